@@ -14,10 +14,15 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
+from fencepost.coordinator.errors import (
+    ClusterAuthorizationError,
+    InvalidRequestError,
+    PolicyViolationError,
+)
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.quota_entities import (
     ENTITY_TYPES,
     reason_against,
@@ -46,13 +51,16 @@ class _Alteration:
 def run(ctx: Context) -> Work[Entity]:
     """Change, or only check, the quotas of each entity; each is answered once."""
     make, table = ctx.respond, ctx.broker.quotas.table
+    may = ctx.may_on_cluster(Operation.ALTER_CONFIGS)
     answers: dict[object, _Alteration] = {}
     for entry in ctx.body.entries:
         one = yield from _read(entry)
         # One of more types has an unknown one among them, and is refused whatever others say.
         is_short = len(one.named) <= len(ENTITY_TYPES)
         entity = frozenset(one.named.items()) if is_short else len(answers)
-        if entity in answers:
+        if not may:
+            one.error = ClusterAuthorizationError("Cluster authorization failed.")
+        elif entity in answers:
             one.error = InvalidRequestError("Ignoring duplicate entity")
         answers[entity] = one
     changes = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.config_changes import each_resource
+from fencepost.coordinator.handlers.config_changes import each_resource, permit
 from fencepost.coordinator.handlers.resources import replace
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 
 
-@handles(ApiKey.ALTER_CONFIGS, versions=(0, 2), permission="ALTER_CONFIGS Topic or Cluster")
+@handles(ApiKey.ALTER_CONFIGS, versions=(0, 2), permission="ALTER_CONFIGS Topic, Group or Cluster")
 def run(ctx: Context) -> Work[Entity]:
     """Replace the settings of each resource."""
 
@@ -22,6 +22,7 @@ def run(ctx: Context) -> Work[Entity]:
             resource.resource_name,
             [(entry.name, entry.value) for entry in resource.configs],
             validate_only=ctx.body.validate_only,
+            permit=permit(ctx, resource),
         )
 
     responses = yield from each_resource(ctx, apply)

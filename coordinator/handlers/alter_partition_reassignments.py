@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -23,19 +24,24 @@ from fencepost.logcore.machine import DomainError
 @handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), permission="ALTER Cluster")
 def run(ctx: Context) -> Steps[Entity]:
     """Answer each partition by itself."""
-    make = ctx.respond
+    make, code, message = ctx.respond, ErrorCode.none, None
+    if not ctx.may_on_cluster(Operation.ALTER):
+        code, message = ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
     topics = []
     for topic in ctx.body.topics:
         parts = []
         for part in topic.partitions:
-            parts.append(_partition(ctx, topic.name, part))
+            if code is ErrorCode.none:
+                parts.append(_partition(ctx, topic.name, part))
+            else:
+                parts.append(_answer(ctx, part, code, message))
             yield
         topics.append(make.ReassignableTopicResponse(name=topic.name, partitions=tuple(parts)))
         yield
     return make.AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=getattr(ctx.body, "allow_replication_factor_change", True),
-        error_code=ErrorCode.none,
-        error_message=None,
+        error_code=code,
+        error_message=message,
         responses=tuple(topics),
     )
 
@@ -50,6 +56,10 @@ def _partition(ctx: Context, topic: str, part: Any) -> Entity:
             ctx.broker.topics.check_replicas(part.partition_index, part.replicas)
     except DomainError as error:
         code, message = error_code(error), str(error)
+    return _answer(ctx, part, code, message)
+
+
+def _answer(ctx: Context, part: Any, code: ErrorCode, message: str | None) -> Entity:
     return ctx.respond.ReassignablePartitionResponse(
         partition_index=part.partition_index, error_code=code, error_message=message
     )

@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -19,7 +20,8 @@ from fencepost.logcore.machine import DomainError
 @handles(ApiKey.ALTER_REPLICA_LOG_DIRS, versions=(1, 2), permission="ALTER Cluster")
 def run(ctx: Context) -> Steps[Entity]:
     """Answer each partition once; of one that is named twice the last directory counts."""
-    make = ctx.respond
+    make, may = ctx.respond, ctx.may_on_cluster(Operation.ALTER)
+    refused = ErrorCode.cluster_authorization_failed
     wanted: dict[str, dict[int, str]] = {}
     for directory in ctx.body.dirs:
         for topic in directory.topics:
@@ -34,7 +36,8 @@ def run(ctx: Context) -> Steps[Entity]:
         for index, path in partitions.items():
             parts.append(
                 make.AlterReplicaLogDirPartitionResult(
-                    partition_index=index, error_code=_code(ctx, name, index, path)
+                    partition_index=index,
+                    error_code=_code(ctx, name, index, path) if may else refused,
                 )
             )
             yield

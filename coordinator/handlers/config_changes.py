@@ -1,24 +1,52 @@
-"""What AlterConfigs and IncrementalAlterConfigs share: resource by resource, each at most once."""
+"""What the APIs of settings share: who may see or change them; changes, resource by resource."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.errors import (
+    GroupAuthorizationError,
+    InvalidRequestError,
+    TopicAuthorizationError,
+)
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.handlers.certificate_check import check_certificates
+from fencepost.coordinator.handlers.resources import ResourceType as Kind
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import Entity
 from fencepost.logcore.machine import DomainError
 
+_OF_THE_CLUSTER = {Kind.BROKER, Kind.BROKER_LOGGER, Kind.CLIENT_METRICS}
+
 Apply = Callable[[Any], None]
 """Changes one resource of the request; raises a DomainError to refuse."""
+
+
+def check_right(ctx: Context, operation: Operation, kind: int, name: str) -> None:
+    """Look whether the client may do that with the settings of a resource, known or not.
+
+    Raises TopicAuthorizationError, GroupAuthorizationError, ClusterAuthorizationError.
+    """
+    if kind == Kind.TOPIC and not ctx.may(operation, ResourceType.TOPIC, name):
+        raise TopicAuthorizationError("Topic authorization failed.")
+    if kind == Kind.GROUP and not ctx.may(operation, ResourceType.GROUP, name):
+        raise GroupAuthorizationError("Group authorization failed.")
+    if kind in _OF_THE_CLUSTER:
+        ctx.require_on_cluster(operation)
+
+
+def permit(ctx: Context, resource: Any) -> Callable[[], None]:
+    """Looks whether the client may change a resource that the request names."""
+    kind, name = resource.resource_type, resource.resource_name
+    return partial(check_right, ctx, Operation.ALTER_CONFIGS, kind, name)
 
 
 def each_resource(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:

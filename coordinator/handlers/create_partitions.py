@@ -10,10 +10,11 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.errors import InvalidRequestError, TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_topic
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 
@@ -32,6 +33,8 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
     try:
         if topic is None:
             raise InvalidRequestError("Duplicate topic name.")
+        if not ctx.may(Operation.ALTER, ResourceType.TOPIC, name):
+            raise TopicAuthorizationError("Topic authorization failed.")
         assignments, topics = topic.assignments, ctx.broker.topics
         topics.check_request_size(len(assignments or ()))
         topics.grow(

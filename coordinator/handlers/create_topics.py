@@ -13,15 +13,24 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.config.broker_config import ConfigError, shown_topic_keys
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidReplicaAssignmentError, InvalidRequestError
+from fencepost.coordinator.errors import (
+    InvalidReplicaAssignmentError,
+    InvalidRequestError,
+    TopicAuthorizationError,
+)
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_topic, open_coordinator
 from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 
 FIRST_TO_WAIT = 6
+
+NOT_SHOWN = -1
+"""A number that the client may not see."""
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
@@ -40,6 +49,8 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
     try:
         if topic is None:
             raise InvalidRequestError("Duplicate topic name.")
+        if name != METADATA_TOPIC and not _may_create(ctx, name):
+            raise TopicAuthorizationError("Authorization failed.")
         configs = _configs(topic)
         ctx.broker.topics.check_request_size(len(topic.assignments))
         made = ctx.broker.topics.create(
@@ -58,14 +69,23 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
     partitions, topic_id = made, None
     if isinstance(made, Topic):
         partitions, topic_id = made.partitions, made.topic_id
+    # Partitions and replicas may come from the broker's settings, as the topic's own ones do.
+    shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(
         name=name,
         topic_id=topic_id,
         error_code=ErrorCode.none,
         error_message=None,
-        num_partitions=partitions,
-        replication_factor=1,
-        configs=_described(ctx, configs),
+        topic_config_error_code=ErrorCode.none if shows else ErrorCode.topic_authorization_failed,
+        num_partitions=partitions if shows else NOT_SHOWN,
+        replication_factor=1 if shows else NOT_SHOWN,
+        configs=_described(ctx, configs) if shows else (),
+    )
+
+
+def _may_create(ctx: Context, name: str) -> bool:
+    return ctx.may_on_cluster(Operation.CREATE, audited=False) or ctx.may(
+        Operation.CREATE, ResourceType.TOPIC, name
     )
 
 

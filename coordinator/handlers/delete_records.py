@@ -11,9 +11,15 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import InvalidTopicError, PolicyViolationError
+from fencepost.coordinator.errors import (
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAuthorizationError,
+)
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT
@@ -28,11 +34,12 @@ INVALID_LOW_WATERMARK = -1
 def run(ctx: Context) -> Steps[Awaitable[Entity]]:
     """Delete, then write the new log starts down: a kill must not bring records back."""
     make = ctx.respond
+    refused = yield from refused_topics(ctx, Operation.DELETE, named_topics(ctx.body.topics))
     topics = []
     for topic in ctx.body.topics:
         parts = []
         for part in topic.partitions:
-            parts.append(_partition(ctx, topic.name, part))
+            parts.append(_partition(ctx, topic.name, part, is_refused=topic.name in refused))
             yield
         topics.append(make.DeleteRecordsTopicResult(name=topic.name, partitions=tuple(parts)))
     return _saved(ctx, make.DeleteRecordsResponse(topics=tuple(topics)))
@@ -43,9 +50,11 @@ async def _saved(ctx: Context, answer: Entity) -> Entity:
     return answer
 
 
-def _partition(ctx: Context, topic: str, part: Any) -> Entity:
+def _partition(ctx: Context, topic: str, part: Any, *, is_refused: bool) -> Entity:
     code, low_watermark = ErrorCode.none, INVALID_LOW_WATERMARK
     try:
+        if is_refused:
+            raise TopicAuthorizationError(topic)
         low_watermark = _delete(ctx, topic, part.partition_index, part.offset)
     except DomainError as error:
         code = error_code(error)

@@ -16,12 +16,14 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
+    TopicAuthorizationError,
     TopicDeletionDisabledError,
     UnknownTopicIdError,
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 
@@ -36,15 +38,15 @@ Asked = tuple[str | None, uuid.UUID | None]
 Resolved = str | uuid.UUID | None
 
 
-@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), permission="DELETE Topic")
+@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), permission="DELETE Cluster or Topic")
 async def run(ctx: Context) -> Entity:
     """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
-    asked: dict[Asked, Resolved] = {}
+    asked: Counter[Asked] = Counter()
     named: Counter[Resolved] = Counter()
     pace = Pace()
     for one in _asked(ctx):
-        asked[one] = _resolved(ctx, one)
-        named[asked[one]] += 1
+        asked[one] += 1
+        named[_resolved(ctx, one)] += 1
         await pace()
     waiting = deque(asked.items())
     results: list[Entity] = []
@@ -59,7 +61,7 @@ async def run(ctx: Context) -> Entity:
 
 def _some(
     ctx: Context,
-    waiting: deque[tuple[Asked, Resolved]],
+    waiting: deque[tuple[Asked, int]],
     named: Counter[Resolved],
     deleted: list[Topic],
 ) -> list[Entity]:
@@ -69,23 +71,27 @@ def _some(
     results: list[Entity] = []
     with ctx.broker.metadata.unforced():
         while waiting and time.perf_counter() < until:
-            one, resolved = waiting.popleft()
-            results.append(_answer(ctx, one, deleted, is_double=named[resolved] > 1))
+            one, times = waiting.popleft()
+            results.append(_answer(ctx, one, deleted, times=times, named=named))
     ctx.broker.metadata.force()
     # Only when no power loss can bring the topics back may their records go.
     ctx.broker.drop_topics(deleted[before:])
     return results
 
 
-def _answer(ctx: Context, one: Asked, deleted: list[Topic], *, is_double: bool) -> Entity:
+def _answer(
+    ctx: Context, one: Asked, deleted: list[Topic], *, times: int, named: Counter[Resolved]
+) -> Entity:
     name, topic_id = one
     code, message = ErrorCode.none, None
     try:
-        topic = _delete(ctx, one, is_double=is_double)
+        topic = _delete(ctx, one, times=times, named=named)
         deleted.append(topic)
         name, topic_id = topic.name, topic.topic_id
     except DomainError as error:
         code, message = error_code(error), str(error)
+        if isinstance(error, TopicAuthorizationError) and topic_id is not None:
+            name = _name_for(ctx, topic_id)
         old = ctx.version < FIRST_WITH_DELETION_DISABLED
         if old and isinstance(error, TopicDeletionDisabledError):
             code = ErrorCode.invalid_request
@@ -111,19 +117,48 @@ def _resolved(ctx: Context, one: Asked) -> Resolved:
     return topic_id if topic is None else str(topic.name)
 
 
-def _delete(ctx: Context, one: Asked, *, is_double: bool) -> Topic:
+def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -> Topic:
     """Remove one topic's record. Raises DomainError."""
+    if not ctx.broker.config.bool("delete.topic.enable"):
+        raise TopicDeletionDisabledError("delete.topic.enable is off")
     name, topic_id = one
     if name is not None and topic_id is not None:
         raise InvalidRequestError("You may not specify both topic name and topic id.")
     if name is None and topic_id is None:
         raise InvalidRequestError("Neither topic name nor id were specified.")
-    if is_double:
+    if times > 1:
         raise InvalidRequestError("Duplicate topic name or topic id.")
+    by_name = name is not None
     if name is None:
         known = ctx.broker.metadata.topic_by_id(topic_id)
         if known is None:
             raise UnknownTopicIdError("This server does not host this topic ID.")
         name = known.name
+    _check_rights(ctx, name, by_name=by_name)
+    if named[name] > 1:  # only now, for to others this would tell which topic has an id
+        raise InvalidRequestError("The topic is named by its name and by its id.")
     topic: Topic = ctx.broker.topics.delete(name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
     return topic
+
+
+def _check_rights(ctx: Context, name: str, *, by_name: bool) -> None:
+    """Who may describe a topic learns whether it is there, who may delete it does so.
+
+    Raises TopicAuthorizationError, UnknownTopicOrPartitionError.
+    """
+    if ctx.may_on_cluster(Operation.DELETE, audited=False):
+        return
+    may_describe = ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name)
+    may_delete = ctx.may(Operation.DELETE, ResourceType.TOPIC, name)
+    if by_name and may_describe:
+        ctx.broker.metadata.known(name)
+    if not may_delete or (by_name and not may_describe):
+        raise TopicAuthorizationError("Topic authorization failed.")
+
+
+def _name_for(ctx: Context, topic_id: uuid.UUID) -> str | None:
+    """The name of a topic whose id was asked for, if the client may know it."""
+    topic = ctx.broker.metadata.topic_by_id(topic_id)
+    if topic and ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name, audited=False):
+        return str(topic.name)
+    return None

@@ -10,6 +10,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.quota_entities import ENTITY_TYPES, IP
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -22,6 +23,12 @@ EXACT, DEFAULT, ANY = 0, 1, 2
 def run(ctx: Context) -> Steps[Entity]:
     """Answer with the entities that the filter lets through."""
     make = ctx.respond
+    if not ctx.may_on_cluster(Operation.DESCRIBE_CONFIGS):
+        return make.DescribeClientQuotasResponse(
+            error_code=ErrorCode.cluster_authorization_failed,
+            error_message="Cluster authorization failed.",
+            entries=None,
+        )
     wanted: dict[str, Any] = {}
     # What goes on after the third is a type for the second time.
     for component in ctx.body.components[: len(ENTITY_TYPES) + 1]:

@@ -11,7 +11,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.config_changes import check_right
 from fencepost.coordinator.handlers.resources import Described, describe
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -20,7 +22,7 @@ from fencepost.logcore.machine import DomainError
 @handles(
     ApiKey.DESCRIBE_CONFIGS,
     versions=(1, 4),
-    permission="DESCRIBE_CONFIGS Topic or Cluster",
+    permission="DESCRIBE_CONFIGS Topic, Group or Cluster",
 )
 def run(ctx: Context) -> Steps[Entity]:
     """Describe each resource by itself, and only once."""
@@ -40,6 +42,7 @@ def _resource(ctx: Context, resource: Any) -> Entity:
     code, message = ErrorCode.none, None
     configs: tuple[Entity, ...] = ()
     try:
+        check_right(ctx, Operation.DESCRIBE_CONFIGS, kind, name)
         wanted = set(resource.configuration_keys or ())
         configs = tuple(
             _entry(ctx, one)

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
@@ -25,6 +26,9 @@ from fencepost.coordinator.wire.steps import Steps
 def run(ctx: Context) -> Work[Entity]:
     """Describe the one directory, with the partitions asked for, or with all of them."""
     make, directory = ctx.respond, ctx.broker.log_dir
+    if not ctx.may_on_cluster(Operation.DESCRIBE):
+        code = ErrorCode.cluster_authorization_failed
+        return make.DescribeLogDirsResponse(error_code=code, results=())
     # A file system may keep whoever asks for its room waiting.
     asked = asyncio.get_running_loop().run_in_executor(None, shutil.disk_usage, directory)
     yield asked

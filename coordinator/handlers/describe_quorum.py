@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
@@ -27,6 +28,7 @@ NO_ERROR = ""
 def run(ctx: Context) -> Steps[Entity]:
     """Describe the one partition, if that is all that was asked for."""
     broker, make = ctx.broker, ctx.respond
+    ctx.require_on_cluster(Operation.DESCRIBE)
     asked = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
     if [(name, [one.partition_index for one in parts[:2]]) for name, parts in asked] != [OWN]:
         return (yield from _unknown(ctx))

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -30,6 +31,8 @@ def run(ctx: Context) -> Steps[Entity]:
     kind = getattr(body, "election_type", PREFERRED)
     everything = body.topic_partitions is None
     is_known = kind in NO_LEADER_TO_BE
+    if not ctx.may_on_cluster(Operation.ALTER):
+        return (yield from _refused(ctx))
     if everything and not is_known:
         return make.error(ErrorCode.invalid_request)
     asked = (
@@ -53,6 +56,22 @@ def run(ctx: Context) -> Steps[Entity]:
         error_code=ErrorCode.none if is_known or not results else ErrorCode.invalid_request,
         replica_election_results=tuple(results),
     )
+
+
+def _refused(ctx: Context) -> Steps[Entity]:
+    """The answer to who may not alter the cluster, which tells nothing of partitions."""
+    make = ctx.respond
+    code, message = ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
+    results = []
+    for one in ctx.body.topic_partitions or ():
+        parts = []
+        for index in one.partitions:
+            parts.append(
+                make.PartitionResult(partition_id=index, error_code=code, error_message=message)
+            )
+            yield
+        results.append(make.ReplicaElectionResult(topic=one.topic, partition_result=tuple(parts)))
+    return make.ElectLeadersResponse(error_code=code, replica_election_results=tuple(results))
 
 
 def _outcome(ctx: Context, topic: str, index: int, kind: int) -> tuple[ErrorCode, str | None]:

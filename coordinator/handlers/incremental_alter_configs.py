@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.config_changes import each_resource
+from fencepost.coordinator.handlers.config_changes import each_resource, permit
 from fencepost.coordinator.handlers.resources import Change, change
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -14,7 +14,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 @handles(
     ApiKey.INCREMENTAL_ALTER_CONFIGS,
     versions=(0, 1),
-    permission="ALTER_CONFIGS Topic or Cluster",
+    permission="ALTER_CONFIGS Topic, Group or Cluster",
 )
 def run(ctx: Context) -> Work[Entity]:
     """Change single settings of each resource."""
@@ -26,6 +26,7 @@ def run(ctx: Context) -> Work[Entity]:
             resource.resource_name,
             [Change(one.name, one.config_operation, one.value) for one in resource.configs],
             validate_only=ctx.body.validate_only,
+            permit=permit(ctx, resource),
         )
 
     responses = yield from each_resource(ctx, apply)

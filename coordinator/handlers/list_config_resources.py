@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.resources import ResourceType
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
@@ -21,6 +22,7 @@ from fencepost.coordinator.wire.steps import Steps
 def run(ctx: Context) -> Steps[Entity]:
     """List the resources of the types asked for, of all types if none was."""
     make = ctx.respond
+    ctx.require_on_cluster(Operation.DESCRIBE_CONFIGS)
     wanted = set()
     for number in getattr(ctx.body, "resource_types", (ResourceType.CLIENT_METRICS,)):
         try:

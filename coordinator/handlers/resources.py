@@ -7,7 +7,7 @@ Source: ``ConfigHelper``, ``ConfigAdminManager``, ``ConfigurationControlManager`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -149,6 +149,9 @@ def _check_node(broker: Services, name: str) -> None:
 
 # --- changing ------------------------------------------------------------------------------------
 
+Permit = Callable[[], None]
+"""Raises what is answered to who may not change a resource."""
+
 
 def replace(
     broker: Services,
@@ -157,10 +160,12 @@ def replace(
     entries: Iterable[tuple[str, str | None]],
     *,
     validate_only: bool,
+    permit: Permit,
 ) -> None:
     """AlterConfigs: what is not named goes back to its default.
 
-    Raises InvalidRequestError, ConfigError, InvalidTopicError, UnknownTopicOrPartitionError.
+    Raises what ``permit`` does, InvalidRequestError, ConfigError, InvalidTopicError,
+    UnknownTopicOrPartitionError.
     """
     configs: dict[str, str] = {}
     for key, value in entries:
@@ -169,15 +174,25 @@ def replace(
         if key in configs:
             raise InvalidRequestError(f"Error due to duplicate config keys : {key}")
         configs[key] = value
+    if kind == ResourceType.BROKER_LOGGER:
+        raise InvalidRequestError("levels are changed one by one, with IncrementalAlterConfigs")
+    _check_permission(broker, kind, name, permit)
     _store(broker, kind, name, configs, validate_only=validate_only)
 
 
 def change(
-    broker: Services, kind: int, name: str, changes: list[Change], *, validate_only: bool
+    broker: Services,
+    kind: int,
+    name: str,
+    changes: list[Change],
+    *,
+    validate_only: bool,
+    permit: Permit,
 ) -> None:
     """IncrementalAlterConfigs: set, reset, or edit lists; the rest stays.
 
-    Raises InvalidRequestError, ConfigError, InvalidTopicError, UnknownTopicOrPartitionError.
+    Raises what ``permit`` does, InvalidRequestError, ConfigError, InvalidTopicError,
+    UnknownTopicOrPartitionError.
     """
     if len(changes) > MAX_CHANGES_PER_RESOURCE:
         raise InvalidRequestError(f"more than {MAX_CHANGES_PER_RESOURCE} changes of a resource")
@@ -188,6 +203,7 @@ def change(
         seen.add(one.name)
         if one.value is None and one.operation != Operation.DELETE:
             raise InvalidRequestError(f"Null value not supported for : {one.name}")
+    _check_permission(broker, kind, name, permit)
     if kind == ResourceType.BROKER_LOGGER:
         _change_logger(broker, name, changes, validate_only=validate_only)
         return
@@ -195,6 +211,13 @@ def change(
     for one in changes:
         _apply(broker, kind, configs, one)
     _store(broker, kind, name, configs, validate_only=validate_only)
+
+
+def _check_permission(broker: Services, kind: int, name: str, permit: Permit) -> None:
+    """Nothing that is kept is looked at before, nor whether the resource is there."""
+    if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
+        _check_node(broker, name)
+    permit()
 
 
 def _apply(broker: Services, kind: int, configs: dict[str, str], one: Change) -> None:

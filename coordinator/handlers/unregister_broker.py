@@ -10,12 +10,14 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 
 @handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), permission="ALTER Cluster")
 def run(ctx: Context) -> Entity:
     """Refuse, each broker for its own reason."""
+    ctx.require_on_cluster(Operation.ALTER)
     asked = ctx.body.broker_id
     if asked == ctx.broker.node_id:
         return ctx.respond.error(

@@ -16,6 +16,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
@@ -29,6 +30,7 @@ MAX_FEATURE_UPDATES = 1_000
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")
 def run(ctx: Context) -> Work[Entity]:
     """Check and make the updates."""
+    ctx.require_on_cluster(Operation.ALTER)
     return forced(ctx, _updated(ctx))
 
 

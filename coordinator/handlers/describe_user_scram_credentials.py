@@ -21,7 +21,14 @@ def run(ctx: Context) -> Steps[Entity]:
     """Answer each user once: those who were asked for, or all."""
     make, users = ctx.respond, ctx.broker.users
     if not ctx.may_on_cluster(Operation.DESCRIBE):
-        return make.error(ErrorCode.cluster_authorization_failed, "Cluster authorization failed.")
+        said = {
+            "error_code": ErrorCode.cluster_authorization_failed,
+            "error_message": "Cluster authorization failed.",
+        }
+        # For each of them a row that names nobody, as Apache Kafka's answer has it.
+        row = make.DescribeUserScramCredentialsResult(user="", credential_infos=(), **said)
+        rows = (row,) * len(ctx.body.users or ())
+        return make.DescribeUserScramCredentialsResponse(results=rows, **said)
     times: dict[str, int] = {}
     for user in ctx.body.users or ():
         times[user.name] = times.get(user.name, 0) + 1

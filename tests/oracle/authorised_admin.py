@@ -91,8 +91,8 @@ SETTINGS: Sequence[Request] = (
         (1, 4),
         "describe_configs cluster",
         lambda n: _described(
-            (BROKER, NODE, "num.io.threads"),
-            (BROKER, "", "num.io.threads"),
+            (BROKER, NODE, "message.max.bytes"),
+            (BROKER, "", "message.max.bytes"),
             (TOPIC, n["t"], RETENTION),
         ),
         "of brokers",
@@ -117,7 +117,7 @@ SETTINGS: Sequence[Request] = (
         "describe_configs",
         (4,),
         "describe_configs cluster",
-        lambda n: _described((BROKER, "7", "num.io.threads")),
+        lambda n: _described((BROKER, "7", "message.max.bytes")),
         "of another broker",
     ),
     *(
@@ -169,7 +169,9 @@ SETTINGS: Sequence[Request] = (
             (
                 "of brokers",
                 "alter_configs cluster",
-                lambda _: _altered((BROKER, NODE, "log.cleaner.threads", "1"), validate_only=True),
+                lambda _: _altered(
+                    (BROKER, NODE, "message.max.bytes", "1048588"), validate_only=True
+                ),
                 {},
                 False,
             ),

@@ -5,14 +5,22 @@ A scene is played on either broker by itself, and tells what it was answered.
 
 from __future__ import annotations
 
+import random
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from fencepost.coordinator.security.acl import Acl, PatternType, Permission, ResourceType
-from tests.oracle.authorisation import STEM, rule
-from tests.oracle.authorised_brokers import LONG_MS, Broker, Member
+from fencepost.coordinator.security.acl import (
+    CLUSTER_NAME,
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from tests.oracle.authorisation import ME, STEM, rule
+from tests.oracle.authorised_brokers import EVERY_RULE, LONG_MS, MARKER, USERS, Broker, Member
 from tests.support.batches import batch
 from tests.support.cluster import unique
 from tests.support.raw import Answer, errors_in
@@ -24,6 +32,7 @@ TOPIC, GROUP, TRANSACTION = (
     ResourceType.TRANSACTIONAL_ID,
 )
 Told = tuple[str, Any]
+FILTERS: Final = 60
 HOSTS: Final = (
     "*",
     "127.0.0.1",
@@ -322,6 +331,86 @@ def letters(broker: Broker) -> Iterator[Told]:
                 yield principal, errors_in(_fetch(member, topic, (0, -1)))
 
 
+def filters(broker: Broker) -> Iterator[Told]:
+    """Random rules, and what random filters find and take away of them."""
+    draw = random.Random(7)
+    names = ("m-a", "m-ab", "m-", "*", "kafka-cluster")
+    rules = [
+        Acl(
+            kind,
+            pattern,
+            draw.choice(names) if kind is not ResourceType.CLUSTER else CLUSTER_NAME,
+            draw.choice(("User:a", "User:b", "User:*", "Group:a")),
+            draw.choice(("*", "127.0.0.1", "10.0.0.1")),
+            draw.choice(list(Operation)[2:]),
+            draw.choice((Permission.ALLOW, Permission.DENY)),
+        )
+        for kind in list(ResourceType)[2:]
+        for pattern in (PatternType.LITERAL, PatternType.PREFIXED)
+        for _ in range(10)
+    ]
+    broker.set_rules(rules)
+    for api in ("describe_acls", "delete_acls"):
+        for _ in range(FILTERS):
+            wanted = {
+                "resource_type_filter": draw.choice((1, 1, 2, 3, 4, 5, 6, 7)),
+                "resource_name_filter": draw.choice((None, None, "m-abc", *names)),
+                "pattern_type_filter": draw.choice((1, 2, 2, 3, 4)),
+                "principal_filter": draw.choice((None, None, "User:a", "User:*")),
+                "host_filter": draw.choice((None, None, "*", "10.0.0.1")),
+                "operation": draw.choice((1, 1, 1, *range(2, 16))),
+                "permission_type": draw.choice((1, 1, 2, 3)),
+            }
+            if api == "delete_acls":
+                found = broker.admin.call(api, 3, filters=[wanted])["filter_results"][0]
+                broker.await_rules()
+                told = found["error_code"], _plainly(found["matching_acls"])
+            else:
+                found = broker.admin.call(api, 3, **wanted)
+                rows = [{**row, **one} for row in found["resources"] for one in row.get("acls", ())]
+                told = found["error_code"], _plainly(rows)
+            yield f"{api} {wanted}", told
+    left = broker.admin.call("describe_acls", 3, **EVERY_RULE)["resources"]
+    yield "left", _plainly([{**row, **one} for row in left for one in row["acls"]])
+
+
+def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rules in any order, those that only mark an instant left out."""
+    keys = ("resource_type", "resource_name", "pattern_type", "principal", "host")
+    return sorted(
+        repr([row[key] for key in (*keys, "operation", "permission_type")])
+        for row in rows
+        if row["resource_name"] != MARKER
+    )
+
+
+def some_topic(broker: Broker) -> Iterator[Told]:
+    """Idempotent writing without transactions: whoever may write to any topic at all."""
+    draw = random.Random(11)
+    rules: dict[str, list[Acl]] = {}
+    for number in range(USERS):
+        rules[f"u{number}"] = by(
+            f"u{number}",
+            *(
+                Acl(
+                    draw.choice((TOPIC, TOPIC, TOPIC, GROUP)),
+                    draw.choice((PatternType.LITERAL, PatternType.PREFIXED)),
+                    draw.choice(("a", "ab", "abc", "b", "*")),
+                    ME,
+                    draw.choice(("*", "*", "*", "127.0.0.1", "127.0.0.2")),
+                    draw.choice((Operation.WRITE, Operation.WRITE, Operation.ALL, Operation.READ)),
+                    draw.choice((Permission.ALLOW, Permission.DENY)),
+                )
+                for _ in range(draw.randint(1, 5))
+            ),
+        )
+    broker.set_rules(one for some in rules.values() for one in some)
+    asked = {"transaction_timeout": 1000, "producer_id": -1, "producer_epoch": -1}
+    for user, some in rules.items():
+        answer = broker.of(user).call("init_producer_id", 4, transactional_id=None, **asked)
+        yield f"{some}", answer["error_code"]
+
+
 SCENES: Sequence[Callable[[Broker], Iterator[Told]]] = (
     a_session_of_fetches,
     a_long_poll,
@@ -332,4 +421,6 @@ SCENES: Sequence[Callable[[Broker], Iterator[Told]]] = (
     a_rule_for_everybody,
     addresses,
     letters,
+    filters,
+    some_topic,
 )

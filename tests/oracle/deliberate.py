@@ -661,7 +661,27 @@ NOT_DRAWN = (
 
 # --- what clients may do --------------------------------------------------------------------------
 
-RIGHTS: tuple[Kind, ...] = ()
+RIGHTS = (
+    Kind(
+        "create_topics",
+        ".topics[].topic_id",
+        None,
+        ...,
+        "a topic that is only validated has no id; Apache Kafka makes one up",
+        when=lambda request: bool(request["validate_only"]),
+    ),
+    *(
+        Kind(
+            api,
+            ".responses[].error_code",
+            "invalid_config",
+            "none",
+            "there are no subscriptions of client metrics (KIP-714) here, so nothing sets them",
+            when=_of_client_metrics,
+        )
+        for api in ("alter_configs", "incremental_alter_configs")
+    ),
+)
 """Kinds of difference in the authorisation matrix (test_authorisation.py)."""
 
 

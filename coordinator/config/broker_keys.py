@@ -142,7 +142,7 @@ queued.max.response.bytes LONG 67108864 unit=bytes low=-1
     requests with large answers wait; -1 sets no bound. Fencepost's own.
 connections.max.idle.ms LONG 600000 unit=ms low=1
     A connection without requests is closed after this long.
-max.connections.per.ip INT 10000 low=0
+max.connections.per.ip INT 10000 low=0 dynamic
     Open connections of one address; Kafka's default sets no bound.
 unstable.api.versions.enable BOOLEAN false
     Serve versions that Kafka calls unstable (InitProducerId 6).

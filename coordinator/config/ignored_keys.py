@@ -18,7 +18,7 @@ there is one node, and it is its own controller
     controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
     controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
     controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
-    inter.broker.listener.name security.inter.broker.protocol
+    security.inter.broker.protocol
     leader.imbalance.check.interval.seconds metadata.max.idle.interval.ms
     server.max.startup.time.ms unclean.leader.election.interval.ms
     unstable.feature.versions.enable

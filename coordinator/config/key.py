@@ -7,9 +7,10 @@ Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks do not count,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from ipaddress import IPv6Address, ip_address
 
 from fencepost.logcore.machine import DomainError
 
@@ -83,6 +84,8 @@ class ConfigKey:
     configuration made for Apache Kafka works; empty for all others."""
     synonyms: tuple[Synonym, ...] = ()
     """Topic keys: the broker keys behind it, the strongest first."""
+    form: str = ""
+    """Which of :data:`FORMS` its text has."""
 
     def parse(self, text: str) -> Value:
         """The value of ``text``. Raises :class:`ConfigError`."""
@@ -95,6 +98,11 @@ class ConfigKey:
             return text.lower() == "true"
         if self.type in {ConfigType.STRING, ConfigType.PASSWORD}:
             self._check_choice(text, [text])
+            if self.form:
+                try:
+                    FORMS[self.form](text)
+                except ValueError as error:
+                    raise self._refuse(text, str(error)) from error
             return text
         if self.type is ConfigType.LIST:
             items = tuple(item.strip() for item in text.split(",")) if text else ()
@@ -141,6 +149,36 @@ class ConfigKey:
         return self.type is ConfigType.PASSWORD
 
 
+def counts_of_addresses(text: str) -> dict[str, int]:
+    """Numbers by address, of HOST:COUNT with commas between; addresses have the form of clients'.
+
+    No name is looked up but ``localhost``. Raises ValueError.
+    """
+    counts: dict[str, int] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        host, _, count = entry.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not count.isdecimal():
+            raise ValueError(f"{entry!r} is not HOST:COUNT")
+        for one in ("127.0.0.1", "::1") if host == "localhost" else (host,):
+            counts[plain_address(one)] = int(count)
+    return counts
+
+
+def plain_address(host: str) -> str:
+    """An address in the form that clients' ones have here. Raises ValueError for any other text."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is no address, and names are not looked up") from None
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return str(found if mapped is None else mapped)
+
+
+FORMS: Mapping[str, Callable[[str], object]] = {"counts-of-addresses": counts_of_addresses}
+"""What raises ValueError for a text of another form."""
+
+
 def read_keys(table: str) -> tuple[ConfigKey, ...]:
     """The keys of a table: each has a line for :func:`read_key`, and its description below it."""
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
@@ -150,7 +188,7 @@ def read_keys(table: str) -> tuple[ConfigKey, ...]:
 def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
     """A key from its line of a table: name, type, default (``-`` for none), and what bounds it.
 
-    That is ``unit=``, ``low=``, ``high=`` and ``of=``, whose choices have commas between them.
+    That is ``unit=``, ``low=``, ``high=``, ``form=``, ``of=`` whose choices have commas between.
     ``dynamic`` says that the key can be changed while the broker runs.
     """
     name, kind, default, *rest = line.split()
@@ -167,6 +205,7 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
         () if choices is None else tuple(choices.split(",")),
         updatable="dynamic" in given,
         inert=inert,
+        form=given.get("form", ""),
     )
 
 

@@ -80,10 +80,11 @@ sasl.oauthbearer.scope.claim.name STRING scope
     The claim with a token's scope.
 sasl.oauthbearer.sub.claim.name STRING sub
     The claim with the user.
-max.connections INT 10000 low=0 dynamic
-    Open connections in all; Kafka sets no bound.
-max.connection.creation.rate INT 2147483647 unit=connections/s low=0 dynamic
-    Connections that are accepted in a second.
+max.connections INT 10000 low=1 dynamic
+    Open connections in all, or of a listener: who comes then waits until one is closed. Kafka sets
+    no bound.
+max.connection.creation.rate INT 2147483647 unit=connections/s low=1 dynamic
+    Connections in a second, in all or of a listener: who comes too soon waits.
 """
 
 _BROKER = """
@@ -91,7 +92,10 @@ fencepost.authentication.timeout.ms INT 10000 unit=ms low=1
     A login that takes longer is broken off. Kafka has connections.max.idle.ms alone.
 fencepost.unauthenticated.connections.per.ip INT 1000 low=1
     Connections of one address that have not logged in yet.
-max.connections.per.ip.overrides STRING "" dynamic
+inter.broker.listener.name STRING PLAINTEXT
+    The listener that gets its connections even beyond max.connections, where there are several: the
+    longest unused connection of another one is closed for it.
+max.connections.per.ip.overrides STRING "" form=counts-of-addresses dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""
     org.apache.kafka.metadata.authorizer.StandardAuthorizer has rules decide what clients may do;

@@ -33,6 +33,7 @@ from fencepost.coordinator.config.listeners import (
 )
 from fencepost.coordinator.config.logs import configure_quietly
 from fencepost.coordinator.daemon import first_contact
+from fencepost.coordinator.daemon.connection_bounds import keep_to, window_of
 from fencepost.coordinator.data.cleaner import Cleaner
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.data.storage import Storage
@@ -360,8 +361,6 @@ class Broker:
             max_request_bytes=config.int("socket.request.max.bytes"),
             max_queued_request_bytes=config.int("queued.max.request.bytes"),
             max_queued_response_bytes=config.int("queued.max.response.bytes"),
-            max_connections=config.int("max.connections"),
-            max_connections_per_ip=config.int("max.connections.per.ip"),
             max_idle_ms=config.int("connections.max.idle.ms"),
         )
         two_phase = config.bool("transaction.two.phase.commit.enable")
@@ -375,9 +374,9 @@ class Broker:
             limits=limits,
             error_code=error_code,
             logins=self._logins(services),
+            window=window_of(config),
         )
-        services.quotas.listen(self._limit_clients)
-        self._limit_clients()
+        keep_to(self._server, config, services.quotas, self._listen)
         if self._metrics is not None:
             self._metrics.watch(self._server)
         await self._listen_all(self._server)
@@ -397,12 +396,6 @@ class Broker:
             topics=len(services.metadata.topics),
             after_clean_shutdown=services.logs.was_clean,
         )
-
-    def _limit_clients(self) -> None:
-        """Have quotas asked about only where there are any."""
-        quotas = self.services.quotas
-        if self._server is not None:
-            self._server.throttles = quotas if quotas.limits_clients else None
 
     def _add_users(self, services: Services) -> None:
         if self._added_users:

@@ -178,6 +178,7 @@ class Endpoint:
         page.dropped += seen.missed
         for families in (
             own.of_server(server),
+            own.of_quotas(services),
             own.of_broker(services, _version()),
             own.of_topics(seen),
             own.of_transactions(services, seen),

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from fencepost.coordinator.history.causes import REBALANCES
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
+from fencepost.coordinator.net.connection_limits import REASONS
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.wire.api import APIS
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from fencepost.coordinator.net.server import Server
     from fencepost.coordinator.security.logins import Logins
     from fencepost.coordinator.services import Services
+
+MAX_CLIENTS: Final = 500
+"""Users and clients of each quota that are told of: those who used it last."""
 
 FAMILIES: Final = read_families("""
 fencepost_info gauge version cluster_id node_id
@@ -46,7 +51,20 @@ fencepost_connections gauge
 fencepost_connections_accepted_total counter
     Connections that were accepted.
 fencepost_connections_refused_total counter limit
-    Connections that were refused, by the limit that was the reason.
+    Connections that were refused, or closed for others, by the limit that was the reason.
+fencepost_connections_waiting gauge
+    Clients whose listener accepts nobody else until it is their turn, or there is room.
+fencepost_connection_throttle_seconds_total counter listener limit
+    How long connections were held up because they came too fast.
+fencepost_client_quota gauge quota user client_id
+    What a user or a client id may take, of those who did lately; a label is empty where the quota
+    is shared by all that have the other.
+fencepost_client_rate gauge quota user client_id
+    What they take: bytes, percents of the loop's time, or partitions, per second.
+fencepost_client_throttles_total counter quota user client_id
+    How often they were told to wait.
+fencepost_client_throttle_seconds_total counter quota user client_id
+    How long, all together.
 fencepost_logins_total counter listener mechanism
     Logins by SASL that succeeded.
 fencepost_login_failures_total counter listener mechanism
@@ -211,8 +229,7 @@ def of_server(server: Server) -> Iterator[Series]:
     """Connections, requests and the memory that they hold."""
     yield one("fencepost_connections", len(server.connections))
     yield one("fencepost_connections_accepted_total", server.accepted)
-    limits = ("max.connections", "max.connections.per.ip", "open files")
-    refused = {limit: server.refusals[limit] for limit in limits}
+    refused = {limit: server.refusals[limit] for limit in REASONS}
     if server.logins is not None:
         refused["fencepost.unauthenticated.connections.per.ip"] = server.logins.refused
     yield some(
@@ -231,6 +248,14 @@ def of_server(server: Server) -> Iterator[Series]:
     )
     yield some(
         "fencepost_certificate_stale", *((name, int(tls.is_stale)) for name, tls in encrypted)
+    )
+    yield one("fencepost_connections_waiting", 0 if server.doors is None else server.doors.waiting)
+    yield some(
+        "fencepost_connection_throttle_seconds_total",
+        *(
+            (labels(listener=listener, limit=limit), waited_ms / 1000)
+            for (listener, limit), waited_ms in sorted(server.admission.throttled_ms.items())
+        ),
     )
     if server.watch is not None:
         yield some(
@@ -265,6 +290,30 @@ def _of_logins(logins: Logins | None) -> Iterator[Series]:
         )
     yield one("fencepost_logins_under_way", 0 if logins is None else logins.trying)
     yield one("fencepost_logins_expired_total", 0 if logins is None else logins.expired)
+
+
+def _named(name: str | None) -> str:
+    """Who shares the budget of those that are too many is told of by Kafka's name for a default."""
+    return "<default>" if name is None else name
+
+
+def of_quotas(services: Services) -> Iterator[Series]:
+    """Users and clients that have quotas, each by itself."""
+    services.quotas.forget()
+    told = [
+        (labels(quota=key, user=_named(names[0]), client_id=_named(names[1])), budget)
+        for key, budgets in services.quotas.budgets.items()
+        for names, budget in islice(reversed(budgets.items()), MAX_CLIENTS)
+    ]
+    now_ms = services.clock.monotonic_ms()
+    values: dict[str, list[Sample]] = {
+        "quota": [(written, one.limit) for written, one in told],
+        "rate": [(written, one.rate.per_second(now_ms)) for written, one in told],
+        "throttles_total": [(written, one.throttles) for written, one in told],
+        "throttle_seconds_total": [(written, one.throttled_ms / 1000) for written, one in told],
+    }
+    for name, samples in values.items():
+        yield FAMILIES[f"fencepost_client_{name}"], samples
 
 
 def of_broker(services: Services, version: str) -> Iterator[Series]:

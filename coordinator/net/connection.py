@@ -30,6 +30,7 @@ import structlog
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
+from fencepost.coordinator.net.connection_limits import Seat
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.refusals import refusal
 from fencepost.coordinator.net.request_stream import RequestStream
@@ -89,8 +90,8 @@ class Owner(Protocol):
     logins: Logins | None
     """Who may log in how; None where nobody has to."""
 
-    def admit(self, connection: Connection) -> bool:
-        """Whether a new connection may stay; counts it if so."""
+    def admit(self, connection: Connection) -> None:
+        """A connection has begun."""
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
@@ -102,6 +103,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Owner, listener: ListenerConfig) -> None:
         self.listener = listener
         """By which it came."""
+        self.seat: Seat | None = None
+        """Where it is counted."""
         self.session = Session("", listener.name)
         self._server = server
         self._limits = server.limits
@@ -147,16 +150,13 @@ class Connection(asyncio.BufferedProtocol):
     # --- life ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected; the server may have to refuse it."""
+        """A client has connected."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername") or ("", 0)
         self.peer_host, self.peer_port = plain_host(str(peer[0])), int(peer[1])
         self.session = replace(self.session, host=self.peer_host)
         self.last_active = self._loop.time()
-        if not self._server.admit(self):
-            self.closed = True
-            self._transport.abort()
-            return
+        self._server.admit(self)
         # The transport tells us of every byte that the socket does not take, and when all are gone.
         self._transport.set_write_buffer_limits(high=0)
         if self._server.logins is not None:

@@ -40,8 +40,7 @@ from fencepost.coordinator.net.http_messages import (
     response_head,
     text_response,
 )
-from fencepost.coordinator.net.listener import Listener
-from fencepost.coordinator.net.server import first_reserved_file
+from fencepost.coordinator.net.listener import Listener, first_reserved_file
 from fencepost.coordinator.runtime.background import spawn, tell
 
 __all__ = ["TEXT", "HttpError", "HttpLimits", "HttpServer", "Request", "Response", "serve_http"]

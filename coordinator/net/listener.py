@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from fencepost.coordinator.runtime.background import call_later
+from fencepost.logcore.fs import handle_limit, held_handles
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +27,21 @@ ACCEPTED_PER_TURN = 64
 ACCEPT_PAUSE_MS = 100
 """How long nothing is accepted after the system refused to: it has no descriptor left, or no
 memory, and would say so again at once. Clients wait in the backlog."""
+
+
+OWN_FILES = 16
+"""File descriptors that no connection gets even where the logs keep all of theirs, or a quarter of
+the reserve if that is less: for what the broker holds for a moment, such as a file that is trimmed
+or a module that is loaded at its first use."""
+
+
+def first_reserved_file() -> int:
+    """The file number from which on descriptors are for the logs, less what those keep already.
+
+    The system gives out the lowest free number: a high one means that few are left.
+    """
+    limit, reserve = handle_limit()
+    return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
 
 
 class Listener:
@@ -46,6 +62,7 @@ class Listener:
         self._pause: asyncio.TimerHandle | None = None
         self._is_short = False
         """Whether the system has refused, and some clients still wait since then."""
+        self._is_held = False
         listening.setblocking(False)
         listening.listen(BACKLOG)
         self._accept_on()
@@ -63,12 +80,26 @@ class Listener:
         self._loop.remove_reader(self._socket)
         self._socket.close()
 
+    def hold(self, *, is_held: bool) -> None:
+        """Accept nothing from now on, or accept again; may be called while something arrives."""
+        if is_held is self._is_held or self._socket.fileno() < 0:
+            return
+        self._is_held = is_held
+        if self._pause is None:
+            if is_held:
+                self._loop.remove_reader(self._socket)
+            else:
+                self._loop.add_reader(self._socket, self._accept)
+
     def _accept_on(self) -> None:
         self._pause = None
-        self._loop.add_reader(self._socket, self._accept)
+        if not self._is_held:
+            self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_PER_TURN):
+            if self._is_held:
+                return
             try:
                 client, address = self._socket.accept()
             except (BlockingIOError, InterruptedError):

@@ -6,8 +6,8 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from heapq import nsmallest
+from typing import TYPE_CHECKING
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -15,15 +15,22 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.net.connection import Connection
-from fencepost.coordinator.net.listener import Listener
+from fencepost.coordinator.net.connection_limits import (
+    TOO_MANY,
+    Admission,
+    Bound,
+    Bounds,
+    Doors,
+    Seat,
+)
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import ResponseBudget
 from fencepost.coordinator.runtime.background import call_later, spawn, survived
 from fencepost.coordinator.runtime.turns import Turns
 from fencepost.coordinator.security.quotas import ClientQuotas
+from fencepost.coordinator.security.rates import Window
 from fencepost.coordinator.wire.limits import ConnectionLimits
-from fencepost.logcore.fs import handle_limit, held_handles
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
@@ -34,21 +41,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-OWN_FILES = 16
-"""File descriptors that no connection gets even where the logs keep all of theirs, or a quarter of
-the reserve if that is less: for what the broker holds for a moment, such as a file that is trimmed
-or a module that is loaded at its first use."""
+CLOSED_PER_TURN = 64
+"""Connections that are closed because there are too many, before others get their turn."""
+
 _SWEEPS_PER_LIMIT = 4
 """The idle sweep runs this often within the shortest time limit that it enforces."""
-
-
-def first_reserved_file() -> int:
-    """The file number from which on descriptors are for the logs, less what those keep already.
-
-    The system gives out the lowest free number: a high one means that few are left.
-    """
-    limit, reserve = handle_limit()
-    return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
 
 
 def _always_unknown(_error: DomainError) -> int:
@@ -70,6 +67,7 @@ class Server:
         limits: ConnectionLimits | None = None,
         error_code: Callable[[DomainError], int] = _always_unknown,
         logins: Logins | None = None,
+        window: Window | None = None,
     ) -> None:
         self.broker = broker
         self.registry = Registry() if registry is None else registry
@@ -88,9 +86,14 @@ class Server:
         self.accepted = 0
         """Connections so far that may stay."""
         self.refusals: Counter[str] = Counter()
-        """Connections refused so far, by the limit that was the reason."""
-        self._per_ip: Counter[str] = Counter()
-        self._listeners: list[Listener] = []
+        """Connections refused or closed so far, by the limit that was the reason."""
+        self.admission = Admission(
+            lambda: int(self.loop.time() * 1000),
+            Bounds(Bound(self.limits.max_connections), per_ip=self.limits.max_connections_per_ip),
+            window,
+        )
+        """Who may connect."""
+        self.doors: Doors | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
         """Where each listener listens, or listened last; in the order of their starts."""
@@ -109,8 +112,9 @@ class Server:
         """
         if listener.is_tls and tls is None:
             raise ValueError(f"nothing to encrypt {listener.name} with")
-        if not self._listeners:
+        if self.doors is None:
             self.loop = asyncio.get_running_loop()
+            self.doors = Doors(self.loop, self.admission, self._arrived, self._refused)
             self.turns = Turns(self.loop)
             self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
             self._arm_sweep()
@@ -119,15 +123,13 @@ class Server:
             asyncio.Protocol, listener.host, listener.port, start_serving=False
         )
         try:
-            arrived = partial(self._arrived, listener)
-            made = [Listener(self.loop, one.dup(), arrived) for one in bound.sockets]
+            address = self.doors.open(listener, [one.dup() for one in bound.sockets])
         finally:
             bound.close()
-        self._listeners += made
         if tls is not None:
             self.tls[listener.name] = tls
-        self.addresses[listener.name] = made[0].address
-        return made[0].address
+        self.addresses[listener.name] = address
+        return address
 
     @property
     def refused(self) -> int:
@@ -146,9 +148,9 @@ class Server:
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; open connections go on."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners = []
+        if self.doors is not None:
+            self.doors.close()
+            self.doors = None
 
     def reset(self) -> None:
         """Stop accepting, and end every connection in the way of a process that was killed."""
@@ -184,21 +186,23 @@ class Server:
 
     # --- for connections ---
 
-    def _arrived(self, listener: ListenerConfig, client: socket.socket, address: Any) -> None:
-        """Make a connection of a socket that was accepted, if there are descriptors left."""
-        if client.fileno() >= first_reserved_file():
-            # At once, and before the next is accepted: many may come in one turn of the loop.
-            client.close()
-            self._refused(f"{address[0]}:{address[1]}", "open files")
-            return
-        task = spawn(self._connect(listener, client), "accept a connection")
+    def _arrived(self, listener: ListenerConfig, client: socket.socket, seat: Seat) -> None:
+        """Make a connection of a socket that may come in."""
+        task = spawn(self._connect(listener, client, seat), "accept a connection")
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
+        if self.admission.excess:
+            self.give_way()
 
-    async def _connect(self, listener: ListenerConfig, client: socket.socket) -> None:
+    async def _connect(self, listener: ListenerConfig, client: socket.socket, seat: Seat) -> None:
         connection = Connection(self, listener)
+        connection.seat = seat
         protocol = self._encrypted(connection) if listener.is_tls else connection
-        await self.loop.connect_accepted_socket(lambda: protocol, client)
+        try:
+            await self.loop.connect_accepted_socket(lambda: protocol, client)
+        except BaseException:
+            self._left(seat)
+            raise
 
     def _encrypted(self, connection: Connection) -> TlsStream:
         from fencepost.coordinator.net import tls_stream  # noqa: PLC0415 - most brokers need none of it
@@ -209,20 +213,10 @@ class Server:
         tls = self.tls[connection.listener.name]
         return tls_stream.TlsStream(connection, tls, self._handshakes)
 
-    def admit(self, connection: Connection) -> bool:
-        """Whether a new connection may stay; counts it if so."""
-        host = connection.peer_host
-        if len(self.connections) >= self.limits.max_connections:
-            reason = "max.connections"
-        elif self._per_ip[host] >= self.limits.max_connections_per_ip:
-            reason = "max.connections.per.ip"
-        else:
-            self.connections.add(connection)
-            self._per_ip[host] += 1
-            self.accepted += 1
-            return True
-        self._refused(connection.peer, reason)
-        return False
+    def admit(self, connection: Connection) -> None:
+        """A connection has begun."""
+        self.connections.add(connection)
+        self.accepted += 1
 
     def _refused(self, peer: str, reason: str) -> None:
         self.refusals[reason] += 1
@@ -233,12 +227,39 @@ class Server:
         if connection not in self.connections:
             return
         self.connections.remove(connection)
-        host = connection.peer_host
-        self._per_ip[host] -= 1
-        if not self._per_ip[host]:
-            del self._per_ip[host]
+        if connection.seat is not None:
+            self._left(connection.seat)
         if self._emptied is not None and not self.connections:
             self._emptied.set()
+
+    def _left(self, seat: Seat) -> None:
+        seat.leave()
+        if self.doors is not None:
+            self.doors.look_again()
+
+    def limit(self, bounds: Bounds) -> None:
+        """Have other bounds hold for connections from now on."""
+        self.admission.bounds = bounds
+        if self.doors is not None:
+            self.doors.look_again()
+            self.give_way()
+
+    def give_way(self) -> None:
+        """Close connections that are too many, the longest unused first."""
+        left = [one for one in self.connections if not one.closed]
+        excess = self.admission.excess - (len(self.connections) - len(left))
+        if excess <= 0:
+            return
+        closing = nsmallest(
+            min(excess, CLOSED_PER_TURN),
+            (one for one in left if self.admission.gives_way(one.listener.name)),
+            key=lambda one: one.last_active,
+        )
+        for connection in closing:
+            self.refusals[TOO_MANY] += 1
+            connection.close(f"{TOO_MANY}: others need its place")
+        if closing:
+            self.loop.call_soon(self.give_way)
 
     # --- idle connections ---
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from typing import Final
+
+from fencepost.coordinator.config.key import plain_address
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 ENTITY_TYPES: Final = frozenset({USER, CLIENT_ID, IP})
@@ -52,9 +53,12 @@ def reason_against(entity: Mapping[str, str | None]) -> str | None:
             "Invalid quota entity combination, IP entity should"
             " not be combined with User or ClientId"
         )
-    if entity[IP] is not None and plain_address(entity[IP]) is None:
-        # No name is looked up: what a quota is about may not hang on a server of names.
-        return f"{entity[IP]} is not a valid IP."
+    address = entity[IP]
+    try:
+        # No name is looked up: whom a quota is for may not hang on a server of names.
+        plain_address(address or "127.0.0.1")
+    except ValueError:
+        return f"{address} is not a valid IP."
     return None
 
 
@@ -69,16 +73,6 @@ def reason_against_value(entity: Mapping[str, str | None], key: str, value: floa
     if key in _WHOLE and abs(value % 1.0) > _FRACTION:
         return f"{key} cannot be a fractional value."
     return None
-
-
-def plain_address(text: str | None) -> str | None:
-    """An address in the form that clients' ones have here; None for what is none."""
-    try:
-        found = ip_address(text or "")
-    except ValueError:
-        return None
-    mapped = getattr(found, "ipv4_mapped", None)
-    return str(found if mapped is None else mapped)
 
 
 ABSENT: Final = ""

@@ -288,6 +288,49 @@ async def test_openmetrics_is_told_to_those_who_ask_for_it(tmp_path: Path) -> No
             assert (await page(address, "/metrics", Accept=accept))[1] == PROMETHEUS
 
 
+# --- quotas ---
+
+
+@pytest.mark.slow
+async def test_a_client_that_has_to_wait_is_told_of(tmp_path):
+    async with serving(tmp_path) as broker:
+
+        def throttled() -> list[float]:
+            with Cluster(broker.bootstrap) as admin:
+                admin.create_topic("t")
+                entity = [{"entity_type": "client-id", "entity_name": None}]
+                ops = [{"key": "producer_byte_rate", "value": 20_000.0, "remove": False}]
+                entries = [{"entity": entity, "ops": ops}]
+                admin.call("alter_client_quotas", 1, entries=entries, validate_only=False)
+            waits: list[float] = []
+            settings = {"bootstrap.servers": broker.bootstrap, "client.id": "greedy"}
+            producer = Producer(
+                {**settings, "throttle_cb": lambda event: waits.append(event.throttle_time)}
+            )
+            producer.produce("t", b"x" * 210_000)
+            assert producer.flush(DEADLINE_S) == 0
+
+            def heard() -> bool:
+                producer.poll(0.01)
+                return bool(waits)
+
+            until(heard, "the client hears of it")
+            return waits
+
+        waits = await asyncio.to_thread(throttled)
+        values = await scraped(broker)
+        who = {"quota": "producer_byte_rate", "user": "", "client_id": "greedy"}
+        assert value(values, "fencepost_client_quota", **who) == 20_000
+        assert value(values, "fencepost_client_rate", **who) > 19_000
+        assert value(values, "fencepost_client_throttles_total", **who) == 1
+        total = value(values, "fencepost_client_throttle_seconds_total", **who)
+        assert total == pytest.approx(waits[0], abs=0.01)
+        assert total > 0.4
+        assert value(values, "fencepost_connections_waiting") == 0
+        # Under the names of jmx_exporter and others nothing is said twice.
+        assert not [name for name, labels in values if "quota" in name and not labels]
+
+
 # --- dashboards ---
 
 DASHBOARDS = Path(__file__).with_name("dashboards.txt").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import counts_of_addresses, plain_address
 from fencepost.coordinator.errors import PolicyViolationError, ThrottlingQuotaExceededError
 from fencepost.coordinator.security import quota_table, quotas
 from fencepost.coordinator.security.quota_entities import (
@@ -19,7 +20,6 @@ from fencepost.coordinator.security.quota_entities import (
     PRODUCE,
     REQUEST,
     entity_of,
-    plain_address,
 )
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import EXPIRES_MS, ClientQuotas
@@ -404,11 +404,18 @@ def test_there_is_room_for_so_many_quotas(clients, monkeypatch):
         ("10.0.0.1", "10.0.0.1"),
         ("::ffff:10.0.0.1", "10.0.0.1"),
         ("0:0:0:0:0:0:0:1", "::1"),
-        ("localhost", None),
-        ("not an address", None),
-        ("", None),
-        (None, None),
     ],
 )
 def test_an_address_has_one_form(text, plain):
     assert plain_address(text) == plain
+    assert counts_of_addresses(f"{text}:7, 1.2.3.4:0") == {plain: 7, "1.2.3.4": 0}
+
+
+def test_a_name_is_looked_up_nowhere():
+    for text in ("kafka.example", "not an address", ""):
+        with pytest.raises(ValueError, match="no address"):
+            plain_address(text)
+    assert counts_of_addresses("localhost:3") == {"127.0.0.1": 3, "::1": 3}
+    for text in ("kafka.example:1", "1.2.3.4", "1.2.3.4:-1", ":5", "1.2.3.4:x"):
+        with pytest.raises(ValueError, match=r"HOST:COUNT|no address"):
+            counts_of_addresses(text)

@@ -21,8 +21,9 @@ from fencepost.coordinator.handlers import CloseConnection, Context, Registry, h
 from fencepost.coordinator.handlers.api_versions import run as api_versions
 from fencepost.coordinator.net import connection
 from fencepost.coordinator.net.connection import SENT_TOGETHER, SENT_TOGETHER_BYTES, Connection
+from fencepost.coordinator.net.listener import first_reserved_file
 from fencepost.coordinator.net.request_stream import WRITE_BYTES
-from fencepost.coordinator.net.server import Server, first_reserved_file
+from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.limits import ConnectionLimits
@@ -702,9 +703,8 @@ async def test_connections_leave_file_descriptors_to_the_logs() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("limit", ["max_connections", "max_connections_per_ip"])
-async def test_connection_limits_on_both_sides(limit: str) -> None:
-    async with serving(**{limit: 2}) as service:
+async def test_connections_of_an_address_are_limited_on_both_sides() -> None:
+    async with serving(max_connections_per_ip=2) as service:
         peers = [await Peer.of(service) for _ in range(2)]
         for peer in peers:
             peer.send(heartbeat(1))
@@ -717,6 +717,27 @@ async def test_connection_limits_on_both_sides(limit: str) -> None:
         again = await Peer.of(service)
         again.send(heartbeat(2))
         assert (await again.answer(12, 4))[0] == 2
+
+
+async def test_who_comes_when_all_places_are_taken_waits_for_one() -> None:
+    async with serving(max_connections=2) as service:
+        peers = [await Peer.of(service) for _ in range(2)]
+        for peer in peers:
+            peer.send(heartbeat(1))
+            await peer.answer(12, 4)
+        waiting = [await Peer.of(service) for _ in range(2)]
+        for peer in waiting:
+            peer.send(heartbeat(2))
+        doors = service.server.doors
+        assert doors is not None
+        await until_true(lambda: doors.waiting == 1)
+        peers[0].writer.close()
+        assert (await waiting[0].answer(12, 4))[0] == 2
+        assert doors.waiting == 1
+        assert len(service.server.connections) == 2
+        peers[1].writer.close()
+        assert (await waiting[1].answer(12, 4))[0] == 2
+        assert service.server.refused == 0
 
 
 async def test_stop_lets_requests_under_way_finish() -> None:

@@ -1,0 +1,75 @@
+"""What the configuration and the quotas say, for the server that keeps to it.
+
+Source: ``SocketServer.ConnectionQuotas``, ``SocketServerConfigs``, ``ClientQuotaMetadataManager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import Value, counts_of_addresses, plain_address
+from fencepost.coordinator.net.connection_limits import TOO_FAST, TOO_MANY, Bound, Bounds
+from fencepost.coordinator.net.server import Server
+from fencepost.coordinator.security.quota_entities import CONNECTIONS, IP, Entity
+from fencepost.coordinator.security.quotas import ClientQuotas
+from fencepost.coordinator.security.rates import Window
+
+
+def window_of(config: BrokerConfig) -> Window:
+    """What rates are taken over."""
+    return Window(config.int("quota.window.num"), 1000 * config.int("quota.window.size.seconds"))
+
+
+def bounds_of(config: BrokerConfig, listeners: Iterable[str]) -> Bounds:
+    """The bounds that hold now."""
+    return Bounds(
+        broker=Bound(config.int(TOO_MANY), config.int(TOO_FAST)),
+        listeners={
+            name: Bound(
+                _number(config.on_listener(name, TOO_MANY)),
+                _number(config.on_listener(name, TOO_FAST)),
+            )
+            for name in listeners
+        },
+        per_ip=config.int("max.connections.per.ip"),
+        of_ips=counts_of_addresses(config.text("max.connections.per.ip.overrides") or ""),
+        protected=(config.text("inter.broker.listener.name") or "").upper(),
+    )
+
+
+def _number(value: Value) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"no number: {value!r}")
+    return value
+
+
+def keep_to(
+    server: Server, config: BrokerConfig, quotas: ClientQuotas, listeners: Collection[str]
+) -> None:
+    """Have the server keep to bounds and quotas, now and whenever they change."""
+
+    def limit_clients() -> None:
+        # Quotas are asked about only where there are any.
+        server.throttles = quotas if quotas.limits_clients else None
+
+    def limit_address(entity: Entity, key: str, value: float | None) -> None:
+        if key != CONNECTIONS:
+            return
+        name = dict(entity)[IP]
+        address = None if name is None else plain_address(name)
+        if value is None:
+            server.admission.ip_rates.pop(address, None)
+        else:
+            server.admission.ip_rates[address] = value
+
+    def limit_connections() -> None:
+        server.limit(bounds_of(config, listeners))
+
+    for quota in quotas.table:
+        limit_address(*quota)
+    quotas.table.listen(limit_address)
+    quotas.listen(limit_clients)
+    config.listen(limit_connections)
+    limit_clients()
+    limit_connections()

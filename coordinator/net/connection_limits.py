@@ -1,0 +1,336 @@
+"""Who may connect: how many at a time and how many in a second, in all, by listener and by address.
+
+:class:`Admission` counts, and knows neither sockets nor a loop. :class:`Doors` has those who come
+wait before their listener, or turns them away.
+
+Source: ``SocketServer.ConnectionQuotas``, ``SocketServer.Acceptor``; KIP-402, KIP-612.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.net.listener import Listener, first_reserved_file
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.security.principal import plain_host
+from fencepost.coordinator.security.rates import Rate, Window
+
+UNLIMITED: Final = 2**31 - 1
+
+MAX_ADDRESSES: Final = 10_000
+"""Addresses whose connections are counted by the second, about 2 KiB each. More of them, all within
+a window, share one rate."""
+
+MAX_HELD: Final = 1_000
+"""Sockets of those who connect too often that are kept open for a while; what is beyond it is
+closed at once, so that nobody takes all descriptors like that."""
+
+# What keeps a connection away, by the setting that does.
+TOO_MANY, TOO_MANY_OF_IP = "max.connections", "max.connections.per.ip"
+TOO_FAST, TOO_FAST_OF_IP = "max.connection.creation.rate", "connection_creation_rate"
+NO_FILES = "open files"
+REASONS: Final = (TOO_MANY, TOO_MANY_OF_IP, TOO_FAST_OF_IP, NO_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Connections at a time, and in a second."""
+
+    count: int = UNLIMITED
+    rate: float = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What holds now."""
+
+    broker: Bound = Bound()
+    listeners: Mapping[str, Bound] = field(default_factory=dict)
+    """By the listener's name."""
+    per_ip: int = UNLIMITED
+    """Connections of one address at a time."""
+    of_ips: Mapping[str, int] = field(default_factory=dict)
+    """The same where an address has a bound of its own."""
+    protected: str | None = None
+    """The listener that gets its connections even where the broker has too many."""
+
+
+class Seat:
+    """A connection that is counted, until it has left."""
+
+    __slots__ = ("_admission", "host", "listener")
+
+    def __init__(self, admission: Admission, listener: str, host: str) -> None:
+        self._admission: Admission | None = admission
+        self.listener, self.host = listener, host
+
+    def leave(self) -> None:
+        """The connection has ended; to say so again does nothing."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission.left(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A connection that may not stay: by which setting, and for how long it is kept open."""
+
+    reason: str
+    held_ms: int = 0
+
+
+class Admission:
+    """Counts connections against ``bounds``. ``now_ms`` is a clock that never goes back."""
+
+    def __init__(
+        self, now_ms: Callable[[], int], bounds: Bounds | None = None, window: Window | None = None
+    ) -> None:
+        self._now_ms = now_ms
+        self._window = Window() if window is None else window
+        self.bounds = Bounds() if bounds is None else bounds
+        """May be replaced by others at any time."""
+        self.ip_rates: dict[str | None, float] = {}
+        """Connections per second of an address; of None for all others."""
+        self.count = 0
+        self.by_listener: Counter[str] = Counter()
+        self.by_ip: Counter[str] = Counter()
+        self.throttled_ms: Counter[tuple[str, str]] = Counter()
+        """How long connections were kept waiting, by listener and setting."""
+        self._rate = Rate(self._window)
+        self._listener_rates: defaultdict[str, Rate] = defaultdict(lambda: Rate(self._window))
+        self._ip_rates: OrderedDict[str | None, Rate] = OrderedDict()  # longest unused first
+
+    def rate(self, listener: str | None = None) -> float:
+        """Connections per second that came in lately."""
+        rate = self._rate if listener is None else self._listener_rates[listener]
+        return rate.per_second(self._now_ms())
+
+    # --- before the listener ---
+
+    def arrived(self, listener: str) -> int:
+        """Count one that was accepted; for how long its listener accepts no other, in ms."""
+        now_ms, bounds = self._now_ms(), self.bounds
+        wait_ms = 0
+        if not self._is_protected(listener):
+            self._rate.record(1, now_ms)
+            wait_ms = self._throttle_ms(self._rate, bounds.broker.rate, now_ms)
+        rate = self._listener_rates[listener]
+        rate.record(1, now_ms)
+        wait_ms = max(
+            wait_ms, self._throttle_ms(rate, bounds.listeners.get(listener, Bound()).rate, now_ms)
+        )
+        if wait_ms:
+            self.throttled_ms[listener, TOO_FAST] += wait_ms
+        return wait_ms
+
+    def has_room(self, listener: str) -> bool:
+        """Whether one more connection fits in."""
+        bounds = self.bounds
+        if self.by_listener[listener] >= bounds.listeners.get(listener, Bound()).count:
+            return False
+        return self._is_protected(listener) or self.count < bounds.broker.count
+
+    # --- behind it ---
+
+    def enter(self, listener: str, host: str) -> Seat | Refused:
+        """Count a connection that has waited long enough, and has room."""
+        held_ms = self._ip_throttle_ms(listener, host)
+        if held_ms:
+            return Refused(TOO_FAST_OF_IP, held_ms)
+        if self.by_ip[host] >= self.bounds.of_ips.get(host, self.bounds.per_ip):
+            if not self.by_ip[host]:
+                del self.by_ip[host]
+            return Refused(TOO_MANY_OF_IP)
+        self.count += 1
+        self.by_listener[listener] += 1
+        self.by_ip[host] += 1
+        return Seat(self, listener, host)
+
+    def left(self, seat: Seat) -> None:
+        """A connection has ended."""
+        self.count -= 1
+        self.by_listener[seat.listener] -= 1
+        self.by_ip[seat.host] -= 1
+        if not self.by_ip[seat.host]:
+            del self.by_ip[seat.host]
+
+    @property
+    def excess(self) -> int:
+        """Connections that are too many, once the protected listener got some or bounds fell."""
+        return max(0, self.count - self.bounds.broker.count)
+
+    def gives_way(self, listener: str) -> bool:
+        """Whether connections of that listener are closed for the sake of others."""
+        return not self._is_protected(listener)
+
+    def _is_protected(self, listener: str) -> bool:
+        return self.bounds.protected == listener and len(self.bounds.listeners) > 1
+
+    def _throttle_ms(self, rate: Rate, quota: float, now_ms: int) -> int:
+        if quota >= UNLIMITED:
+            return 0
+        return min(rate.throttle_ms(quota, now_ms), self._window.sample_ms)
+
+    def _ip_throttle_ms(self, listener: str, host: str) -> int:
+        """Count a connection of an address, and take it back everywhere if it came too soon."""
+        quota = self.ip_rates.get(host, self.ip_rates.get(None))
+        if quota is None:
+            return 0
+        now_ms = self._now_ms()
+        rate = self._rate_of(host, now_ms)
+        rate.record(1, now_ms)
+        held_ms = self._throttle_ms(rate, quota, now_ms)
+        if held_ms:
+            rate.record(-1, now_ms)
+            self._listener_rates[listener].record(-1, now_ms)
+            if not self._is_protected(listener):
+                self._rate.record(-1, now_ms)
+            self.throttled_ms[listener, TOO_FAST_OF_IP] += held_ms
+        return held_ms
+
+    def _rate_of(self, host: str | None, now_ms: int) -> Rate:
+        rates = self._ip_rates
+        if host in rates:
+            rates.move_to_end(host)
+            return rates[host]
+        if len(rates) >= MAX_ADDRESSES:
+            oldest, rate = next(iter(rates.items()))
+            if rate.per_second(now_ms) == 0:
+                del rates[oldest]
+            else:
+                host = None
+        return rates.setdefault(host, Rate(self._window))
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A client that was accepted and is not in yet."""
+
+    client: socket.socket
+    address: Any
+    not_before_ms: float
+
+
+class _Door:
+    """One listener: its sockets, and who waits before it."""
+
+    def __init__(self, config: ListenerConfig) -> None:
+        self.config = config
+        self.listeners: list[Listener] = []
+        self.waiting: deque[_Waiting] = deque()
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Doors:
+    """The listeners of one server.
+
+    ``enter`` gets every client that may come in, ``refused`` hears of the others. Where there is no
+    room a listener accepts nothing, after one client that it holds: the kernel has the rest wait.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        admission: Admission,
+        enter: Callable[[ListenerConfig, socket.socket, Seat], None],
+        refused: Callable[[str, str], None],
+    ) -> None:
+        self._loop, self._admission = loop, admission
+        self._enter, self._refused = enter, refused
+        self._doors: dict[str, _Door] = {}
+        self._held: dict[socket.socket, asyncio.TimerHandle] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody is listened to."""
+        return bool(self._doors)
+
+    @property
+    def waiting(self) -> int:
+        """Clients that were accepted and wait for their turn, or for room."""
+        return sum(len(door.waiting) for door in self._doors.values())
+
+    def open(self, config: ListenerConfig, bound: Iterable[socket.socket]) -> tuple[str, int]:
+        """Accept what comes to these sockets; returns the address of the first."""
+        door = self._doors.setdefault(config.name, _Door(config))
+
+        def arrived(client: socket.socket, address: Any) -> None:
+            self._arrived(door, client, address)
+
+        made = [Listener(self._loop, one, arrived) for one in bound]
+        door.listeners += made
+        return made[0].address
+
+    def close(self) -> None:
+        """Accept nothing more; who is not in is turned away."""
+        doors, self._doors = self._doors, {}
+        for door in doors.values():
+            for listener in door.listeners:
+                listener.close()
+            if door.timer is not None:
+                door.timer.cancel()
+            for one in door.waiting:
+                one.client.close()
+        for client in list(self._held):
+            self._let_go(client)
+
+    def look_again(self) -> None:
+        """There may be room now: a connection has ended, or bounds have changed."""
+        for door in self._doors.values():
+            if door.waiting:
+                self._let_in(door)
+
+    def _arrived(self, door: _Door, client: socket.socket, address: Any) -> None:
+        if client.fileno() >= first_reserved_file():
+            # At once, and before the next is accepted: many may come in one turn of the loop.
+            client.close()
+            self._refused(f"{address[0]}:{address[1]}", NO_FILES)
+            return
+        wait_ms = self._admission.arrived(door.config.name)
+        not_before_ms = self._loop.time() * 1000 + wait_ms
+        door.waiting.append(_Waiting(client, address, not_before_ms))
+        self._let_in(door)
+
+    def _let_in(self, door: _Door) -> None:
+        """Let in who may come, in their order; hold the listener while somebody may not."""
+        if door.timer is not None:
+            door.timer.cancel()
+            door.timer = None
+        admission, name = self._admission, door.config.name
+        while door.waiting:
+            first = door.waiting[0]
+            left_ms = first.not_before_ms - self._loop.time() * 1000
+            if left_ms > 0:
+                door.timer = call_later(self._loop, left_ms, "let in", lambda: self._let_in(door))
+                break
+            if not admission.has_room(name):
+                break
+            door.waiting.popleft()
+            self._let_one_in(door, first)
+        for listener in door.listeners:
+            listener.hold(is_held=bool(door.waiting))
+
+    def _let_one_in(self, door: _Door, one: _Waiting) -> None:
+        host = plain_host(str(one.address[0]))
+        seat = self._admission.enter(door.config.name, host)
+        if isinstance(seat, Seat):
+            self._enter(door.config, one.client, seat)
+            return
+        self._refused(f"{host}:{one.address[1]}", seat.reason)
+        if seat.held_ms and len(self._held) < MAX_HELD:
+            # Neither read nor answered: whoever tries again at once tries less often like that.
+            self._held[one.client] = call_later(
+                self._loop, seat.held_ms, "close a socket", lambda: self._let_go(one.client)
+            )
+        else:
+            one.client.close()
+
+    def _let_go(self, client: socket.socket) -> None:
+        self._held.pop(client).cancel()
+        client.close()

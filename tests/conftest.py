@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.support.container import KafkaInContainer
     from tests.support.daemon import Daemon
     from tests.support.kafka import Kafka
+    from tests.support.secured import Secured
     from tests.support.targets import Target
 
 for name, is_repeatable in (("repeatable", True), ("explore", False)):
@@ -144,6 +145,28 @@ def target(request: pytest.FixtureRequest) -> Target:
 @pytest.fixture(scope="session")
 def bootstrap(target: Target) -> str:
     return target.bootstrap
+
+
+@pytest.fixture(scope="session")
+def secured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
+    """A broker of the kind that ``--target`` names, which asks its clients who they are."""
+    from tests.support import secured
+    from tests.support.kafka import OracleMissingError, unavailable
+
+    home = tmp_path_factory.mktemp("secured")
+    target = request.config.getoption("--target")
+    if target == "container":
+        pytest.skip("the container's listener is open")
+    broker = secured.SecuredKafka(home) if target == "kafka" else secured.SecuredFencepost(home)
+    try:
+        broker.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    secured.add_users(broker)
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture(scope="session")

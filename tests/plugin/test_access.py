@@ -29,7 +29,7 @@ RULES = [
 ]
 
 
-@pytest.fixture(scope="module", params=[False], ids=["plain"])
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
 def guarded(request: pytest.FixtureRequest) -> Iterator[Kafka]:
     with Kafka(users=USERS, acls=RULES, tls=request.param) as broker:
         yield broker

@@ -1,14 +1,16 @@
-"""An Apache Kafka whose listeners ask for everything that clients may be asked for."""
+"""Brokers whose listeners ask for everything that clients may be asked for."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from cryptography.hazmat.primitives import serialization
+from click.testing import CliRunner
 
+from fencepost import Broker
+from fencepost.coordinator.cli import main
 from fencepost.coordinator.tools.ports import hold_port
 from tests.support.certificates import Authority
 from tests.support.kafka import Kafka
@@ -37,17 +39,31 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def listener_settings(authority: Authority) -> dict[str, str]:
-    """What Apache Kafka and Fencepost are told of these listeners."""
-    users = " ".join(f"user_{user}={quoted(password)}" for user, password in USERS.items())
+def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dict[str, str]:
+    """What both brokers are told of these listeners, but for those that all have."""
     found = {
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
         "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(_for_java(authority.issue("broker"))),
+        "ssl.keystore.location": str(authority.server("broker").file),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(authority.truststore),
         "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.brief.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+        "listeners": ",".join(f"{name}://{address}" for name, address in addresses.items()),
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{LISTENERS.get(name, 'PLAINTEXT')}" for name in addresses
+        ),
     }
+    found["advertised.listeners"] = found["listeners"]
+    for mechanism in ("plain", "scram-sha-512"):
+        found[f"listener.name.brief.{mechanism}.connections.max.reauth.ms"] = "1500"
+    return found
+
+
+def _of_java() -> dict[str, str]:
+    """What Apache Kafka wants besides: the users of PLAIN, and a module for each mechanism."""
+    users = " ".join(f"user_{user}={quoted(password)}" for user, password in USERS.items())
+    found = {}
     for name, protocol in LISTENERS.items():
         if protocol.startswith("SASL"):
             prefix = f"listener.name.{name.lower()}"
@@ -55,45 +71,81 @@ def listener_settings(authority: Authority) -> dict[str, str]:
             for mechanism in ("scram-sha-256", "scram-sha-512"):
                 found[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{_SCRAM} required;"
             found[f"{prefix}.oauthbearer.sasl.jaas.config"] = f"{_OAUTH} required;"
+            enabled = f"{prefix}.sasl.enabled.mechanisms"
+            found[enabled] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER"
     found["listener.name.brief.sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-512"
-    for mechanism in ("plain", "scram-sha-512"):
-        found[f"listener.name.brief.{mechanism}.connections.max.reauth.ms"] = "1500"
+    return found
+
+
+class Secured(Protocol):
+    """Either of them, started."""
+
+    name: str
+    authority: Authority
+    bootstrap: str
+    """Of its listener without anything."""
+    listeners: dict[str, str]
+    """Addresses by name."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+def _addresses(owner: object) -> dict[str, str]:
+    """Free ports that stay free for as long as ``owner`` lives."""
+    found = {}
+    for name in LISTENERS:
+        held = hold_port()
+        weakref.finalize(owner, held.close)
+        found[name] = f"127.0.0.1:{held.getsockname()[1]}"
     return found
 
 
 class SecuredKafka(Kafka):
-    """Its addresses are in ``listeners``, by name."""
+    """Apache Kafka."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        super().__init__(directory, settings)
         self.authority = Authority(directory / "certificates")
-        super().__init__(directory, {**settings, **_escaped(listener_settings(self.authority))})
-        self.listeners: dict[str, str] = {}
-        for name in LISTENERS:
-            held = hold_port()
-            weakref.finalize(self, held.close)
-            self.listeners[name] = f"127.0.0.1:{held.getsockname()[1]}"
+        self.listeners = _addresses(self)
 
     def _properties(self, port: int, controller: int) -> dict[str, str]:
-        ours = ",".join(f"{name}://{address}" for name, address in self.listeners.items())
         found = super()._properties(port, controller)
-        for key in ("listeners", "advertised.listeners"):
-            found[key] = f"{found[key]},{ours}"
-        protocols = ",".join(f"{name}:{protocol}" for name, protocol in LISTENERS.items())
-        found["listener.security.protocol.map"] += f",{protocols}"
-        return found
+        told = listener_settings(self.authority, self.listeners) | _of_java()
+        for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
+            told[key] = f"{found[key]},{told[key]}"
+        # In a file of properties a backslash is an escape.
+        return found | {key: value.replace("\\", "\\\\") for key, value in told.items()}
 
 
-def _for_java(path: Path) -> Path:
-    """The same file with its key as Java reads it: PKCS #8."""
-    text = path.read_bytes()
-    key = serialization.load_pem_private_key(text, None)
-    kind, no_password = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    chain = text[text.index(b"-----BEGIN CERTIFICATE") :]
-    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, no_password) + chain)
-    return path
+class SecuredFencepost:
+    """Ours, in a thread."""
+
+    name = "fencepost"
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] = SETTINGS) -> None:
+        self.authority = Authority(directory / "certificates")
+        self.listeners = _addresses(self)
+        plain = hold_port()
+        weakref.finalize(self, plain.close)
+        self.bootstrap = f"127.0.0.1:{plain.getsockname()[1]}"
+        every = {"PLAINTEXT": self.bootstrap, **self.listeners}
+        told = {**settings, **listener_settings(self.authority, every)}
+        self._thread = Broker.in_thread(directory / "data", config=told)
+
+    def start(self) -> SecuredFencepost:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._thread.stop()
 
 
-def _escaped(settings: Mapping[str, str]) -> dict[str, str]:
-    """As in a file of properties."""
-    return {key: value.replace("\\", "\\\\") for key, value in settings.items()}
+def add_users(broker: Secured) -> None:
+    """Give :data:`USERS` their passwords, by our own command."""
+    for user, password in USERS.items():
+        both = ("--mechanism", "SCRAM-SHA-256", "--mechanism", "SCRAM-SHA-512")
+        told = ("users", "add", user, *both, "--password-file", "-", "-b", broker.bootstrap)
+        done = CliRunner().invoke(main, told, input=password)
+        assert done.exit_code == 0, done.output

@@ -1,12 +1,10 @@
-"""Our own client at an Apache Kafka that asks for encryption and logins."""
+"""Our own client at a broker that asks for encryption and logins."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,75 +16,33 @@ from fencepost.coordinator.wire.client.client import (
     Security,
     WireClient,
 )
-from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password
-from tests.support.kafka import OracleMissingError, unavailable
-from tests.support.secured import LISTENERS, USERS, SecuredKafka, quoted
-
-pytestmark = pytest.mark.oracle
+from tests.support.secured import LISTENERS, USERS, Secured, quoted
 
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
-    try:
-        broker = SecuredKafka(tmp_path_factory.mktemp("secured"))
-        broker.start()
-    except OracleMissingError as error:
-        unavailable(str(error))
-    try:
-        add_users(broker.bootstrap)
-        yield broker
-    finally:
-        broker.kill()
-
-
-def add_users(bootstrap: str) -> None:
-    rows = []
-    for user, password in USERS.items():
-        for mechanism in SCRAM_MECHANISMS.values():
-            salt = secrets.token_bytes(16)
-            rows.append((user, mechanism, salt, salted_password(mechanism, password, salt, 4096)))
-    with WireClient(bootstrap) as client:
-        for _, mechanism, *_ in rows[:2]:
-            answer = client.call(
-                "AlterUserScramCredentials",
-                to_node=1,
-                entity=lambda f, mechanism=mechanism: f.message(
-                    deletions=[],
-                    upsertions=[
-                        f.ScramCredentialUpsertion(
-                            name=user,
-                            mechanism=one.number,
-                            iterations=4096,
-                            salt=salt,
-                            salted_password=salted,
-                        )
-                        for user, one, salt, salted in rows
-                        if one is mechanism
-                    ],
-                ),
-            )
-            assert not any(row.error_code for row in answer.results), answer
-
-
-def settings(kafka: SecuredKafka, listener: str, **more: str) -> dict[str, str]:
+def settings(secured: Secured, listener: str, **more: str) -> dict[str, str]:
     protocol = LISTENERS.get(listener, "PLAINTEXT")
     found = {"security.protocol": protocol}
     if "SSL" in protocol:
-        found["ssl.truststore.location"] = str(kafka.authority.truststore)
+        found["ssl.truststore.location"] = str(secured.authority.truststore)
     if "SASL" in protocol:
         found |= {"sasl.mechanism": "PLAIN"}
         found |= {"sasl.username": "alice", "sasl.password": USERS["alice"]}
     return {**found, **more}
 
 
+def no_tokens_yet(secured: Secured, told: dict[str, str]) -> None:
+    if secured.name == "fencepost" and told.get("sasl.mechanism") == "OAUTHBEARER":
+        pytest.skip("Fencepost takes no tokens yet")
+
+
 def cluster_id(
-    kafka: SecuredKafka, listener: str, told: dict[str, str], *, timeout_ms: int = 10_000
+    secured: Secured, listener: str, told: dict[str, str], *, timeout_ms: int = 10_000
 ) -> str:
     """What both of our clients are told with these settings; the same, or the same error."""
-    address = kafka.listeners.get(listener, kafka.bootstrap)
+    address = secured.listeners.get(listener, secured.bootstrap)
     security = Security.of(told)
 
     async def ask() -> Any:
@@ -150,19 +106,20 @@ def cluster_id(
         ),
     ],
 )
-def test_it_gets_in(kafka: SecuredKafka, listener: str, more: dict[str, str]) -> None:
-    told = settings(kafka, listener, **more)
+def test_it_gets_in(secured: Secured, listener: str, more: dict[str, str]) -> None:
+    told = settings(secured, listener, **more)
+    no_tokens_yet(secured, told)
     if "sasl.mechanisms" in more:
         del told["sasl.mechanism"]
     if more.get("sasl.username") == "bob":
         told["sasl.password"] = USERS["bob"]
-    assert cluster_id(kafka, listener, told) == "AAAAAAAAQACAAAAAAAAAAQ"
+    assert cluster_id(secured, listener, told)
 
 
-def test_it_shows_its_certificate(kafka: SecuredKafka) -> None:
-    own = str(kafka.authority.issue("alice", is_client=True))
-    told = settings(kafka, "MUTUAL", **{"ssl.keystore.location": own})
-    assert cluster_id(kafka, "MUTUAL", told)
+def test_it_shows_its_certificate(secured: Secured) -> None:
+    own = str(secured.authority.client("alice").file)
+    told = settings(secured, "MUTUAL", **{"ssl.keystore.location": own})
+    assert cluster_id(secured, "MUTUAL", told)
 
 
 @pytest.mark.parametrize(
@@ -214,18 +171,20 @@ def test_it_shows_its_certificate(kafka: SecuredKafka) -> None:
     ],
 )
 def test_it_says_why_it_does_not_get_in(
-    kafka: SecuredKafka, listener: str, more: dict[str, str], words: str
+    secured: Secured, listener: str, more: dict[str, str], words: str
 ) -> None:
+    no_tokens_yet(secured, more)
     with pytest.raises((AuthenticationError, BrokerUnreachable)) as refused:
-        cluster_id(kafka, listener, settings(kafka, listener, **more), timeout_ms=1_000)
+        cluster_id(secured, listener, settings(secured, listener, **more), timeout_ms=600)
     for told in str(refused.value).split(" // "):
         assert re.search(words, told), told
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_a_login_is_renewed_in_time(kafka: SecuredKafka, mechanism: str) -> None:
-    security = Security.of(settings(kafka, "BRIEF", **{"sasl.mechanism": mechanism}))
+def test_a_login_is_renewed_in_time(secured: Secured, mechanism: str) -> None:
+    security = Security.of(settings(secured, "BRIEF", **{"sasl.mechanism": mechanism}))
 
     end = time.monotonic() + 20
 
@@ -240,14 +199,14 @@ def test_a_login_is_renewed_in_time(kafka: SecuredKafka, mechanism: str) -> None
 
     async def run() -> None:
         seen: list[Any] = []
-        async with AsyncWireClient(kafka.listeners["BRIEF"], security=security) as client:
+        async with AsyncWireClient(secured.listeners["BRIEF"], security=security) as client:
             await client.metadata()
             while not renewed(client, seen):
                 await asyncio.gather(*(client.call("DescribeCluster") for _ in range(5)))
 
     asyncio.run(run())
     seen: list[Any] = []
-    with WireClient(kafka.listeners["BRIEF"], security=security) as client:
+    with WireClient(secured.listeners["BRIEF"], security=security) as client:
         client.metadata()
         while not renewed(client, seen):
             client.call("DescribeCluster")

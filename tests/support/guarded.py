@@ -113,6 +113,14 @@ class Guarded:
         until(lambda: self._thread.call(log_in), "the connection is there")
         return client
 
+    def waiting_fetches(self) -> int:
+        """How many requests wait for records."""
+
+        async def count() -> int:
+            return len(self._broker.services.fetches.delayed)
+
+        return self._thread.call(count)
+
     def admin(self) -> Cluster:
         """A connection that may do everything."""
         return self.log_in(Cluster(self.bootstrap, client_id="admin"), ADMIN)

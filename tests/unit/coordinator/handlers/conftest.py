@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
-from tests.support.cluster import Cluster, unique
+from tests.support.cluster import GROUP, TRANSACTION, Cluster, unique
+from tests.support.guarded import Guarded
 
 CONFIG = {
     "node.id": "3",
@@ -35,3 +36,27 @@ def client(bootstrap) -> Iterator[Cluster]:
 @pytest.fixture
 def topic(client) -> str:
     return client.create_topic(unique("t"))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory) -> Iterator[Guarded]:
+    """A broker that asks who may do what."""
+    config = {
+        **CONFIG,
+        "group.initial.rebalance.delay.ms": "0",
+        "group.consumer.assignment.interval.ms": "0",
+        "transaction.two.phase.commit.enable": "true",
+        "unstable.api.versions.enable": "true",
+    }
+    with Guarded(tmp_path_factory.mktemp("guarded"), config) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def admin(guarded) -> Iterator[Cluster]:
+    """Who may do everything there."""
+    with guarded.admin() as client:
+        client.coordinator("any", GROUP)
+        client.coordinator("any", TRANSACTION)
+        client.create_topic("other")
+        yield client

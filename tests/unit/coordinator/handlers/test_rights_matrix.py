@@ -9,7 +9,7 @@ Source: ``AuthorizerIntegrationTest`` (testAuthorizationWithTopicExisting and â€
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -151,7 +151,8 @@ CASES = [
     Case("offset_for_leader_epoch", 4, _epochs, lambda n: [(topic(Op.DESCRIBE, n.topic), [T])]),
     Case("offset_for_leader_epoch", 4, _epochs, lambda n: [(cluster(Op.CLUSTER_ACTION), [T])],
          "by a broker"),
-    Case("metadata", 9, lambda n: {"topics": [{"name": n.topic}]},
+    Case("metadata", 9,
+         lambda n: {"topics": [{"name": n.topic}], "allow_auto_topic_creation": False},
          lambda n: [(topic(Op.DESCRIBE, n.topic), [T])]),
     Case("describe_topic_partitions", 0,
          lambda n: {"topics": [{"name": n.topic}], "response_partition_limit": 1},
@@ -220,29 +221,6 @@ CASES = [
     Case("describe_transactions", 0, lambda n: {"transactional_ids": [n.tid]},
          lambda n: [(transactional_id(Op.DESCRIBE, n.tid), [X])]),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory) -> Iterator[Guarded]:
-    config = {
-        "offsets.topic.num.partitions": "2",
-        "transaction.state.log.num.partitions": "2",
-        "auto.create.topics.enable": "false",
-        "group.initial.rebalance.delay.ms": "0",
-        "transaction.two.phase.commit.enable": "true",
-        "unstable.api.versions.enable": "true",
-    }
-    with Guarded(tmp_path_factory.mktemp("data"), config) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def admin(guarded) -> Iterator[Cluster]:
-    with guarded.admin() as client:
-        client.coordinator("any", GROUP)
-        client.coordinator("any", TRANSACTION)
-        client.create_topic("other")
-        yield client
 
 
 def _ask(guarded: Guarded, case: Case, named: Named) -> Answer | str:

@@ -145,7 +145,8 @@ class Authenticator:
             request, make.message(error_code=code, mechanisms=tuple(self._rules.mechanisms))
         )
         if found is None:
-            raise LoginRefused(f"the mechanism {name[:50]!a} is not enabled", answer=answer)
+            cause = f"the mechanism {name[:50]!a} is not enabled"
+            raise LoginRefused(cause, answer=answer if self._previous is None else ())
         self.mechanism = name
         if self._previous is not None and self._previous.mechanism != name:
             self._is_other_mechanism = True
@@ -179,7 +180,7 @@ class Authenticator:
             request,
             make.message(
                 error_code=ErrorCode.none,
-                error_message=None,
+                error_message="",
                 auth_bytes=data,
                 session_lifetime_ms=lifetime_ms,
             ),

@@ -430,6 +430,13 @@ def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
     assert desk.ended == "another mechanism than that of the login before"
 
 
+def test_a_mechanism_that_is_not_enabled_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
+    """Of a second login: without an answer."""
+    desk = again(enabled, "alice")
+    assert desk.ask("sasl_handshake", 1, mechanism="NONE") is None
+    assert desk.ended
+
+
 def test_a_wrong_password_of_a_second_login_says_so(enabled: Mapping[str, Mechanism]) -> None:
     desk = again(enabled, "alice")
     desk.handshake("SCRAM-SHA-256")

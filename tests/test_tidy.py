@@ -171,6 +171,7 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.history",
+        "coordinator.security.quota_entities",
         "coordinator.wire",
         "groups",
         "txn.records",

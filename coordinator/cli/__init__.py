@@ -29,6 +29,7 @@ COMMANDS = {
     "groups": "look into consumer groups",
     "health": "ask whether a broker answers",
     "produce": "write records to a topic",
+    "quotas": "show and change how much users, clients and addresses may take",
     "serve": "run the broker",
     "topics": "list, create, describe, alter, trim and delete topics",
     "txns": "look into transactions",

@@ -1,0 +1,222 @@
+"""``fencepost quotas``: how much users, clients and addresses may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fencepost.coordinator.cli.changes import execute_option, show_only
+from fencepost.coordinator.cli.output import CommandGroup, emit, key_values, table_options
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
+
+R = TypeVar("R")
+
+Names = dict[str, str | None]
+"""The names of an entity by type; None stands for the default of the type."""
+
+DEFAULT = "<default>"
+COLUMNS = ("user", "client_id", "ip", "quota", "value")
+CHANGE_COLUMNS = (*COLUMNS, "new")
+WHY_COLUMNS = ("quota", "value", "of", "shared_by")
+TYPES = {"user": "user", "client_id": "client-id", "ip": "ip"}
+EXACT, DEFAULT_MATCH = 0, 1
+
+
+def entity_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the options that name an entity; they become the argument ``entity``."""
+    import functools
+
+    @functools.wraps(function)
+    def wrapped(**options: Any) -> R:
+        entity: Names = {}
+        for column, kind in TYPES.items():
+            name, is_default = options.pop(column), options.pop(f"{column}_default")
+            if name is not None and is_default:
+                raise click.UsageError(f"--{kind} contradicts --{kind}-default")
+            if name is not None or is_default:
+                entity[kind] = name
+        return function(entity=entity, **options)
+
+    for column, kind in reversed(TYPES.items()):
+        wrapped = click.option(
+            f"--{kind}-default",
+            f"{column}_default",
+            is_flag=True,
+            help=f"Every {kind} that has no quota by name.",
+        )(wrapped)
+        wrapped = click.option(f"--{kind}", column, metavar="NAME")(wrapped)
+    return wrapped
+
+
+@click.group("quotas", cls=CommandGroup)
+def command() -> None:
+    """Show and change how much users, clients and addresses may take.
+
+    A quota is for a user, for a client id, for a user with a client id, or for an address; each may
+    be the default of those that have none by name. Users and clients have producer_byte_rate and
+    consumer_byte_rate (bytes per second), request_percentage (of the time of an event loop, or of a
+    thread of Apache Kafka's), and controller_mutation_rate (partitions per second that are created
+    or deleted); addresses have connection_creation_rate (connections per second). Who takes more is
+    answered at once, and not heard for a while.
+    """
+
+
+@command.command("list")
+@entity_options
+@table_options
+def list_quotas(session: Session, entity: Names, form: str) -> None:
+    """List quotas: all, or those that are about what the options name."""
+    emit([row for one in described(session, entity) for row in _rows(*one)], COLUMNS, form)
+
+
+@command.command("set")
+@entity_options
+@click.argument("pairs", nargs=-1, required=True, metavar="QUOTA=VALUE...")
+@execute_option
+@table_options
+def put(session: Session, entity: Names, pairs: tuple[str, ...], **how: Any) -> None:
+    """Say what a QUOTA would be, and with --execute make it so."""
+    wanted: dict[str, float | None] = {}
+    for key, text in key_values(pairs, "QUOTA=VALUE"):
+        try:
+            wanted[key] = float(text)
+        except ValueError:
+            raise click.ClickException(f"the value of {key} is no number: {text!r}") from None
+    _change(session, entity, wanted, pairs, **how)
+
+
+@command.command("remove")
+@entity_options
+@click.argument("keys", nargs=-1, required=True, metavar="QUOTA...")
+@execute_option
+@table_options
+def remove(session: Session, entity: Names, keys: tuple[str, ...], **how: Any) -> None:
+    """Say what a QUOTA is, and with --execute take it away."""
+    _change(session, entity, dict.fromkeys(keys), keys, **how)
+
+
+@command.command("why")
+@click.option("--user", default="ANONYMOUS", show_default=True, help="As it has logged in.")
+@click.option("--client-id", default="", help="What the client calls itself.")
+@table_options
+def why(session: Session, user: str, client_id: str, form: str) -> None:
+    """Say which quotas hold for a client: of each kind one, the most specific.
+
+    OF says whom it was set for. SHARED_BY says with whom the client shares what it may take: every
+    `user` with all its clients, a `client-id` with all users of it, or with nobody else.
+    """
+    from fencepost.coordinator.security.quota_entities import (
+        ABSENT,
+        CLIENT_KEYS,
+        candidates,
+        entity_of,
+    )
+
+    known = {frozenset(names.items()): values for names, values in described(session, {})}
+    rows = []
+    for key in CLIENT_KEYS:
+        for pair, (shared_user, shared_id) in candidates(user, client_id):
+            values = known.get(entity_of(pair), {})
+            if key not in values:
+                continue
+            shared = "user" if shared_id == ABSENT else "client-id"
+            rows.append(
+                {
+                    "quota": key,
+                    "value": _number(values[key]),
+                    "of": _text(dict(entity_of(pair))),
+                    "shared_by": shared if ABSENT in (shared_user, shared_id) else "nobody",
+                }
+            )
+            break
+        else:
+            rows.append({"quota": key, "value": None, "of": None, "shared_by": None})
+    emit(rows, WHY_COLUMNS, form)
+
+
+def described(session: Session, entity: Names) -> list[tuple[Names, dict[str, float]]]:
+    """All entities with the names in ``entity``, and their quotas. Raises :class:`ApiError`."""
+
+    def request(make: Any) -> Any:
+        return make.message(
+            components=[
+                make.ComponentData(
+                    entity_type=kind,
+                    match_type=DEFAULT_MATCH if name is None else EXACT,
+                    match=name,
+                )
+                for kind, name in entity.items()
+            ],
+            strict=False,
+        )
+
+    answer = session.client.call("DescribeClientQuotas", entity=request)
+    found = [
+        (
+            {part.entity_type: part.entity_name for part in one.entity},
+            {value.key: value.value for value in one.values},
+        )
+        for one in answer.entries or ()
+    ]
+    return sorted(found, key=lambda one: _text(one[0]))
+
+
+def _change(
+    session: Session,
+    entity: Names,
+    wanted: dict[str, float | None],
+    given: Sequence[str],
+    *,
+    form: str,
+    execute: bool,
+) -> None:
+    """Change, or only ask the broker whether it would; then show what was and what is new."""
+    from fencepost.coordinator.cli.queries.session import check
+
+    if not entity:
+        raise click.UsageError("say whose quota it is: --user, --client-id, --ip")
+    if len(wanted) < len(given):
+        raise click.UsageError("one quota is named twice")
+    before = next((values for names, values in described(session, entity) if names == entity), {})
+
+    def request(make: Any) -> Any:
+        named = [make.EntityData(entity_type=k, entity_name=name) for k, name in entity.items()]
+        ops = [
+            make.OpData(key=key, value=value or 0.0, remove=value is None)
+            for key, value in wanted.items()
+        ]
+        entry = make.EntryData(entity=named, ops=ops)
+        return make.message(entries=[entry], validate_only=not execute)
+
+    answer = session.client.call(
+        "AlterClientQuotas", to_node=session.controller, check=False, entity=request
+    )
+    for one in answer.entries:
+        check(one.error_code, "AlterClientQuotas", _text(entity), one.error_message)
+    rows = _rows(entity, {key: before.get(key) for key in wanted})
+    emit([{**row, "new": _number(wanted[str(row["quota"])])} for row in rows], CHANGE_COLUMNS, form)
+    if not execute:
+        show_only()
+
+
+def _rows(entity: Names, values: dict[str, Any]) -> list[dict[str, object]]:
+    names = {
+        column: DEFAULT if kind in entity and entity[kind] is None else entity.get(kind)
+        for column, kind in TYPES.items()
+    }
+    return [{**names, "quota": key, "value": _number(values[key])} for key in sorted(values)]
+
+
+def _number(value: float | None) -> float | int | None:
+    return int(value) if value is not None and value.is_integer() else value
+
+
+def _text(entity: Names) -> str:
+    return ", ".join(
+        f"{kind} {DEFAULT if name is None else name}"
+        for kind, name in sorted(entity.items(), reverse=True)
+    )

@@ -93,6 +93,13 @@ def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
             )
 
 
+def tells_passwords(listener: ListenerConfig) -> bool:
+    """Whether others in the network can read the passwords of its clients."""
+    return (
+        "PLAIN" in listener.mechanisms and not listener.is_tls and not _is_loopback(listener.host)
+    )
+
+
 def _is_loopback(host: str) -> bool:
     version = _ip_version(host)
     if not version:

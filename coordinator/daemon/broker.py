@@ -30,6 +30,7 @@ from fencepost.coordinator.config.listeners import (
     check_closed,
     client_listeners,
     parse_address,
+    tells_passwords,
 )
 from fencepost.coordinator.config.logs import configure_quietly
 from fencepost.coordinator.daemon import first_contact
@@ -406,6 +407,8 @@ class Broker:
     def _logins(self, services: Services) -> Logins | None:
         """How clients log in, where any have to."""
         with_sasl = [one.name for one in self._listen.values() if one.is_sasl]
+        for one in filter(tells_passwords, self._listen.values()):
+            _log.warning("PLAIN without TLS: others can read the passwords", listener=one.name)
         if not with_sasl:
             return None
         from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers let anybody in

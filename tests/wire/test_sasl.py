@@ -26,6 +26,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.security.logins import Logins
 from fencepost.coordinator.wire.scram import SCRAM_SHA_256
+from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
 from tests.support.daemon import ROOT, Daemon
 from tests.support.raw import ConnectionLostError, RawClient
@@ -181,6 +182,37 @@ def test_users_by_a_real_client(served: Served) -> None:
         refused.call("sasl_handshake", 1, mechanism="PLAIN")
         told = refused.call("sasl_authenticate", 1, auth_bytes=token)
         assert told["error_code"] == "sasl_authentication_failed"
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("client_auth", ["none", "required"])
+def test_a_login_behind_tls(tmp_path: Path, mechanism: str, client_auth: str) -> None:
+    """The user is whoever has logged in, whatever the certificate says."""
+    authority = Authority(tmp_path / "ca")
+    settings = {
+        **CONFIG,
+        "listeners": "SASL_SSL://127.0.0.1:0",
+        "ssl.keystore.location": str(authority.issue("broker")),
+        "ssl.truststore.location": str(authority.truststore),
+        "listener.name.sasl_ssl.ssl.client.auth": client_auth,
+    }
+    broker = Broker(tmp_path / "data", config=settings, add_scram=USERS)
+    with BrokerThread(lambda: broker):
+        login = librdkafka(broker.bootstrap, mechanism, "alice", "right")
+        pem = str(authority.issue("somebody", is_client=True))
+        login |= {
+            "security.protocol": "sasl_ssl",
+            "ssl.ca.location": str(authority.truststore),
+            "ssl.certificate.location": pem,
+            "ssl.key.location": pem,
+        }
+        client = AdminClient(login)
+        assert client.list_topics(timeout=30).brokers
+
+        def users() -> set[str]:
+            return {str(one.session.principal) for one in list(broker.server.connections)}
+
+        until(lambda: users() == {"User:alice"}, "a connection of the user's")
 
 
 # --- frames ---

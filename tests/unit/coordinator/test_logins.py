@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listeners import client_listeners, tells_passwords
 from fencepost.coordinator.daemon.broker import Broker, BrokerError
 from fencepost.coordinator.metadata.records import SCRAM
 from fencepost.coordinator.security import password_checks
@@ -310,6 +311,23 @@ def test_mechanisms_that_can_not_be(settings: Mapping[str, str], said: str) -> N
 def test_a_broker_with_the_default_mechanism_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="GSSAPI"):
         Broker(tmp_path, config={"listeners": "SASL_PLAINTEXT://127.0.0.1:0"})
+
+
+@pytest.mark.parametrize(
+    ("host", "protocol", "mechanisms", "tells"),
+    [
+        ("0.0.0.0", "SASL_PLAINTEXT", "PLAIN", True),
+        ("0.0.0.0", "SASL_PLAINTEXT", "SCRAM-SHA-256", False),
+        ("0.0.0.0", "SASL_SSL", "PLAIN", False),
+        ("127.0.0.1", "SASL_PLAINTEXT", "PLAIN", False),
+    ],
+)
+def test_passwords_that_others_can_read(
+    host: str, protocol: str, mechanisms: str, *, tells: bool
+) -> None:
+    settings = {"listeners": f"{protocol}://{host}:0", "sasl.enabled.mechanisms": mechanisms}
+    (one,) = client_listeners(BrokerConfig(settings)).values()
+    assert tells_passwords(one) is tells
 
 
 def test_what_is_most_specific_holds(tmp_path: Path) -> None:

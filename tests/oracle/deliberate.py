@@ -670,6 +670,13 @@ RIGHTS = (
         "a topic that is only validated has no id; Apache Kafka makes one up",
         when=lambda request: bool(request["validate_only"]),
     ),
+    Kind(
+        "list_partition_reassignments",
+        ".topics",
+        [],
+        ...,
+        "a refusal has no rows; Apache Kafka's names all that was asked for, with no replicas",
+    ),
     *(
         Kind(
             api,

@@ -17,6 +17,7 @@ from tests.oracle import (
     traces_groups,
     traces_migration,
     traces_offsets,
+    traces_quotas,
     traces_txn,
 )
 from tests.oracle.deliberate import DELIBERATE
@@ -39,6 +40,7 @@ TRACES: list[Callable[[Tracer], None]] = [
     *traces_data.TRACES,
     *traces_frames.TRACES,
     *traces_admin.TRACES,
+    *traces_quotas.TRACES,
 ]
 
 

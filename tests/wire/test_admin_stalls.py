@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.handlers.alter_client_quotas import MAX_CHANGES
 from fencepost.coordinator.wire.api import ApiKey
 from tests.wire.test_stalls import (
     ALL,
@@ -65,6 +66,21 @@ FILTER = {
     "permission_type": 3,
 }
 PASSWORD = {"iterations": 4096, "salt": b"", "salted_password": b""}
+
+
+def quotas(make: Make, count: int, *, remove: bool) -> dict[str, object]:
+    """A quota for each of so many users, none of whom is connected."""
+    return {
+        "entries": [
+            make.EntryData(
+                entity=[make.EntityData(entity_type="user", entity_name=f"user-{number}")],
+                ops=[make.OpData(key="producer_byte_rate", value=1e9, remove=remove)],
+            )
+            for number in range(count)
+        ],
+        "validate_only": False,
+    }
+
 
 CASES = {
     "sizes of everything": Case(ApiKey.DESCRIBE_LOG_DIRS, 5, lambda _: {"topics": None}),
@@ -144,6 +160,18 @@ CASES = {
             ],
             "validate_only": False,
         },
+    ),
+    "quotas of too many": Case(
+        ApiKey.ALTER_CLIENT_QUOTAS, 1, lambda make: quotas(make, MOST // 3, remove=False)
+    ),
+    "quotas of many": Case(
+        ApiKey.ALTER_CLIENT_QUOTAS, 1, lambda make: quotas(make, MAX_CHANGES, remove=False)
+    ),
+    "all quotas": Case(
+        ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, lambda _: {"components": [], "strict": False}
+    ),
+    "quotas that are taken away": Case(
+        ApiKey.ALTER_CLIENT_QUOTAS, 1, lambda make: quotas(make, MAX_CHANGES, remove=True)
     ),
     "quotas": Case(
         ApiKey.DESCRIBE_CLIENT_QUOTAS,

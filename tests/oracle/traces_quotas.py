@@ -1,0 +1,155 @@
+"""Request sequences of a client that takes more than its quotas: who waits, and what it is told.
+
+How long depends on the moment; that there is a wait, and what else the answer says, does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.oracle.tracer import Tracer
+from tests.support.batches import batch
+from tests.support.raw import Answer, errors_in
+from tests.support.waits import until
+
+
+def _change(t: Tracer, **values: float | None) -> None:
+    """Give the client quotas, and wait until the broker has heard of it."""
+    entity = [{"entity_type": "client-id", "entity_name": t.cluster.client_id}]
+    ops = [
+        {"key": key, "value": value or 0.0, "remove": value is None}
+        for key, value in values.items()
+    ]
+    t.quietly("alter_client_quotas", 1, entries=[{"entity": entity, "ops": ops}])
+    wanted = {key: value for key, value in values.items() if value is not None}
+    asked = [{"entity_type": "client-id", "match_type": 0, "match": t.cluster.client_id}]
+
+    def heard() -> bool:
+        t.close()  # who has to wait asks on another connection
+        answer = t.quietly("describe_client_quotas", 1, components=asked, strict=True)
+        told = {v["key"]: v["value"] for one in answer["entries"] for v in one["values"]}
+        return told == wanted
+
+    until(heard, "the broker has heard of the quotas")
+    t.close()
+
+
+@contextmanager
+def _limited(t: Tracer, **values: float) -> Iterator[None]:
+    _change(t, **values)
+    yield
+    _change(t, **dict.fromkeys(values))
+
+
+def _asks(t: Tracer, api: str, version: int, /, **body: Any) -> Answer:
+    """Send on a connection of its own, and write down whether there is a wait, and the errors."""
+    t.close()
+    answer = t.quietly(api, version, **body)
+    t.note(
+        f"{api} v{version}",
+        {"waits": answer["throttle_time"] > 0, "errors": sorted(errors_in(answer))},
+    )
+    t.close()
+    return answer
+
+
+def _created(t: Tracer, version: int, *names: str, validate_only: bool = False) -> None:
+    topics = [{"name": name, "num_partitions": 2, "replication_factor": 1} for name in names]
+    _asks(
+        *(t, "create_topics", version),
+        topics=topics,
+        timeout=10_000,
+        validate_only=validate_only,
+    )
+
+
+def _deleted(t: Tracer, version: int, *names: str) -> None:
+    topics = [{"name": name, "topic_id": None} for name in names]
+    named = {"topics": topics} if version >= 6 else {"topic_names": list(names)}
+    _asks(t, "delete_topics", version, timeout=10_000, **named)
+
+
+def _grown(t: Tracer, version: int, *names: str) -> None:
+    topics = [{"name": name, "count": 4, "assignments": None} for name in names]
+    _asks(t, "create_partitions", version, topics=topics, timeout=10_000, validate_only=False)
+
+
+SLOW = 0.001
+"""Partitions per second: one is too many for a quarter of an hour."""
+
+
+def changes_of_topics(t: Tracer) -> None:
+    """One request of a strict version is done, the next is refused; the older ones wait."""
+    for number, (change, strict) in enumerate(((_created, 6), (_grown, 3), (_deleted, 5))):
+        for version in (strict - 1, strict):
+            names = [f"limited-{number}-{version}-{each}" for each in range(3)]
+            if change is not _created:
+                for name in names:
+                    t.cluster.create_topic(name, 2)
+            with _limited(t, controller_mutation_rate=SLOW):
+                change(t, version, names[0])
+                change(t, version, names[1])
+                change(t, version, "no such topic !", names[2])
+            change(t, strict, names[1])
+
+
+def changes_that_are_only_checked(t: Tracer) -> None:
+    with _limited(t, controller_mutation_rate=SLOW):
+        _created(t, 7, "checked", validate_only=True)
+        _created(t, 7, "checked", validate_only=True)
+        _created(t, 5, "checked", validate_only=True)
+
+
+def bytes_of_records(t: Tracer) -> None:
+    t.cluster.create_topic("bytes")
+    records = batch([b"x" * 100])
+    sent = {"name": "bytes", "partition_data": [{"index": 0, "records": records}]}
+    produce = {"transactional_id": None, "timeout": 10_000, "topic_data": [sent]}
+    for acks in (1, -1):
+        with _limited(t, producer_byte_rate=1):
+            _asks(t, "produce", 9, acks=acks, **produce)
+            _asks(t, "produce", 11, acks=acks, **produce)
+            _asks(t, "metadata", 12, topics=[])
+        _asks(t, "produce", 9, acks=acks, **produce)
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 200}
+    fetch = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 200}
+    fetch["topics"] = [{"topic": "bytes", "partitions": [part]}]
+    with _limited(t, consumer_byte_rate=30):
+        for epoch in (-1, -1, 0):
+            answer = _asks(t, "fetch", 11, session_epoch=epoch, **fetch)
+            t.note("told", [len(answer["responses"]), answer["session_id"]])
+
+
+def time_of_the_broker(t: Tracer) -> None:
+    """Every answer tells of it."""
+    t.cluster.create_topic("timed")
+    part = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
+    software = {"client_software_name": "raw", "client_software_version": "1"}
+    with _limited(t, request_percentage=0.000_001):
+        _asks(t, "api_versions", 3, **software)
+        _asks(t, "metadata", 12, topics=[])
+        _asks(t, "list_offsets", 7, replica_id=-1, topics=[{"name": "timed", "partitions": [part]}])
+        _asks(t, "find_coordinator", 4, key_type=0, coordinator_keys=["g"])
+        _asks(t, "list_groups", 4)
+        _asks(t, "describe_groups", 5, groups=["nobody"])
+        _asks(t, "heartbeat", 4, group_id="nobody", generation_id=1, member_id="m")
+        _asks(t, "offset_fetch", 7, group_id="nobody", topics=None)
+        _asks(t, "describe_cluster", 1)
+        _asks(t, "describe_configs", 4, resources=[{"resource_type": 2, "resource_name": "timed"}])
+        _asks(t, "list_transactions", 1)
+        _asks(t, "describe_producers", 0, topics=[])
+        _asks(t, "describe_user_scram_credentials", 0, users=[])
+        _asks(t, "describe_client_quotas", 1, components=[], strict=True)
+        _created(t, 7)
+        _asks(t, "incremental_alter_configs", 1, resources=[], validate_only=True)
+    _asks(t, "metadata", 12, topics=[])
+
+
+TRACES = [
+    changes_of_topics,
+    changes_that_are_only_checked,
+    bytes_of_records,
+    time_of_the_broker,
+]

@@ -117,23 +117,9 @@ def _context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
         if key is not None:
             raise click.UsageError("--tls-key needs --tls-cert")
         return None
-    import ssl
+    from fencepost.coordinator.wire.server_tls import ServerTlsError, server_context
 
-    def password() -> str:
-        # Without this, OpenSSL would ask the terminal.
-        raise click.UsageError(
-            "the key of --tls-cert is encrypted: openssl pkey -in KEY decrypts it"
-        )
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, key, password)
-    except ssl.SSLError as error:
-        raise click.UsageError(
-            f"--tls-cert: no PEM certificate and key that belong together: {error.reason or error}"
-        ) from error
-    except OSError as error:
-        named = f"--tls-cert {certificate}" + (f" --tls-key {key}" if key else "")
-        raise click.UsageError(f"{named}: {error.strerror}") from error
-    return context
+        return server_context(certificate, key)
+    except ServerTlsError as error:
+        raise click.UsageError(f"--tls-cert: {error}") from error

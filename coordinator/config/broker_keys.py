@@ -155,6 +155,15 @@ fencepost.history.retention.ms LONG 604800000 unit=ms low=1
 fencepost.metrics.listen STRING -
     HOST:PORT, or PORT on 127.0.0.1, where /metrics, /healthz and /readyz are served over HTTP; not
     set, they are not.
+fencepost.metrics.certificate STRING -
+    A PEM file: the certificate chain that /metrics and the others are encrypted with.
+fencepost.metrics.key STRING -
+    A PEM file with its private key, if that is not in the same file.
+fencepost.metrics.users.file STRING -
+    A file with NAME:PASSWORD lines: who may read /metrics, by HTTP's basic authentication. Probes
+    of /healthz and /readyz are not asked.
+fencepost.metrics.insecure BOOLEAN false
+    Let other machines read the metrics without a password, or send one that is not encrypted.
 fencepost.metrics.compat LIST "" of=kafka-exporter,kminion,jmx
     Other exporters whose names /metrics has as well, for dashboards that ask for them.
 fencepost.metrics.max.series INT 200000 unit=series low=1000

@@ -62,6 +62,7 @@ from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.certificates import Certificates
     from fencepost.coordinator.daemon.in_thread import BrokerThread
+    from fencepost.coordinator.daemon.metrics_listener import MetricsListener
     from fencepost.coordinator.metrics.endpoint import Endpoint
     from fencepost.coordinator.security.added_users import AddedUser
     from fencepost.coordinator.security.logins import Logins
@@ -150,7 +151,11 @@ class Broker:
         self._services: Services | None = None
         self._server: Server | None = None
         self._maintenance: Maintenance | None = None
-        self._metrics_listen = _metrics_listen(self.config)
+        self._metrics_listen: MetricsListener | None = None
+        if self.config.text("fencepost.metrics.listen"):
+            from fencepost.coordinator.daemon.metrics_listener import MetricsListener  # noqa: PLC0415 - most brokers need none of it
+
+            self._metrics_listen = MetricsListener.of(self.config)
         self._metrics: Endpoint | None = None
         self.cleaner: Cleaner | None = None
 
@@ -247,7 +252,7 @@ class Broker:
                 cluster_id = self.open()
             else:
                 # In a thread, so that somebody can be told meanwhile that we are starting.
-                self._metrics = await self._serve_metrics(*self._metrics_listen)
+                self._metrics = await self._serve_metrics(self._metrics_listen)
                 threads = Threads("open")
                 try:
                     cluster_id = await threads.run(self.open)
@@ -265,21 +270,16 @@ class Broker:
             await self.stop()
             raise
 
-    async def _serve_metrics(self, host: str, port: int) -> Endpoint:
+    async def _serve_metrics(self, listener: MetricsListener) -> Endpoint:
         """Tell how the broker does, from now on."""
-        from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - most brokers need none of it
-
-        config = self.config
-        endpoint = Endpoint(
-            compat=config.items("fencepost.metrics.compat"),
-            max_series=config.int("fencepost.metrics.max.series"),
-        )
         try:
-            await endpoint.start(host, port)
+            endpoint = await listener.serve(self.config)
         except OSError as error:
-            raise BrokerError(f"can not serve metrics on {host}:{port}: {error}") from error
+            where = f"{listener.host}:{listener.port}"
+            raise BrokerError(f"can not serve metrics on {where}: {error}") from error
         host, port = endpoint.address
-        _log.info("metrics are served", address=f"http://{host}:{port}/metrics")
+        scheme = "https" if listener.certificate else "http"
+        _log.info("metrics are served", address=f"{scheme}://{host}:{port}/metrics")
         return endpoint
 
     def open(self) -> str:
@@ -520,15 +520,3 @@ def split_address(text: str) -> tuple[str, int]:
         return parse_address(text)
     except ValueError as error:
         raise BrokerError(str(error)) from error
-
-
-def _metrics_listen(config: BrokerConfig) -> tuple[str, int] | None:
-    """Where to serve metrics: on this machine only, unless a host is named."""
-    key = "fencepost.metrics.listen"
-    text = config.text(key)
-    if not text:
-        return None
-    try:
-        return split_address(text if ":" in text[1:] else f"127.0.0.1:{text.removeprefix(':')}")
-    except BrokerError as error:
-        raise ConfigError(key, text, "no address of the form HOST:PORT or PORT") from error

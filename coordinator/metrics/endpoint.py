@@ -18,7 +18,15 @@ from fencepost.coordinator.metrics.exposition import OPENMETRICS, PROMETHEUS, SL
 from fencepost.coordinator.metrics.families import Series
 from fencepost.coordinator.metrics.lag import Lags
 from fencepost.coordinator.metrics.view import Rates, View
-from fencepost.coordinator.net.http import HttpError, HttpServer, Request, Response, serve_http
+from fencepost.coordinator.net.http import (
+    HttpError,
+    HttpServer,
+    Request,
+    Response,
+    Tls,
+    serve_http,
+)
+from fencepost.coordinator.net.http_access import Users
 from fencepost.coordinator.net.http_messages import text_response
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn
@@ -48,7 +56,15 @@ LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 class Endpoint:
     """Answers for the broker that fills in ``services``, ``server`` and ``stage`` as it goes."""
 
-    def __init__(self, *, compat: Sequence[str], max_series: int) -> None:
+    def __init__(
+        self,
+        *,
+        compat: Sequence[str],
+        max_series: int,
+        users: Users | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        self._users, self._tls = users, tls
         self.stage = health.STARTING
         """What the broker is doing: :data:`health.SERVING`, or why it is not ready."""
         self.services: Services | None = None
@@ -71,7 +87,7 @@ class Endpoint:
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError if the address can not be bound."""
-        self._http = await serve_http(host, port, self._handle)
+        self._http = await serve_http(host, port, self._handle, tls=self._tls)
         self._set_tick()
 
     @property
@@ -132,6 +148,8 @@ class Endpoint:
         return text_response(503, why) if why else text_response(200, "ready")
 
     async def _metrics(self, request: Request) -> Response:
+        if self._users is not None:
+            self._users.check(request.headers)
         wanted = _format(request.headers.get("accept", ""))
         if wanted not in self._scrapes:
             page = Page(wanted, self._max_series)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ _log = structlog.get_logger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 """Answers one request; may raise HttpError instead."""
+
+Tls = Callable[[], Awaitable[ssl.SSLContext]]
+"""What a connection is encrypted with."""
 
 _Idle = dict[asyncio.StreamWriter, None]
 """The connections that wait between two requests, the longest one first."""
@@ -86,7 +90,12 @@ class HttpLimits:
 
 
 async def serve_http(
-    host: str, port: int, handler: Handler, *, limits: HttpLimits | None = None
+    host: str,
+    port: int,
+    handler: Handler,
+    *,
+    limits: HttpLimits | None = None,
+    tls: Tls | None = None,
 ) -> HttpServer:
     """Listen on ``host:port`` (port 0: any free one) until the result is closed.
 
@@ -99,7 +108,7 @@ async def serve_http(
         sockets = [one.dup() for one in bound.sockets]
     finally:
         bound.close()
-    return HttpServer(loop, host, sockets, handler, limits or HttpLimits())
+    return HttpServer(loop, host, sockets, handler, limits or HttpLimits(), tls)
 
 
 class HttpServer:
@@ -112,8 +121,10 @@ class HttpServer:
         sockets: list[socket.socket],
         handler: Handler,
         limits: HttpLimits,
+        tls: Tls | None = None,
     ) -> None:
         self.limits = limits
+        self._tls = tls
         self.refused = 0
         """Connections refused so far because of a limit."""
         self._handler = handler
@@ -170,15 +181,20 @@ class HttpServer:
             self._untold, self._told_at = 0, now
         refusal = text_response(503, why)
         with suppress(OSError), client:
+            if self._tls is not None:
+                return
             client.setblocking(False)
             client.send(_as_bytes(refusal))
             client.shutdown(socket.SHUT_WR)
             client.recv(PIECE_BYTES)  # what is not read when we close would undo what we sent
 
     async def _connected(self, client: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(
-            sock=client, limit=self.limits.max_head_bytes - len(_HEAD_END)
-        )
+        try:
+            reader, writer = await self._opened(client)
+        except OSError:
+            # A handshake that fails or takes too long is nobody's news but its client's.
+            client.close()
+            return
         connection = _Connection(
             self.limits, self._names, self._handler, self._idle, reader, writer
         )
@@ -191,6 +207,24 @@ class HttpServer:
                 writer.transport.abort()
             else:
                 writer.close()
+
+    async def _opened(
+        self, client: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Both directions of a connection, encrypted if that is asked for. Raises OSError."""
+        limit = self.limits.max_head_bytes - len(_HEAD_END)
+        if self._tls is None:
+            return await asyncio.open_connection(sock=client, limit=limit)
+        reader = asyncio.StreamReader(limit=limit, loop=self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+        transport, _ = await self._loop.connect_accepted_socket(
+            lambda: protocol,
+            client,
+            ssl=await self._tls(),
+            ssl_handshake_timeout=self.limits.request_timeout_ms / 1000,
+            ssl_shutdown_timeout=LINGER_MS / 1000,
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
 
 _HEAD_END = b"\r\n\r\n"
@@ -216,8 +250,10 @@ class _Connection:
     ) -> None:
         self._limits, self._names, self._handler, self._idle = limits, names, handler, idle
         self._reader, self._writer = reader, writer
-        # Have drain() wait for every byte that the socket does not take at once.
-        writer.transport.set_write_buffer_limits(high=0)
+        # Have drain() wait for every byte that the socket does not take at once. (Where asyncio
+        # encrypts, a writer waits from the bound on, not beyond it: at 0 for ever.)
+        is_encrypted = writer.get_extra_info("ssl_object") is not None
+        writer.transport.set_write_buffer_limits(high=int(is_encrypted), low=0)
 
     async def serve(self) -> None:
         """Answer requests until one is the last.

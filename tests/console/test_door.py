@@ -165,7 +165,7 @@ def _wrong(_session: Session) -> None:
         (("--listen", "0.0.0.0:0"), "0.0.0.0:0 is for other machines"),
         (("--listen", "[::]:0"), "[::]:0 is for other machines"),
         (("--tls-key", "x"), "--tls-key needs --tls-cert"),
-        (("--tls-cert", "/nowhere"), "--tls-cert /nowhere: No such file or directory"),
+        (("--tls-cert", "/nowhere"), "--tls-cert: /nowhere: No such file or directory"),
         (("--tls-cert", __file__), "no PEM certificate and key that belong together"),
     ],
 )

@@ -1,0 +1,84 @@
+"""Where the metrics are served, and to whom: the keys ``fencepost.metrics.*``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listeners import INSECURE, parse_address
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.metrics.endpoint import Endpoint
+
+_LISTEN: Final = "fencepost.metrics.listen"
+_CERTIFICATE, _KEY = "fencepost.metrics.certificate", "fencepost.metrics.key"
+_USERS, _INSECURE = "fencepost.metrics.users.file", "fencepost.metrics.insecure"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsListener:
+    """An address, and the files that say who may ask there; empty where there is none."""
+
+    host: str
+    port: int
+    certificate: str
+    key: str
+    users: str
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> Self | None:
+        """What the configuration says; None if nothing is served. Raises ConfigError.
+
+        Without a host it is for this machine only. For other machines it has to be encrypted and to
+        ask for a password, unless it is said that it need not.
+        """
+        text = config.text(_LISTEN)
+        if not text:
+            return None
+        try:
+            host, port = parse_address(
+                text if ":" in text[1:] else f"127.0.0.1:{text.removeprefix(':')}"
+            )
+        except ValueError as error:
+            raise ConfigError(_LISTEN, text, "no address of the form HOST:PORT or PORT") from error
+        certificate, key, users = (config.text(one) or "" for one in (_CERTIFICATE, _KEY, _USERS))
+        if key and not certificate:
+            raise ConfigError(_KEY, key, f"its certificate is wanted, {_CERTIFICATE}")
+        from fencepost.coordinator.net.http_messages import is_loopback  # noqa: PLC0415 - few serve metrics
+
+        is_open = not (host.lower() == "localhost" or is_loopback(host))
+        if is_open and not (config.bool(_INSECURE) or config.bool(INSECURE)):
+            wanted = {_CERTIFICATE: certificate, _USERS: users}
+            missing = " and ".join(one for one, value in wanted.items() if not value)
+            if missing:
+                raise ConfigError(
+                    _LISTEN,
+                    text,
+                    f"other machines reach it: it has to be encrypted and to ask for a password"
+                    f" ({missing}), or {_INSECURE}=true says that anybody may read it",
+                )
+        return cls(host, port, certificate, key, users)
+
+    async def serve(self, config: BrokerConfig) -> Endpoint:
+        """Tell how the broker does, from now on. Raises ConfigError for a file, and OSError."""
+        from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - few serve metrics
+        from fencepost.coordinator.net.http_access import AccessError, RenewedContext, Users  # noqa: PLC0415
+        from fencepost.coordinator.wire.server_tls import ServerTlsError  # noqa: PLC0415
+
+        try:
+            tls = RenewedContext(self.certificate, self.key or None) if self.certificate else None
+            users = Users(self.users) if self.users else None
+        except ServerTlsError as error:
+            raise ConfigError(_CERTIFICATE, self.certificate, str(error)) from None
+        except AccessError as error:
+            raise ConfigError(_USERS, self.users, str(error)) from None
+        endpoint = Endpoint(
+            compat=config.items("fencepost.metrics.compat"),
+            max_series=config.int("fencepost.metrics.max.series"),
+            users=users,
+            tls=tls,
+        )
+        await endpoint.start(self.host, self.port)
+        return endpoint

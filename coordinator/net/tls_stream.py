@@ -34,6 +34,10 @@ of them."""
 RECEIVED_BYTES: Final = 32_768
 """Read from a socket at once. As much is kept of a client whose request has to wait."""
 
+HANDSHAKE_BYTES: Final = 65_536
+"""What a client may send to shake hands. OpenSSL alone would hold 128 KiB of a greeting and 100 KiB
+of certificates; an honest greeting has 2 KiB, and a certificate with its chain seldom 10."""
+
 ENCRYPTED_BYTES: Final = 65_536
 """Encrypted at once: OpenSSL keeps as much for as long as the connection lasts."""
 
@@ -78,7 +82,8 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._cipher: ssl.SSLObject
         self._timer: asyncio.TimerHandle | None = None
-        self._has_begun = False
+        self._received_bytes = 0
+        """Of the handshake."""
         self._is_queued = False
         self._is_shaken = False
         self._is_reading = True
@@ -107,16 +112,18 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """``nbytes`` have arrived, encrypted."""
         received = self._handshakes.buffer[:nbytes]
-        if not self._has_begun:
-            self._has_begun = True
-            if received[0] != _HANDSHAKE_RECORD:
-                self._fail("it does not begin with TLS: a client that speaks PLAINTEXT?")
-                return
-        self._incoming.write(received)
         if self._is_shaken:
+            self._incoming.write(received)
             self._deliver()
-        elif not self._is_queued:
+        elif not self._received_bytes and received[0] != _HANDSHAKE_RECORD:
+            self._fail("it does not begin with TLS: a client that speaks PLAINTEXT?")
+        elif self._received_bytes > HANDSHAKE_BYTES:
+            self._fail(f"it has more than {HANDSHAKE_BYTES} bytes")
+        else:
+            self._received_bytes += nbytes
+            self._incoming.write(received)
             self._is_queued = True
+            self._socket.pause_reading()  # What follows may be a request already.
             self._handshakes.queue(self)
 
     def eof_received(self) -> bool:
@@ -133,8 +140,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._is_writable = True
-        if self._is_reading:
-            self._socket.resume_reading()
+        self._read_on()
         if self._connection is not None:
             self._connection.resume_writing()
 
@@ -161,6 +167,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             self._cipher.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
+            self._read_on()
             return
         except ssl.SSLError as error:
             self._flush()
@@ -175,6 +182,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             connection.identified(principal)
         self._is_shaken = True
         self._end_timer()
+        self._read_on()
         self._deliver()
 
     def _time_is_up(self) -> None:
@@ -235,8 +243,13 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         """Deliver what has come, and what comes."""
         self._is_reading = True
-        self._handshakes.loop.call_soon(self._deliver)
-        if self._is_writable:
+        if self._is_shaken:
+            self._handshakes.loop.call_soon(self._deliver)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read from the socket, unless something speaks against it."""
+        if self._is_reading and self._is_writable and not self._is_queued:
             self._socket.resume_reading()
 
     def is_reading(self) -> bool:

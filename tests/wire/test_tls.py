@@ -42,7 +42,8 @@ from tests.support.certificates import (
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.raw import ConnectionLostError, RawClient, encode
-from tests.support.waits import until
+from tests.support.stalls import MAX_STALL_MS, slowness
+from tests.support.waits import until, until_true
 from tests.wire.clients import confluent_consumer, confluent_producer
 
 T = TypeVar("T")
@@ -520,6 +521,57 @@ def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: in
             assert client.call("api_versions", 2)["error_code"] == "none"
 
 
+def test_a_handshake_has_a_size(tmp_path: Path, authority: Authority) -> None:
+    """On one side what a greeting promises without end, on the other a long chain."""
+    endless = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\xff" + bytes(16_380)
+    record = b"\x16\x03\x01\x40\x00" + bytes(16_384)
+    settings = {
+        **authority.server().keystore,
+        **trust_settings(authority),
+        "ssl.client.auth": "required",
+    }
+    with serving(tmp_path, settings) as served:
+        with connected(served) as client, suppress(ConnectionError):
+            client.sendall(endless)
+            for sent in range(len(endless), 10_000_000, len(record)):
+                client.sendall(record)
+                most = sent
+        until(lambda: served.failures == 1, "it is sent away")
+        assert most < 5_000_000, "not read to its end"
+        alice = authority.client("alice")
+        chain = alice.chain + "".join(authority.client(f"c{n}").chain for n in range(110))
+        assert tls_stream.HANDSHAKE_BYTES * 0.7 < len(chain) * 0.75 < tls_stream.HANDSHAKE_BYTES
+        alice.file.write_text(alice.key + chain)
+        assert versions(served.bootstrap, alice.context()) == "none"
+
+
+@pytest.mark.slow
+async def test_many_handshakes_at_once_keep_the_loop_for_moments(
+    tmp_path: Path, authority: Authority
+) -> None:
+    count, hello_bytes = 300, hello(trusting(authority))[2]
+    settings = {**LISTEN, **authority.server().keystore}
+    async with Broker(tmp_path / "data", config=settings) as broker:
+        there = [socket.create_connection(broker.address) for _ in range(count)]
+        await until_true(lambda: len(broker.server.connections) == count)
+
+        def greet() -> None:
+            for one in there:
+                one.sendall(hello_bytes)
+            for one in there:
+                assert one.recv(5)[0] == 0x16, "the server's part"
+                one.close()
+
+        greeted = asyncio.ensure_future(asyncio.to_thread(greet))
+        longest_ms = 0.0
+        while not greeted.done():
+            since = time.thread_time()
+            await asyncio.sleep(0)
+            longest_ms = max(longest_ms, (time.thread_time() - since) * 1000)
+        await greeted
+    assert longest_ms / slowness() < MAX_STALL_MS, "of one round of the loop, all callbacks in it"
+
+
 def test_alpn_is_not_needed_and_renegotiation_refused(tmp_path: Path, authority: Authority) -> None:
     context = trusting(authority)
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -644,6 +696,7 @@ def test_other_authorities_of_clients_at_run_time(tmp_path: Path, authority: Aut
             assert refused == tuple(not one for one in come)
 
 
+@pytest.mark.slow
 def test_a_certificate_is_renewed_by_a_signal(tmp_path: Path, authority: Authority) -> None:
     server = authority.server("signal")
     daemon = Daemon(tmp_path / "data", {"listeners": "SSL://127.0.0.1:0", **server.keystore})

@@ -1,0 +1,149 @@
+"""What strangers can do to an encrypted listener before they have shown who they are."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Authority, trust_settings, trusting
+from tests.support.daemon import Daemon
+from tests.support.raw import RawClient
+
+HEALTHY, STRANGERS, QUESTIONS, ROUNDS = 10, 1_000, 3_000, 4
+DRIP_S = 0.25
+"""How often each slow stranger sends a byte."""
+
+MAX_SLOWER = 2.0
+"""How many times as long as in quiet times the slowest hundredth of answers may take."""
+
+SOAK, LEAK_BYTES = 3_000, 2_000_000
+"""Failed handshakes, and what they may leave together: far less than a buffer each."""
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, authority: Authority) -> Iterator[Daemon]:
+    settings = {
+        "listeners": "SSL://127.0.0.1:0",
+        "ssl.client.auth": "required",
+        **authority.server().keystore,
+        **trust_settings(authority),
+    }
+    made = Daemon(tmp_path / "data", settings).start()
+    yield made
+    made.stop()
+
+
+def first_flight(context: ssl.SSLContext) -> bytes:
+    """What a client sends first."""
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
+
+
+def connected(daemon: Daemon) -> socket.socket:
+    host, port = daemon.bootstrap.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), 20)
+
+
+@contextmanager
+def strangers(daemon: Daemon, hello: bytes) -> Iterator[None]:
+    """Half of them say nothing, half begin a handshake a byte at a time."""
+    there = [connected(daemon) for _ in range(STRANGERS)]
+    leave = threading.Event()
+
+    def drip() -> None:
+        for byte in hello:
+            if leave.wait(DRIP_S):
+                return
+            for one in there[::2]:
+                with suppress(OSError):
+                    one.send(bytes((byte,)))
+
+    slow = threading.Thread(target=drip)
+    slow.start()
+    yield
+    leave.set()
+    slow.join()
+    for one in there:
+        assert not select.select([one], [], [], 0)[0], "none was sent away meanwhile"
+        one.close()
+
+
+def p99_ms(clients: list[RawClient]) -> float:
+    """The slowest hundredth of answers begins here."""
+    taken = []
+    for number in range(QUESTIONS):
+        client = clients[number % len(clients)]
+        since = time.perf_counter()
+        client.call("api_versions", 2)
+        taken.append(time.perf_counter() - since)
+    return sorted(taken)[-QUESTIONS // 100] * 1000
+
+
+@pytest.mark.slow
+def test_a_thousand_handshakes_that_never_end_beside_healthy_clients(
+    daemon: Daemon, authority: Authority
+) -> None:
+    alice = authority.client("alice").context()
+    hello = first_flight(alice)
+    clients = [RawClient(daemon.bootstrap, tls=alice) for _ in range(HEALTHY)]
+    p99_ms(clients)
+    ratios = []
+    for _ in range(ROUNDS):
+        quiet = p99_ms(clients)
+        with strangers(daemon, hello):
+            # Who comes now is served as well.
+            with RawClient(daemon.bootstrap, tls=alice) as newcomer:
+                assert newcomer.call("api_versions", 2)["error_code"] == "none"
+            attacked = p99_ms(clients)
+        ratios.append(attacked / quiet)
+        print(f"p99 quiet {quiet:.2f} ms, with {STRANGERS} strangers {attacked:.2f} ms")
+        if min(ratios) < MAX_SLOWER:
+            break
+    for one in clients:
+        one.close()
+    assert min(ratios) < MAX_SLOWER, ratios
+
+
+@pytest.mark.slow
+def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority) -> None:
+    nobody, hello = trusting(authority), first_flight(trusting(authority))
+    starts = (hello, hello[:100] + bytes(3_000), b"GET / HTTP/1.1")
+
+    def fail(number: int) -> None:
+        with connected(daemon) as client, suppress(OSError):
+            if number % 4 == 0:
+                with nobody.wrap_socket(client, server_hostname="localhost") as shaken:
+                    shaken.recv(1)
+            else:
+                client.sendall(starts[number % 4 - 1])
+                client.recv(10)
+
+    def resident_bytes() -> int:
+        assert daemon.child is not None
+        pages = Path(f"/proc/{daemon.child.pid}/statm").read_text().split()[1]
+        return int(pages) * 4096
+
+    for number in range(400):  # what is made once
+        fail(number)
+    before = resident_bytes()
+    for number in range(SOAK):
+        fail(number)
+    alice = authority.client("alice").context()
+    with RawClient(daemon.bootstrap, tls=alice) as client:
+        assert client.call("api_versions", 2)["error_code"] == "none"
+    assert resident_bytes() - before < LEAK_BYTES

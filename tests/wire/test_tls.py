@@ -278,6 +278,43 @@ def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
             assert versions(served.on(name), trusting(authority)) == "none"
 
 
+def test_a_login_over_tls(tmp_path: Path, authority: Authority) -> None:
+    """SASL_SSL: a certificate is asked for by the listener's own key, and is nobody's name."""
+    settings = {
+        "listeners": "OPEN://127.0.0.1:0,BOTH://127.0.0.1:0",
+        "listener.security.protocol.map": "OPEN:SASL_SSL,BOTH:SASL_SSL",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        **authority.server().keystore,
+        **trust_settings(authority),
+        "ssl.client.auth": "required",
+        "listener.name.both.ssl.client.auth": "required",
+    }
+    login = {
+        "sasl.mechanisms": "SCRAM-SHA-256",
+        "sasl.username": "bob",
+        "sasl.password": "secret",
+    }
+    broker = Broker(
+        tmp_path / "data",
+        config=settings,
+        add_scram=["SCRAM-SHA-256=[name=bob,password=secret]"],
+    )
+    with BrokerThread(lambda: broker) as thread:
+        served = Served(broker, thread)
+        for name, shown in (
+            ("OPEN", trusted_by_librdkafka(authority)),
+            ("BOTH", authority.client("alice").librdkafka()),
+        ):
+            conf = {**shown, **login, "security.protocol": "sasl_ssl"}
+            with confluent_producer(served.on(name), **conf) as producer:
+                producer.produce("t", b"v")
+                assert producer.flush(30) == 0
+                until(lambda: "User:bob" in served.principals, "who has logged in")
+                assert not any("alice" in principal for principal in served.principals)
+        assert is_refused(served.on("BOTH"), trusting(authority))
+        assert served.failures == 1
+
+
 def test_the_name_in_the_certificate_is_checked_by_clients(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.users import (
+    MAX_CREDENTIALS,
     MAX_ITERATIONS,
     MAX_SALT_BYTES,
     MECHANISM_BY_NUMBER,
@@ -28,7 +28,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS
 from fencepost.coordinator.wire.steps import Steps
 
-WRITTEN_TOGETHER: Final = 500
+WRITTEN_TOGETHER: Final = 200
 """Users that are written before others get their turn."""
 
 Refusal = tuple[ErrorCode, str]
@@ -36,6 +36,10 @@ Refusal = tuple[ErrorCode, str]
 _TWICE = (
     ErrorCode.duplicate_resource,
     "A user credential cannot be altered twice in the same request",
+)
+_NO_ROOM = (
+    ErrorCode.policy_violation,
+    f"there may be {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS)",
 )
 _NOT_THERE = (
     ErrorCode.resource_not_found,
@@ -82,26 +86,29 @@ def _named(body: Any) -> Iterable[str]:
 
 def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) -> Steps[None]:
     """Write them, many at a time; what does not fit is refused."""
-    put: dict[Key, Credential | None] = {}
-    removed: dict[Key, Credential | None] = {}
+    put = {name: one for name, one in changes.items() if hasattr(one, "iterations")}
+    new = 0
+    for name, one in put.items():
+        new += users.credential(name, MECHANISM_BY_NUMBER[int(one.mechanism)]) is None
+        yield
+    if new > users.room:
+        for name in put:
+            refused[name] = _NO_ROOM
+            del changes[name]
+            yield
+    some: dict[Key, Credential | None] = {}
     for name, one in changes.items():
         mechanism = MECHANISM_BY_NUMBER[int(one.mechanism)]
-        key = name, mechanism.number
-        if hasattr(one, "iterations"):
-            put[key] = Credential.of(mechanism, one.salt, one.iterations, one.salted_password)
-        else:
-            removed[key] = None
+        some[name, mechanism.number] = (
+            Credential.of(mechanism, one.salt, one.iterations, one.salted_password)
+            if name in put
+            else None
+        )
+        if len(some) == WRITTEN_TOGETHER:
+            users.change(some)
+            some = {}
         yield
-    try:
-        users.check_room(put)
-    except TopicLimitExceededError as error:
-        refusal = ErrorCode.policy_violation, str(error)
-        refused.update({name: refusal for name, _ in put})
-        put = {}
-    items = [*removed.items(), *put.items()]
-    for start in range(0, len(items), WRITTEN_TOGETHER):
-        users.change(dict(items[start : start + WRITTEN_TOGETHER]))
-        yield
+    users.change(some)
 
 
 def _against(one: Any, users: Users) -> Refusal | None:

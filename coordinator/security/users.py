@@ -11,11 +11,10 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.records import SCRAM, SECRET
 from fencepost.coordinator.wire.scram import (
@@ -155,16 +154,15 @@ class Users:
 
     # --- changing ---
 
-    def check_room(self, put: Iterable[Key]) -> None:
-        """Raise TopicLimitExceededError if these do not fit."""
-        table = self._metadata.table(SCRAM)
-        if len(table) + sum(_name(*key) not in table for key in put) > MAX_CREDENTIALS:
-            raise TopicLimitExceededError(
-                f"there may be {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS)"
-            )
+    @property
+    def room(self) -> int:
+        """How many more credentials there may be."""
+        return MAX_CREDENTIALS - len(self._metadata.table(SCRAM))
 
     def change(self, changes: Mapping[Key, Credential | None]) -> None:
         """Let users have these credentials, None for no longer; the caller has checked them."""
+        if not changes:
+            return
         self._metadata.change_table(
             SCRAM,
             {

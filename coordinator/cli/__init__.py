@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
+    "acls": "list, add and remove rules of who may do what, and say which one decides",
     "cluster": "show brokers, features and API versions",
     "configs": "show and change settings of topics, brokers and groups",
     "completion": "print what makes a shell complete these commands",

@@ -9,46 +9,23 @@ from __future__ import annotations
 from typing import Final
 
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
+from fencepost.coordinator.security.acl import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 
 NOT_ASKED: Final = -(2**31)
 """The request did not ask."""
 
 
-def _bits(*operations: Operation) -> int:
-    return sum(1 << operation for operation in operations)
+def _all(kind: ResourceType) -> int:
+    return sum(1 << operation for operation in OPERATIONS[kind])
 
 
-TOPIC: Final = _bits(
-    Operation.READ,
-    Operation.WRITE,
-    Operation.CREATE,
-    Operation.DELETE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
+TOPIC: Final = _all(ResourceType.TOPIC)
 """What can be done with a topic."""
 
-GROUP: Final = _bits(
-    Operation.READ,
-    Operation.DELETE,
-    Operation.DESCRIBE,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-)
+GROUP: Final = _all(ResourceType.GROUP)
 """What can be done with a group."""
 
-CLUSTER: Final = _bits(
-    Operation.CREATE,
-    Operation.ALTER,
-    Operation.DESCRIBE,
-    Operation.CLUSTER_ACTION,
-    Operation.DESCRIBE_CONFIGS,
-    Operation.ALTER_CONFIGS,
-    Operation.IDEMPOTENT_WRITE,
-)
+CLUSTER: Final = _all(ResourceType.CLUSTER)
 """What can be done with the cluster."""
 
 

@@ -6,6 +6,7 @@ Source: ``AclOperation``, ``ResourceType``, ``PatternType``, ``AclPermissionType
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -64,6 +65,43 @@ class Permission(IntEnum):
     ALLOW = 3
 
 
+OPERATIONS: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
+    ResourceType.TOPIC: (
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.DELETE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.GROUP: (
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    ),
+    ResourceType.CLUSTER: (
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DESCRIBE,
+        Operation.CLUSTER_ACTION,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+        Operation.IDEMPOTENT_WRITE,
+    ),
+    ResourceType.TRANSACTIONAL_ID: (
+        Operation.WRITE,
+        Operation.DESCRIBE,
+        Operation.TWO_PHASE_COMMIT,
+    ),
+    ResourceType.DELEGATION_TOKEN: (Operation.DESCRIBE,),
+    ResourceType.USER: (Operation.CREATE_TOKENS, Operation.DESCRIBE_TOKENS),
+}
+"""What can be done with a resource. A rule may say more, which then says nothing."""
+
 CLUSTER_NAME: Final = "kafka-cluster"
 """The name of the one resource of type CLUSTER."""
 
@@ -85,6 +123,16 @@ class Acl:
     host: str
     operation: Operation
     permission: Permission
+
+    def __str__(self) -> str:
+        on = resource_text(self.resource_type, self.resource_name, self.pattern_type)
+        does = f"{self.permission.name} {self.operation.name}"
+        return f"{does} for {self.principal} from {self.host} on {on}"
+
+
+def resource_text(kind: ResourceType, name: str, pattern: PatternType = PatternType.LITERAL) -> str:
+    """A resource as Kafka's log writes it: ``Topic:LITERAL:orders``."""
+    return f"{kind.name.title().replace('_', '')}:{pattern.name}:{name}"
 
 
 @dataclass(frozen=True, slots=True)

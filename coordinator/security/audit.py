@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from fencepost.coordinator.config import logs
-from fencepost.coordinator.security.acl import Acl, Operation, PatternType, ResourceType
+from fencepost.coordinator.security.acl import Operation, ResourceType, resource_text
 from fencepost.coordinator.security.principal import Session
 
 LINES_PER_S = 10
@@ -33,15 +33,6 @@ MAX_TEXT_CHARACTERS = 256
 
 _log = structlog.get_logger(__name__)
 
-_TYPES = {
-    ResourceType.TOPIC: "Topic",
-    ResourceType.GROUP: "Group",
-    ResourceType.CLUSTER: "Cluster",
-    ResourceType.TRANSACTIONAL_ID: "TransactionalId",
-    ResourceType.DELEGATION_TOKEN: "DelegationToken",
-    ResourceType.USER: "User",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -55,19 +46,6 @@ class Access:
     """Kafka's name of the API."""
     count: int
     """How often the request names the resource."""
-
-
-def rule_text(rule: Acl) -> str:
-    """A rule in one line."""
-    return (
-        f"{rule.permission.name} {rule.operation.name} for {rule.principal} from {rule.host}"
-        f" on {resource_text(rule.resource_type, rule.resource_name, rule.pattern_type)}"
-    )
-
-
-def resource_text(kind: ResourceType, name: str, pattern: PatternType = PatternType.LITERAL) -> str:
-    """A resource as Kafka writes it."""
-    return f"{_TYPES.get(kind, kind.name)}:{pattern.name}:{name}"
 
 
 @dataclass(slots=True)

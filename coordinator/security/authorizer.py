@@ -10,7 +10,7 @@ from functools import partial
 
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.security.acl import Acl, Operation, ResourceType
-from fencepost.coordinator.security.audit import Access, Audit, rule_text
+from fencepost.coordinator.security.audit import Access, Audit
 from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.rules import RuleTable
 
@@ -139,7 +139,7 @@ class Authorizer:
             str(session.principal), session.host, operation, resource_type, name
         )
         if rule.rule is not None:
-            return rule_text(rule.rule)
+            return str(rule.rule)
         if rule.allowed is None and self._allows_without_rules:
             return "allow.everyone.if.no.acl.found"
         return "no rule allows it"

@@ -1,0 +1,235 @@
+"""``fencepost acls`` on a broker that asks who may do what, Fencepost or Apache Kafka."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.security.authorizer import STANDARD
+from tests.support.cluster import unique
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+from tests.wire.command_line import cli
+
+GUARDED = {
+    **SETTINGS,
+    "authorizer.class.name": STANDARD,
+    "super.users": "User:ANONYMOUS; User:root",
+}
+FOR_A = ["add", "--allow-principal", "User:a"]
+SHOWN = "nothing was changed; --execute does it"
+
+
+@contextmanager
+def _kafka(directory: Path) -> Iterator[str]:
+    from tests.support.kafka import Kafka, OracleMissingError, unavailable
+
+    broker = Kafka(directory, GUARDED)
+    try:
+        broker.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing))
+    try:
+        yield broker.bootstrap
+    finally:
+        broker.stop()
+
+
+@contextmanager
+def _fencepost(directory: Path) -> Iterator[str]:
+    with Broker.in_thread(directory, config=GUARDED) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(scope="module")
+def on_kafka(request) -> bool:
+    return request.config.getoption("--target") != "fencepost"
+
+
+@pytest.fixture(scope="module")
+def guarded(on_kafka, tmp_path_factory) -> Iterator[str]:
+    start = _kafka if on_kafka else _fencepost
+    with start(tmp_path_factory.mktemp("guarded")) as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture
+def clean(guarded) -> Iterator[str]:
+    """No rules, before and after."""
+    yield guarded
+    cli(guarded, "acls", "remove", "--operation", "all", "--execute")
+    everything = ("acls", "remove", "--principal")
+    for principal in {row["principal"] for row in rows(guarded, "list")}:
+        cli(guarded, *everything, str(principal), "--execute")
+
+
+def rows(bootstrap: str, *arguments: str, status: int = 0) -> list[dict[str, object]]:
+    done = cli(bootstrap, "acls", *arguments, "--format", "json", status=status)
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+def short(found: list[dict[str, object]]) -> list[str]:
+    keys = ("permission", "operation", "principal", "host", "resource", "pattern", "name")
+    return sorted(" ".join(str(one[key]) for key in keys) for one in found)
+
+
+def listed(bootstrap: str, expected: list[str], *options: str) -> None:
+    """The rules are these. Apache Kafka's broker hears of them a moment after its controller."""
+    until(lambda: short(rows(bootstrap, "list", *options)) == sorted(expected), f"{expected}")
+
+
+def test_rules_are_added_listed_and_removed(clean):
+    name = unique("t")
+    allow = ("add", "--allow-principal", "User:alice", "--topic", name)
+    added = rows(clean, *allow, "--operation", "Read", "--operation", "describe_configs")
+    read = f"ALLOW READ User:alice * topic literal {name}"
+    configs = f"ALLOW DESCRIBE_CONFIGS User:alice * topic literal {name}"
+    assert short(added) == sorted([read, configs])
+    assert {one["result"] for one in added} == {"added"}
+    listed(clean, [read, configs], "--topic", name)
+    again = rows(clean, *allow, "--operation", "DescribeConfigs", "--operation", "Write")
+    assert {one["operation"]: one["result"] for one in again} == {
+        "DESCRIBE_CONFIGS": "was there", "WRITE": "added",
+    }  # fmt: skip
+    write = f"ALLOW WRITE User:alice * topic literal {name}"
+    listed(clean, [read, configs, write])
+
+    what = ("remove", "--topic", name, "--operation", "Read")
+    shown = cli(clean, "acls", *what)
+    assert "READ" in shown.stdout
+    assert SHOWN in shown.stderr
+    listed(clean, [read, configs, write])
+    done = cli(clean, "acls", *what, "--execute")
+    assert "removed 1 rule" in done.stderr
+    listed(clean, [configs, write])
+    assert "removed 2 rules" in cli(clean, "acls", "remove", "--topic", name, "--execute").stderr
+    listed(clean, [])
+
+
+def test_rules_for_hosts_and_denials(clean):
+    rows(
+        clean, "add", "--allow-principal", "User:*", "--deny-principal", "User:eve",
+        "--deny-host", "10.0.0.1", "--deny-host", "10.0.0.2", "--group", "app",
+        "--resource-pattern-type", "prefixed", "--cluster", "--operation", "all",
+    )  # fmt: skip
+    where = "group prefixed app", "cluster literal kafka-cluster"
+    expected = [f"ALLOW ALL User:* * {one}" for one in where]
+    expected += [f"DENY ALL User:eve 10.0.0.{n} {one}" for n in (1, 2) for one in where]
+    listed(clean, expected)
+    listed(clean, [one for one in expected if "eve" in one], "--principal", "User:eve")
+    cli(clean, "acls", "remove", "--deny-host", "10.0.0.1", "--execute")
+    listed(clean, [one for one in expected if "10.0.0.1" not in one])
+    cli(clean, "acls", "remove", "--principal", "User:eve", "--execute")
+    listed(clean, expected[:2])
+    cli(clean, "acls", "remove", "--cluster", "--execute")
+    listed(clean, expected[:1])
+
+
+def test_rules_that_affect_a_resource(clean):
+    name = unique("orders")
+    for pattern, named in [
+        ("literal", name),
+        ("literal", "*"),
+        ("prefixed", "ord"),
+        ("literal", "x"),
+    ]:
+        rows(
+            clean, "add", "--allow-principal", "User:a", "--operation", "read", "--topic", named,
+            "--resource-pattern-type", pattern,
+        )  # fmt: skip
+    rule = "ALLOW READ User:a * topic "
+    mine, all_names, prefix = f"{rule}literal {name}", f"{rule}literal *", f"{rule}prefixed ord"
+    listed(clean, [mine, all_names, prefix], "--topic", name)
+    listed(clean, [mine], "--topic", name, "--resource-pattern-type", "literal")
+    listed(clean, [mine], "--topic", name, "--resource-pattern-type", "any")
+    listed(clean, [prefix], "--topic", "ord", "--resource-pattern-type", "prefixed")
+    everything = ("remove", "--topic", name, "--resource-pattern-type", "match")
+    assert short(rows(clean, *everything)) == sorted([mine, all_names, prefix])
+    assert short(rows(clean, "remove", "--topic", name)) == [mine]
+
+
+def test_all_that_a_program_needs(clean):
+    who = ("--allow-principal", "User:app", "--topic", "t", "--producer", "--idempotent")
+    rows(clean, "add", *who, "--transactional-id", "x", "--consumer", "--group", "g")
+    topic = [
+        f"ALLOW {one} User:app * topic literal t" for one in ("READ", "WRITE", "CREATE", "DESCRIBE")
+    ]
+    others = [
+        "ALLOW WRITE User:app * transactional-id literal x",
+        "ALLOW DESCRIBE User:app * transactional-id literal x",
+        "ALLOW READ User:app * group literal g",
+        "ALLOW IDEMPOTENT_WRITE User:app * cluster literal kafka-cluster",
+    ]
+    listed(clean, [*topic, *others])
+    cli(clean, "acls", "remove", "--producer", "--topic", "t", "--execute")
+    listed(clean, [topic[0], *others])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["add", "--topic", "t"], "for whom?"),
+        (["add", "--allow-principal", "alice", "--topic", "t"], "no principal of the form"),
+        (["add", "--deny-principal", "User:a", "--allow-host", "h", "--topic", "t"], "goes with"),
+        (FOR_A, "about what?"),
+        ([*FOR_A, "--topic", "t", "--operation", "x"], "there are"),
+        ([*FOR_A, "--group", "t", "--operation", "write"], "no WRITE"),
+        ([*FOR_A, "--producer"], "give a --topic"),
+        ([*FOR_A, "--consumer", "--topic", "t"], "and a --group"),
+        ([*FOR_A, "--idempotent", "--cluster"], "--producer"),
+        ([*FOR_A, "--producer", "--topic", "t", "--operation", "all"], "say themselves"),
+        ([*FOR_A, "--topic", "t", "--resource-pattern-type", "any"], "is not one of"),
+        (["remove"], "which?"),
+        (["why", "alice", "read", "orders"], "none of topic:NAME"),
+        (["why", "alice", "read", "topic:"], "none of topic:NAME"),
+        (["why", "alice", "read", "cluster:x"], "none of topic:NAME"),
+        (["why", "alice", "any", "topic:t"], "no such operation"),
+    ],
+)
+def test_what_can_not_be_understood(guarded, words, why):
+    assert why in cli(guarded, "acls", *words, status=2).stderr
+
+
+def decides(bootstrap: str, *words: str) -> tuple[object, object]:
+    (row,) = rows(bootstrap, "why", *words)
+    return row["decision"], row["rule"] or row["because"]
+
+
+def test_which_rule_decides(clean, on_kafka):
+    name = unique("orders")
+    add = ("add", "--topic")
+    rows(clean, *add, name, "--allow-principal", "User:alice", "--operation", "read")
+    rows(
+        clean, *add, "ord", "--resource-pattern-type", "prefixed", "--deny-principal", "User:*",
+        "--deny-host", "0:0:0:0:0:0:0:1", "--operation", "read",
+    )  # fmt: skip
+    until(lambda: len(rows(clean, "list")) == 2, "both rules")
+    rule = f"ALLOW READ for User:alice from * on Topic:LITERAL:{name}"
+    deny = "DENY READ for User:* from 0:0:0:0:0:0:0:1 on Topic:PREFIXED:ord"
+    assert decides(clean, "alice", "Read", f"topic:{name}") == ("allowed", rule)
+    assert decides(clean, "User:alice", "describe", f"topic:{name}") == ("allowed", rule)
+    assert decides(clean, "alice", "read", f"topic:{name}", "--host", "::1") == ("denied", deny)
+    assert decides(clean, "alice", "write", f"topic:{name}") == ("denied", "no rule allows it")
+    assert decides(clean, "bob", "read", f"topic:{name}") == ("denied", "no rule allows it")
+    assert decides(clean, "bob", "alter", "cluster") == ("denied", "no rule is about it")
+    if on_kafka:
+        # It keeps the values of keys that it does not know of to itself.
+        asked = cli(clean, "acls", "why", "root", "alter", "cluster")
+        assert "the broker does not tell super.users" in asked.stderr
+    else:
+        assert decides(clean, "root", "alter", "cluster") == ("allowed", "super user")
+        assert decides(clean, "Role:root", "alter", "cluster")[0] == "denied"
+
+
+def test_a_broker_without_an_authorizer(bootstrap):
+    refused = cli(bootstrap, "acls", "list", status=1)
+    assert "SECURITY_DISABLED" in refused.stderr
+    assert "No Authorizer is configured" in refused.stderr
+    add = ("acls", "add", "--allow-principal", "User:a", "--cluster")
+    assert "SECURITY_DISABLED" in cli(bootstrap, *add, status=1).stderr

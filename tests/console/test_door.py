@@ -18,6 +18,8 @@ from fencepost.console.sessions import Sessions
 from fencepost.coordinator.cli import main
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.coordinator.wire.client.security import Security
+from fencepost.testing import Kafka
 from tests.console.scenes import TOKEN
 from tests.support.certificates import Authority
 
@@ -157,6 +159,22 @@ def test_a_question_that_is_refused_costs_no_connection(bootstrap: str) -> None:
 
 def _wrong(_session: Session) -> None:
     raise ValueError("not of the broker")
+
+
+@pytest.mark.parametrize(("password", "status"), [("b", 200), ("wrong", 502)])
+async def test_it_logs_in_at_the_broker(password: str, status: int) -> None:
+    with Kafka(users={"bob": "b"}, tls=True) as broker:
+        told = {**broker.client_config("bob"), "sasl.password": password}
+        settings = server.Settings(broker.bootstrap, token=TOKEN, security=Security.of(told))
+        async with (
+            server.served(settings) as url,
+            aiohttp.ClientSession(headers=KNOWN) as client,
+            client.get(f"{url.partition('#')[0]}api/overview") as answer,
+        ):
+            assert answer.status == status
+            text = await answer.text()
+            assert ("can not log in" in text) == (status != 200)
+            assert "wrong" not in text
 
 
 @pytest.mark.parametrize(

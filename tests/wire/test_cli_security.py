@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from fencepost.coordinator.cli import main
 from tests.support.cluster import unique
 from tests.support.secured import USERS, Secured, quoted
+from tests.support.waits import until
 from tests.wire.command_line import cli
 
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -97,16 +100,16 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
     name = unique("carol").replace(".", "-")
     both = ("--mechanism", "SCRAM-SHA-256", "--mechanism", "scram-sha-512")
     run(settings, "users", "add", name, *both, "--password-file", "-", stdin=f"{PASSWORD}\n")
+
+    def listed() -> list[tuple[Any, ...]]:
+        rows = json.loads(run(settings, "users", "list", "--format", "json").stdout)
+        return [tuple(row.values()) for row in rows]
+
+    mine = {(name, "SCRAM-SHA-256", 4096), (name, "SCRAM-SHA-512", 4096)}
+    until(lambda: mine <= set(listed()) or None, "both are listed")
+    assert {"alice", "bob", name} <= {row[0] for row in listed()}
     done = run(settings, "users", "add", name, "--password-file", "-", stdin="x", status=1)
     assert "use passwd" in done.stderr
-    rows = json.loads(run(settings, "users", "list", name, "--format", "json").stdout)
-    assert [tuple(row.values()) for row in rows] == [
-        (name, "SCRAM-SHA-256", 4096),
-        (name, "SCRAM-SHA-512", 4096),
-    ]
-    assert {"alice", "bob", name} <= {
-        row["user"] for row in json.loads(run(settings, "users", "list", "--format=json").stdout)
-    }
 
     def logs_in(password: str, mechanism: str) -> bool:
         text = settings.read_text().replace("SCRAM-SHA-512", mechanism)
@@ -116,24 +119,24 @@ def test_users_are_added_changed_and_removed(secured: Secured, settings: Path) -
         kept = text[:login] + text[text.index("\n", login) + 1 :]
         mine.write_text(f"{kept}sasl.username={name}\nsasl.password={password}\n")
         told = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_COMMAND_CONFIG": str(mine)}
-        from click.testing import CliRunner
-
-        from fencepost.coordinator.cli import main
-
         return CliRunner().invoke(main, ["topics", "list"], env=told).exit_code == 0
 
-    assert logs_in(PASSWORD, "SCRAM-SHA-512")
+    def comes_to(wanted: bool, password: str, mechanism: str) -> None:
+        """A change takes a moment to get around."""
+        until(lambda: logs_in(password, mechanism) == wanted or None, f"{mechanism}: {wanted}")
+
+    comes_to(True, PASSWORD, "SCRAM-SHA-512")
     assert not logs_in("another", "SCRAM-SHA-512")
     # Asked for at the terminal, twice.
     run(settings, "users", "passwd", name, "--mechanism", "SCRAM-SHA-512", stdin="new\nnew\n")
-    assert logs_in("new", "SCRAM-SHA-512")
+    comes_to(True, "new", "SCRAM-SHA-512")
     assert logs_in(PASSWORD, "SCRAM-SHA-256")
     shown = run(settings, "users", "remove", name, "--mechanism", "SCRAM-SHA-512")
     assert "would remove" in shown.stdout
     assert logs_in("new", "SCRAM-SHA-512")
     run(settings, "users", "remove", name, "--execute")
-    assert not logs_in("new", "SCRAM-SHA-512")
-    assert not logs_in(PASSWORD, "SCRAM-SHA-256")
+    comes_to(False, "new", "SCRAM-SHA-512")
+    comes_to(False, PASSWORD, "SCRAM-SHA-256")
     for arguments in (("list", name), ("remove", name, "--execute"), ("passwd", name)):
         done = run(settings, "users", *arguments, status=1, stdin="x\nx\n")
         assert f"no such user: {name}" in done.stderr

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import pickle
+import re
+import socket
 import ssl
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from fencepost.coordinator.wire.client.client import (
+    AsyncWireClient,
+    AuthenticationError,
+    BrokerUnreachable,
+    WireClient,
+)
+from fencepost.coordinator.wire.client.login import MAX_ITERATIONS, _dialogue
 from fencepost.coordinator.wire.client.security import (
     PLAINTEXT,
     SECRETS,
@@ -21,6 +34,18 @@ from fencepost.coordinator.wire.client.security import (
 )
 from fencepost.coordinator.wire.client.tls import ssl_context
 from fencepost.coordinator.wire.client.tokens import TOKEN_KEY, TokenError, token_source
+from fencepost.coordinator.wire.scram import (
+    SCRAM_SHA_256,
+    ClientFinal,
+    ClientFirst,
+    ScramError,
+    ServerFirst,
+    salted_password,
+    server_final,
+    server_key,
+    server_signature,
+    signed_text,
+)
 from tests.support.certificates import Authority, replace
 
 SECRET = "hunter2-;='\"\\"
@@ -385,3 +410,141 @@ class TestTls:
         server.minimum_version = ssl.TLSVersion.TLSv1_3
         with pytest.raises(OSError):  # noqa: PT011 - an alert, or just the end
             await greeted(ssl_context(over_tls(**settings)), server)
+
+
+def told_by_both(address: tuple[str, int], security: Security) -> list[str]:
+    """What our two clients say of a broker that they can not get on with."""
+    bootstrap = f"{address[0]}:{address[1]}"
+
+    def blocking() -> None:
+        with WireClient(bootstrap, security=security, timeout_ms=200) as client:
+            client.metadata()
+
+    async def run() -> None:
+        async with AsyncWireClient(bootstrap, security=security, timeout_ms=200) as client:
+            await client.metadata()
+
+    found = []
+    for ask in (blocking, lambda: asyncio.run(run())):
+        with pytest.raises((AuthenticationError, BrokerUnreachable)) as refused:
+            ask()
+        found.append(f"{type(refused.value).__name__}: {refused.value}")
+    return found
+
+
+@contextlib.contextmanager
+def answering(context: ssl.SSLContext | None, answer: bytes = b"") -> Iterator[tuple[str, int]]:
+    """A listener in a thread that shows its certificate, says something and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with contextlib.suppress(OSError), client:
+                    whole = context.wrap_socket(client, server_side=True) if context else client
+                    with whole:
+                        whole.recv(4096)
+                        whole.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+class TestWhatIsTold:
+    @pytest.mark.parametrize(
+        ("made", "words"),
+        [
+            ({"valid": (-9, -2)}, "AuthenticationError: .* certificate has expired"),
+            ({"valid": (2, 9)}, "AuthenticationError: .* not valid yet: is this machine's clock"),
+            ({"hosts": ["kafka.example"]}, "AuthenticationError: .* is not for 127.0.0.1"),
+        ],
+    )
+    def test_of_a_certificate(self, tmp_path: Path, made: dict[str, Any], words: str) -> None:
+        authority = Authority(tmp_path)
+        truststore = {"ssl.truststore.location": str(authority.truststore)}
+        context = server_side(authority.server("broker", **made).file)
+        with answering(context) as address:
+            for told in told_by_both(address, over_tls(**truststore)):
+                assert re.search(words, told), told
+
+    def test_of_one_that_nobody_trusts(self, tmp_path: Path) -> None:
+        with answering(server_side(Authority(tmp_path).server("broker").file)) as address:
+            for told in told_by_both(address, over_tls()):
+                assert re.search("AuthenticationError: .*nobody who is trusted here", told), told
+
+    def test_of_a_listener_that_speaks_http_or_tls(self) -> None:
+        alert = b"\x15\x03\x03\x00\x02\x02\x50"
+        with answering(None, alert) as address:
+            for told in told_by_both(address, PLAINTEXT):
+                assert "AuthenticationError" in told
+                assert "the listener speaks TLS" in told
+        with answering(None, b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
+            for told in told_by_both(address, over_tls()):
+                assert "the listener speaks no TLS" in told
+        with answering(None) as address:
+            for told in told_by_both(address, PLAINTEXT):
+                assert "perhaps the listener wants TLS or a login" in told
+
+
+def scram_broker(
+    first: ClientFirst, *, iterations: int = 4096, nonce: str = "", knows: str = SECRET
+) -> tuple[ServerFirst, Callable[[bytes], bytes]]:
+    """A broker's first message, and what it makes of the last one of a client."""
+    salt = b"salt"
+    answer = ServerFirst.of(nonce or first.nonce + "more", salt, iterations)
+    salted = salted_password(SCRAM_SHA_256, knows, salt, iterations)
+
+    def end(token: bytes) -> bytes:
+        final = ClientFinal.parse(token)
+        signed = signed_text(first, answer, final)
+        signature = server_signature(SCRAM_SHA_256, server_key(SCRAM_SHA_256, salted), signed)
+        return server_final(signature)
+
+    return answer, end
+
+
+class TestScram:
+    """What a client asks of a broker before it believes it."""
+
+    def dialogue(self) -> tuple[Any, ClientFirst]:
+        security = Security.of(scram(**{"sasl.mechanism": "SCRAM-SHA-256"}))
+        spoken = _dialogue(security)
+        return spoken, ClientFirst.parse(next(spoken))
+
+    def test_the_broker_shows_that_it_knows_the_password(self) -> None:
+        spoken, first = self.dialogue()
+        answer, end = scram_broker(first)
+        last = spoken.send(answer.encode())
+        with pytest.raises(StopIteration):
+            spoken.send(end(last))
+
+    @pytest.mark.parametrize(
+        ("wrong", "reason"),
+        [
+            ({"nonce": "somebody's"}, "nonce does not go on"),
+            ({"nonce": "OURS"}, "nonce does not go on"),
+            ({"iterations": 4095}, "4095 iterations; they are between 4096"),
+            ({"iterations": MAX_ITERATIONS + 1}, "1000001 iterations"),
+        ],
+    )
+    def test_a_first_answer_that_is_refused(self, wrong: dict[str, Any], reason: str) -> None:
+        spoken, first = self.dialogue()
+        if wrong.get("nonce") == "OURS":
+            wrong = {"nonce": first.nonce}
+        iterations = wrong.get("iterations", 4096)
+        answer = ServerFirst.of(wrong.get("nonce", f"{first.nonce}x"), b"salt", iterations)
+        with pytest.raises(ScramError, match=reason):
+            spoken.send(answer.encode())
+
+    def test_a_broker_that_does_not_know_the_password(self) -> None:
+        spoken, first = self.dialogue()
+        answer, end = scram_broker(first, knows="something else")
+        last = spoken.send(answer.encode())
+        with pytest.raises(ScramError, match="it is not the one it says it is"):
+            spoken.send(end(last))

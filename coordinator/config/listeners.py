@@ -109,7 +109,10 @@ def _is_loopback(host: str) -> bool:
 
 def _authenticates(config: BrokerConfig, listener: ListenerConfig) -> bool:
     if listener.is_sasl:
-        return True
+        # A token that nobody has signed says whatever a client likes.
+        key = "sasl.oauthbearer.jwks.endpoint.url"
+        is_signed = config.on_listener(listener.name, key, "OAUTHBEARER") is not None
+        return is_signed or "OAUTHBEARER" not in listener.mechanisms
     return listener.is_tls and client_auth(config, listener) == "required"
 
 

@@ -13,21 +13,22 @@ from typing import Final, cast
 import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.key import HIDDEN, ConfigError
 from fencepost.coordinator.security.mechanism import Mechanism
+from fencepost.coordinator.security.oauth_login import OAUTHBEARER, OauthLogin, oauth_login
 from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
 from fencepost.coordinator.security.scram_login import ScramLogin
 from fencepost.coordinator.security.users import Users
 from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
 from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, SystemClock
 
 MECHANISMS: Final = "sasl.enabled.mechanisms"
 JAAS: Final = "sasl.jaas.config"
 PER_IP: Final = "fencepost.unauthenticated.connections.per.ip"
 
-SERVED: Final = (PLAIN, *SCRAM_MECHANISMS)
+SERVED: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
 """The mechanisms that there are."""
 
 LINES_PER_SECOND: Final = 10
@@ -104,7 +105,7 @@ class Logins:
     ) -> Logins:
         """Those of the listeners with SASL, by their settings. Raises ConfigError."""
         users.prepare()
-        made = [listener_logins(config, name, users, checks) for name in names]
+        made = [listener_logins(config, name, users, checks, clock) for name in names]
         return cls(made, clock=clock, max_per_ip=config.int(PER_IP))
 
     def of(self, listener: str) -> ListenerLogins | None:
@@ -191,15 +192,17 @@ def check_logins(config: BrokerConfig, listener: str) -> None:
             raise ConfigError(MECHANISMS, name, f"listener {listener} can have {served}")
     if PLAIN in names:
         configured_passwords(config, listener)
+    if OAUTHBEARER in names:
+        configured_tokens(config, listener, SystemClock())
 
 
 def listener_logins(
-    config: BrokerConfig, listener: str, users: Users, checks: PasswordChecks
+    config: BrokerConfig, listener: str, users: Users, checks: PasswordChecks, clock: Clock
 ) -> ListenerLogins:
     """How clients of a listener with SASL log in, by its settings. Raises ConfigError."""
     check_logins(config, listener)
     names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
-    made = {name: _mechanism(config, listener, name, users, checks) for name in names}
+    made = {name: _mechanism(config, listener, name, users, checks, clock) for name in names}
     lifetimes = {
         name: _number(config, listener, "connections.max.reauth.ms", name) for name in names
     }
@@ -218,8 +221,15 @@ def _number(config: BrokerConfig, listener: str, key: str, mechanism: str = "") 
 
 
 def _mechanism(
-    config: BrokerConfig, listener: str, name: str, users: Users, checks: PasswordChecks
+    config: BrokerConfig,
+    listener: str,
+    name: str,
+    users: Users,
+    checks: PasswordChecks,
+    clock: Clock,
 ) -> Mechanism:
+    if name == OAUTHBEARER:
+        return configured_tokens(config, listener, clock)
     if name == PLAIN:
         return PlainLogin(users, checks, configured_passwords(config, listener))
     return ScramLogin(SCRAM_MECHANISMS[name], users)
@@ -230,21 +240,35 @@ def configured_passwords(config: BrokerConfig, listener: str) -> dict[str, str]:
 
     Raises ConfigError, which quotes none.
     """
-    text = cast("str | None", config.on_listener(listener, JAAS, PLAIN))
+    options = _options(config, listener, PLAIN)
+    passwords = {
+        name.removeprefix(_USER): one for name, one in options.items() if name.startswith(_USER)
+    }
+    if "" in passwords or "" in passwords.values():
+        key = _jaas_key(listener, PLAIN)
+        raise ConfigError(key, HIDDEN, "a user has no name, or no password")
+    return passwords
+
+
+def configured_tokens(config: BrokerConfig, listener: str, clock: Clock) -> OauthLogin:
+    """How a listener looks at tokens. Raises ConfigError."""
+    return oauth_login(config, listener, _options(config, listener, OAUTHBEARER), clock)
+
+
+def _jaas_key(listener: str, mechanism: str) -> str:
+    return f"listener.name.{listener.lower()}.{mechanism.lower()}.{JAAS}"
+
+
+def _options(config: BrokerConfig, listener: str, mechanism: str) -> Mapping[str, str]:
+    """The options of a mechanism's JAAS; none where it has none."""
+    text = cast("str | None", config.on_listener(listener, JAAS, mechanism))
     if text is None:
         return {}
-    key = f"listener.name.{listener.lower()}.{PLAIN.lower()}.{JAAS}"
+    key = _jaas_key(listener, mechanism)
     try:
         login = parse_jaas(text)
     except JaasError as error:
-        raise ConfigError(key, "[hidden]", str(error)) from None
-    if login.family != PLAIN:
-        raise ConfigError(key, "[hidden]", f"{login.module} is no module of {PLAIN}")
-    passwords = {
-        name.removeprefix(_USER): one
-        for name, one in login.options.items()
-        if name.startswith(_USER)
-    }
-    if "" in passwords or "" in passwords.values():
-        raise ConfigError(key, "[hidden]", "a user has no name, or no password")
-    return passwords
+        raise ConfigError(key, HIDDEN, str(error)) from None
+    if login.family != mechanism:
+        raise ConfigError(key, HIDDEN, f"{login.module} is no module of {mechanism}")
+    return login.options

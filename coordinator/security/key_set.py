@@ -1,0 +1,182 @@
+"""The keys that tokens are signed with, from where an issuer shows them.
+
+They are fetched by a thread, and kept: a fetch that fails changes nothing. A key that is not known
+is asked for again, but no more than once a minute, whatever tokens say.
+
+Source: ``RefreshingHttpsJwks``, ``RefreshingHttpsJwksVerificationKeyResolver``; RFC 7517.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import structlog
+
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.mechanism import AuthenticationFailed
+from fencepost.logcore.clock import Clock
+
+MAX_BYTES: Final = 1 << 20
+"""Bytes of a set of keys."""
+
+FETCH_TIMEOUT_S: Final = 10.0
+"""How long a fetch may take."""
+
+UNKNOWN_KEY_MS: Final = 60_000
+"""A set that lacks a key is fetched again no sooner than so long after it was."""
+
+MAX_WAITING: Final = 1_000
+"""Logins that wait for a fetch."""
+
+SCHEMES: Final = ("https", "http", "file")
+
+Jwk = Mapping[str, Any]
+
+_log = structlog.get_logger(__name__)
+
+
+class KeySetError(Exception):
+    """There are no keys to be had. Tells nothing of what was read."""
+
+
+class KeySet:
+    """The keys at ``url``. Belongs to the loop; pauses are milliseconds."""
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        refresh_ms: int,
+        backoff_ms: int,
+        max_backoff_ms: int,
+    ) -> None:
+        self.url = url
+        self._clock = clock
+        self._refresh_ms = refresh_ms
+        self._first_backoff_ms, self._max_backoff_ms = backoff_ms, max_backoff_ms
+        self._backoff_ms = backoff_ms
+        self._keys: tuple[Jwk, ...] = ()
+        self._fetched_ms: int | None = None
+        """When the last fetch that succeeded began."""
+        self._not_before_ms = 0
+        self._is_fetching = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def find(self, fits: Callable[[Jwk], bool]) -> Work[list[Jwk]]:
+        """The keys that fit, fetched if need be. Raises AuthenticationFailed where there are none.
+
+        What is old is used until the next fetch has ended.
+        """
+        now_ms = self._clock.monotonic_ms()
+        found = [key for key in self._keys if fits(key)]
+        age_ms = None if self._fetched_ms is None else now_ms - self._fetched_ms
+        if found:
+            if age_ms is not None and age_ms >= self._refresh_ms:
+                self._fetch(now_ms)
+            return found
+        if age_ms is None or age_ms >= UNKNOWN_KEY_MS or self._is_fetching:
+            self._fetch(now_ms)
+            if self._is_fetching:
+                yield self._wait()
+                found = [key for key in self._keys if fits(key)]
+        if not found:
+            cause = "the keys of the issuer are not to be had" if not self._keys else "no such key"
+            raise AuthenticationFailed(cause)
+        return found
+
+    def _wait(self) -> asyncio.Future[None]:
+        if len(self._waiting) >= MAX_WAITING:
+            raise AuthenticationFailed(f"{MAX_WAITING} logins wait for keys (MAX_WAITING)")
+        # Each has one of its own: that of a client that goes away is cancelled.
+        waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waits)
+        return waits
+
+    def _fetch(self, now_ms: int) -> None:
+        """Begin a fetch, unless one is under way or has just failed."""
+        if self._is_fetching or now_ms < self._not_before_ms:
+            return
+        self._is_fetching = True
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            result: tuple[Jwk, ...] | Exception
+            try:
+                result = fetch_keys(self.url)
+            except Exception as error:  # noqa: BLE001 - told on the loop
+                result = error
+            with suppress(RuntimeError):  # the broker has stopped meanwhile
+                loop.call_soon_threadsafe(self._fetched, now_ms, result)
+
+        # No pool: nobody waits at a stop for an issuer that does not answer.
+        threading.Thread(target=run, name="keys of tokens", daemon=True).start()
+
+    def _fetched(self, began_ms: int, result: tuple[Jwk, ...] | Exception) -> None:
+        self._is_fetching = False
+        if isinstance(result, Exception):
+            self._not_before_ms = self._clock.monotonic_ms() + self._backoff_ms
+            self._backoff_ms = min(self._backoff_ms * 2, self._max_backoff_ms)
+            cause = str(result) if isinstance(result, KeySetError) else type(result).__name__
+            _log.error("keys of tokens not fetched", url=self.url, cause=cause)
+        else:
+            self._keys, self._fetched_ms = result, began_ms
+            self._backoff_ms = self._first_backoff_ms
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+
+def fetch_keys(url: str) -> tuple[Jwk, ...]:
+    """Read the set of keys at ``url``. Raises :class:`KeySetError`."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            with Path(unquote(parts.path)).open("rb") as file:
+                raw = _read(file)
+        else:
+            opener = urllib.request.build_opener(_NoRedirects)
+            with opener.open(url, timeout=FETCH_TIMEOUT_S) as answer:
+                raw = _read(answer)
+    except urllib.error.HTTPError as error:
+        raise KeySetError(f"status {error.code}") from None
+    except OSError as error:
+        raise KeySetError(str(getattr(error, "reason", None) or error)) from None
+    try:
+        keys = json.loads(raw)["keys"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise KeySetError("it is no set of keys (RFC 7517)") from None
+    if not isinstance(keys, list):
+        raise KeySetError("it is no set of keys (RFC 7517)")
+    return tuple(key for key in keys if isinstance(key, dict))
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    """All of it, within the time and the size."""
+    until = time.monotonic() + FETCH_TIMEOUT_S
+    raw = bytearray()
+    while part := stream.read(min(65_536, MAX_BYTES + 1 - len(raw))):
+        raw += part
+        if len(raw) > MAX_BYTES:
+            raise KeySetError(f"longer than {MAX_BYTES} bytes")
+        if time.monotonic() > until:
+            raise KeySetError(f"not read within {FETCH_TIMEOUT_S:g} s")
+    return bytes(raw)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """An issuer's keys are where the operator says, and nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None

@@ -1,0 +1,165 @@
+"""OAUTHBEARER: a client shows a token, which an issuer has signed.
+
+A token that does not hold is answered with a reason in JSON, which the client takes note of with
+one byte; only then the login fails.
+
+Source: ``OAuthBearerSaslServer``, ``OAuthBearerClientInitialResponse``,
+``OAuthBearerValidatorCallbackHandler``; RFC 7628.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.key_set import SCHEMES, KeySet
+from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
+from fencepost.coordinator.security.tokens import (
+    Claims,
+    SignedTokens,
+    TokenRefusedError,
+    Tokens,
+    UnsecuredTokens,
+)
+from fencepost.logcore.clock import Clock
+
+OAUTHBEARER: Final = "OAUTHBEARER"
+URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
+UNSECURED: Final = "unsecured"
+"""How the options of ``sasl.jaas.config`` begin that ask for tokens which nobody has signed."""
+
+_FIRST = re.compile(
+    r"n,(?:a=(?P<authzid>(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,\x01"
+    r"(?P<pairs>(?:[A-Za-z]+=[\x21-\x7e \t\r\n]+\x01)*)\x01",
+    re.DOTALL,
+)
+_AUTH = re.compile(r"(?P<scheme>\w+) +(?P<token>[-_~+/.a-zA-Z0-9]+=*)", re.ASCII)
+_NOTED = b"\x01"
+
+
+class OauthLogin:
+    """The mechanism."""
+
+    def __init__(self, tokens: Tokens, now_ms: Callable[[], int]) -> None:
+        self.name = OAUTHBEARER
+        self.tokens, self.now_ms = tokens, now_ms
+
+    def begin(self) -> OauthExchange:
+        """A login that has just begun."""
+        return OauthExchange(self)
+
+
+class OauthExchange:
+    """One login."""
+
+    def __init__(self, login: OauthLogin) -> None:
+        self.identity: Identity | None = None
+        self._login = login
+        self._refused: tuple[str, str] | None = None
+        """What the client was told, and the cause."""
+
+    def step(self, token: bytes) -> Work[bytes]:
+        """Nothing if the token holds, else why it does not. Raises AuthenticationFailed."""
+        if self._refused is not None:
+            told, cause = self._refused
+            if token == _NOTED:
+                raise AuthenticationFailed(cause, told=told)
+            self._refused = None
+        wanted, bearer = _first(token)
+        try:
+            identity = yield from self._login.tokens.check(bearer, self._login.now_ms())
+        except TokenRefusedError as error:
+            told = '{"status":"invalid_token"}'
+            if error.scope is not None:
+                told = f'{{"status":"insufficient_scope", "scope":"{error.scope}"}}'
+            self._refused = told, f"the token: {error}"
+            return told.encode()
+        name = identity.principal.name
+        if wanted not in {"", name}:
+            told = (
+                f"Authentication failed: Client requested an authorization id ({wanted}) that is"
+                f" different from the token's principal name ({name})"
+            )
+            raise AuthenticationFailed("the client wants to be another user", told=told, user=name)
+        self.identity = identity
+        return b""
+
+
+def _first(message: bytes) -> tuple[str, str]:
+    """The user that the client wants to be, or an empty text, and its token."""
+    found = _FIRST.fullmatch(message.decode(errors="replace"))
+    if found is None:
+        raise AuthenticationFailed("no message of OAUTHBEARER")
+    pairs = dict(pair.split("=", 1) for pair in found["pairs"].split("\x01") if pair)
+    auth = _AUTH.fullmatch(pairs.get("auth", ""))
+    if auth is None or auth["scheme"].lower() != "bearer":
+        raise AuthenticationFailed("no bearer token in the message")
+    return found["authzid"] or "", auth["token"]
+
+
+# --- out of the configuration ---
+
+
+def is_unsecured(config: BrokerConfig, listener: str) -> bool:
+    """Whether a listener believes tokens that nobody has signed."""
+    return config.on_listener(listener, URL, OAUTHBEARER) is None
+
+
+def oauth_login(
+    config: BrokerConfig, listener: str, options: Mapping[str, str], clock: Clock
+) -> OauthLogin:
+    """The mechanism of a listener; ``options`` are those of its JAAS. Raises ConfigError."""
+
+    def of(name: str) -> Any:
+        return config.on_listener(listener, f"sasl.oauthbearer.{name}", OAUTHBEARER)
+
+    url = of("jwks.endpoint.url")
+    if url is None:
+        return OauthLogin(_unsecured(options), clock.now_ms)
+    if urlsplit(url).scheme not in SCHEMES:
+        raise ConfigError(URL, url, f"it must be a URL of {', '.join(SCHEMES)}")
+    if find_spec("jwt") is None or find_spec("cryptography") is None:
+        raise ConfigError(URL, url, "signed tokens need PyJWT: pip install 'fencepost[oauth]'")
+    keys = KeySet(
+        url,
+        clock,
+        refresh_ms=of("jwks.endpoint.refresh.ms"),
+        backoff_ms=of("jwks.endpoint.retry.backoff.ms"),
+        max_backoff_ms=of("jwks.endpoint.retry.backoff.max.ms"),
+    )
+    claims = Claims(
+        of("sub.claim.name"),
+        of("scope.claim.name"),
+        skew_ms=of("clock.skew.seconds") * 1000,
+        needs_issued_at=True,
+    )
+    signed = SignedTokens(keys, claims, of("expected.issuer"), of("expected.audience"))
+    return OauthLogin(signed, clock.now_ms)
+
+
+def _unsecured(options: Mapping[str, str]) -> UnsecuredTokens:
+    if not any(name.startswith(UNSECURED) for name in options):
+        raise ConfigError(
+            URL,
+            "",
+            "OAUTHBEARER needs it: who has signed the tokens? For development, where whoever"
+            " connects may say who he is, name an option unsecuredLoginStringClaim_sub or"
+            " unsecuredValidator… in sasl.jaas.config",
+        )
+    skew = options.get("unsecuredValidatorAllowableClockSkewMs", "").strip() or "0"
+    if not skew.isdecimal():
+        raise ConfigError("unsecuredValidatorAllowableClockSkewMs", skew, "milliseconds, 0 or more")
+    return UnsecuredTokens(
+        Claims(
+            options.get("unsecuredValidatorPrincipalClaimName", "").strip() or "sub",
+            options.get("unsecuredValidatorScopeClaimName", "").strip() or "scope",
+            tuple(options.get("unsecuredValidatorRequiredScope", "").split()),
+            int(skew),
+        )
+    )

@@ -1,0 +1,176 @@
+"""Whether a token of OAUTHBEARER holds: one that an issuer has signed, or one that nobody has.
+
+Who it is for, by whom, from when and until when is checked for both in the same way.
+
+Source: ``BrokerJwtValidator``, ``OAuthBearerUnsecuredJws``,
+``OAuthBearerUnsecuredValidatorCallbackHandler``, ``OAuthBearerValidationUtils``; RFC 7519.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.key_set import Jwk, KeySet
+from fencepost.coordinator.security.mechanism import Identity
+from fencepost.coordinator.security.principal import USER, Principal
+
+_CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+_OF_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
+"""A token names one of the algorithms that its key is for; never one with a shared secret."""
+
+_MAX_MS: Final = 1 << 53
+
+
+class TokenRefusedError(Exception):
+    """A token does not hold; the message is the operator's.
+
+    ``scope`` is the scope that it lacks, where that is all it lacks.
+    """
+
+    def __init__(self, cause: str, *, scope: str | None = None) -> None:
+        super().__init__(cause)
+        self.scope = scope
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What every token must say. ``skew_ms`` is by how much others' clocks may differ."""
+
+    subject: str = "sub"
+    """The claim with the user's name."""
+    scope: str = "scope"
+    """The claim with the scope: a text with spaces between, or a list."""
+    required_scope: tuple[str, ...] = ()
+    skew_ms: int = 0
+    needs_issued_at: bool = False
+
+    def identity(self, claims: Mapping[str, Any], now_ms: int) -> Identity:
+        """Who the token is about. Raises TokenRefusedError."""
+        name = claims.get(self.subject)
+        if not isinstance(name, str) or not name.strip():
+            raise TokenRefusedError(f"no user in the claim {self.subject}")
+        expires_ms = _time_ms(claims, "exp", is_needed=True) or 0
+        issued_ms = _time_ms(claims, "iat", is_needed=self.needs_issued_at)
+        begins_ms = _time_ms(claims, "nbf", is_needed=False)
+        if expires_ms + self.skew_ms <= now_ms:
+            raise TokenRefusedError("it has expired")
+        for what, at_ms in (("it was issued in the future", issued_ms), ("not yet", begins_ms)):
+            if at_ms is not None and at_ms > now_ms + self.skew_ms:
+                raise TokenRefusedError(what)
+            if at_ms is not None and at_ms >= expires_ms:
+                raise TokenRefusedError("it ends before it begins")
+        scope = _scope(claims.get(self.scope))
+        if missing := [one for one in self.required_scope if one not in scope]:
+            raise TokenRefusedError(f"no scope {missing[0]!r}", scope=" ".join(self.required_scope))
+        return Identity(Principal(USER, name), expires_ms)
+
+
+def _time_ms(claims: Mapping[str, Any], name: str, *, is_needed: bool) -> int | None:
+    value = claims.get(name)
+    if value is None and not is_needed:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise TokenRefusedError(f"no time in the claim {name}")
+    if abs(value) > _MAX_MS // 1000:
+        raise TokenRefusedError(f"no time that can be in the claim {name}")
+    return round(value * 1000)
+
+
+def _scope(value: object) -> Sequence[str]:
+    if isinstance(value, str):
+        return value.split()
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else ()
+
+
+class Tokens(Protocol):
+    """Who looks at tokens."""
+
+    def check(self, token: str, now_ms: int) -> Work[Identity]:
+        """Who ``token`` is about. Raises TokenRefusedError, AuthenticationFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsecuredTokens:
+    """Believes whatever a token says: for development."""
+
+    claims: Claims = Claims()
+
+    def check(self, token: str, now_ms: int) -> Work[Identity]:
+        """See :class:`Tokens`."""
+        header, payload, *rest = (*token.split("."), "", "")[:4]
+        if rest[0] or token.count(".") not in {1, 2}:
+            raise TokenRefusedError("it is signed, or no token")
+        if _part(header).get("alg") != "none":
+            raise TokenRefusedError("its algorithm is not none")
+        yield from ()  # a generator, as the others
+        return self.claims.identity(_part(payload), now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTokens:
+    """Takes what an issuer has signed."""
+
+    keys: KeySet
+    claims: Claims
+    issuer: str | None = None
+    audience: tuple[str, ...] = ()
+
+    def check(self, token: str, now_ms: int) -> Work[Identity]:
+        """See :class:`Tokens`."""
+        import jwt  # noqa: PLC0415 - an extra, which few need
+
+        header = _part(token.partition(".")[0])
+        algorithm, name = header.get("alg"), header.get("kid")
+        found = yield from self.keys.find(
+            lambda key: (
+                (name is None or key.get("kid") == name)
+                and key.get("use", "sig") == "sig"
+                and algorithm in algorithms_of(key)
+            )
+        )
+        if len(found) > 1:
+            raise TokenRefusedError("it does not say which key has signed it")
+        try:
+            claims = jwt.decode(
+                token,
+                jwt.PyJWK(dict(found[0]), algorithm=str(algorithm)).key,
+                algorithms=[str(algorithm)],
+                audience=self.audience or None,
+                issuer=self.issuer,
+                # These are checked by the broker's clock.
+                options={"verify_exp": False, "verify_iat": False, "verify_nbf": False},
+            )
+        except jwt.PyJWTError as error:
+            raise TokenRefusedError(f"{type(error).__name__} of PyJWT") from None
+        return self.claims.identity(claims, now_ms)
+
+
+def algorithms_of(key: Jwk) -> frozenset[str]:
+    """What a key may sign with: by its kind, and by what it says itself."""
+    kind = key.get("kty")
+    found: frozenset[str] = frozenset()
+    if kind == "RSA":
+        found = _OF_RSA
+    elif kind == "EC":
+        found = frozenset({_CURVES.get(str(key.get("crv")), "")}) - {""}
+    elif kind == "OKP":
+        found = frozenset({"EdDSA"})
+    own = key.get("alg")
+    return found if own is None else found & {own}
+
+
+def _part(text: str) -> Mapping[str, Any]:
+    """A part of a token. Raises TokenRefusedError."""
+    try:
+        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, RecursionError):
+        raise TokenRefusedError("it is no token") from None
+    if not isinstance(found, dict):
+        raise TokenRefusedError("it is no token")
+    return found

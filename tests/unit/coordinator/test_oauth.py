@@ -1,0 +1,482 @@
+"""OAUTHBEARER: its messages, tokens that nobody has signed, tokens that an issuer has, its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
+from fencepost.coordinator.config.listeners import check_closed
+from fencepost.coordinator.security import key_set
+from fencepost.coordinator.security.key_set import KeySet, KeySetError, fetch_keys
+from fencepost.coordinator.security.logins import check_logins
+from fencepost.coordinator.security.mechanism import AuthenticationFailed
+from fencepost.coordinator.security.oauth_login import OauthExchange, OauthLogin
+from fencepost.coordinator.security.tokens import Claims, SignedTokens, UnsecuredTokens
+from tests.support.clock import ManualClock
+
+NOW_MS = 1_700_000_000_000
+NOW = NOW_MS // 1000
+LISTENER = "SASL_PLAINTEXT"
+JWKS = "sasl.oauthbearer.jwks.endpoint.url"
+MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+
+RSA_KEY = rsa.generate_private_key(65_537, 2_048)
+OTHER_KEY = rsa.generate_private_key(65_537, 2_048)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def encoded(part: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+
+
+def unsecured(*, header: object = None, **claims: object) -> str:
+    body = {"sub": "alice", "exp": NOW + 60, **claims}
+    kept = {name: value for name, value in body.items() if value is not None}
+    return f"{encoded({'alg': 'none'} if header is None else header)}.{encoded(kept)}."
+
+
+def first(token: str, authzid: str = "", extensions: str = "") -> bytes:
+    wanted = f"a={authzid}" if authzid else ""
+    return f"n,{wanted},\x01auth=Bearer {token}\x01{extensions}\x01".encode()
+
+
+async def taken(exchange: OauthExchange, token: bytes) -> bytes:
+    """One step, with its waits."""
+    steps = exchange.step(token)
+    try:
+        while True:
+            if (wait := next(steps)) is not None:
+                async with asyncio.timeout(20):
+                    await asyncio.wait({wait})
+    except StopIteration as end:
+        answer: bytes = end.value
+        return answer
+
+
+def believing(**claims: Any) -> OauthExchange:
+    return OauthLogin(UnsecuredTokens(Claims(**claims)), lambda: NOW_MS).begin()
+
+
+# --- messages (OAuthBearerSaslServerTest, OAuthBearerClientInitialResponseTest) ---
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        first(unsecured()),
+        first(unsecured(), authzid="alice"),
+        first(unsecured(), extensions="first=one\x01Second=two words\x01"),
+        first(unsecured()).replace(b"Bearer", b"bEARER"),
+        first(unsecured()).replace(b"Bearer ", b"Bearer   "),
+    ],
+)
+async def test_who_shows_a_token_is_in(message: bytes) -> None:
+    exchange = believing()
+    assert await taken(exchange, message) == b""
+    assert exchange.identity is not None
+    assert str(exchange.identity.principal) == "User:alice"
+    assert exchange.identity.expires_at_ms == (NOW + 60) * 1000
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\x01",
+        b"n,,",
+        first(unsecured())[:-1],
+        first(unsecured()) + b"x",
+        first(unsecured()).replace(b"n,", b"y,"),
+        first(unsecured()).replace(b"n,", b"p=tls-unique,"),
+        first(unsecured()).replace(b"auth=", b"oath="),
+        first(unsecured()).replace(b"auth=Bearer ", b"auth="),
+        first(unsecured()).replace(b"Bearer", b"Basic"),
+        first("two words"),
+        first(""),
+        first(unsecured(), authzid="al=ice"),
+        first(unsecured(), extensions="fir1st=one\x01"),
+        first(unsecured(), extensions="first=\x02\x01"),
+        b"\xff" * 100,
+    ],
+)
+async def test_a_message_that_is_none_fails(message: bytes) -> None:
+    exchange = believing()
+    with pytest.raises(AuthenticationFailed) as failed:
+        await taken(exchange, message)
+    assert (failed.value.told, exchange.identity) == (None, None)
+
+
+async def test_nobody_becomes_another_user() -> None:
+    with pytest.raises(AuthenticationFailed, match="another user") as failed:
+        await taken(believing(), first(unsecured(), authzid="bob"))
+    assert failed.value.told == (
+        "Authentication failed: Client requested an authorization id (bob) that is different from"
+        " the token's principal name (alice)"
+    )
+
+
+async def test_the_client_hears_why_and_takes_note_before_it_fails() -> None:
+    exchange = believing(required_scope=("write", "read"))
+    told = '{"status":"insufficient_scope", "scope":"write read"}'
+    assert await taken(exchange, first(unsecured(scope="read"))) == told.encode()
+    with pytest.raises(AuthenticationFailed) as failed:
+        await taken(exchange, b"\x01")
+    assert (failed.value.told, str(failed.value)) == (told, "the token: no scope 'write'")
+
+
+async def test_another_token_may_follow_one_that_does_not_hold() -> None:
+    exchange = believing()
+    assert await taken(exchange, first(unsecured(exp=NOW))) == b'{"status":"invalid_token"}'
+    assert await taken(exchange, first(unsecured())) == b""
+
+
+# --- tokens that nobody has signed (OAuthBearerUnsecuredValidatorCallbackHandlerTest) ---
+
+
+@pytest.mark.parametrize(
+    ("token", "cause"),
+    [
+        (unsecured(exp=None), "no time in the claim exp"),
+        (unsecured(exp="soon"), "no time in the claim exp"),
+        (unsecured(exp=True), "no time in the claim exp"),
+        (unsecured(exp=10**300), "no time that can be"),
+        (unsecured(exp=NOW - 2), "expired"),
+        (unsecured(iat=NOW + 3), "issued in the future"),
+        (unsecured(nbf=NOW + 3), "not yet"),
+        (unsecured(iat=NOW + 1, exp=NOW + 1), "ends before it begins"),
+        (unsecured(sub=None), "no user in the claim sub"),
+        (unsecured(sub=" "), "no user in the claim sub"),
+        (unsecured(sub=["alice"]), "no user in the claim sub"),
+        (unsecured(header={"alg": "HS256"}), "algorithm is not none"),
+        (unsecured(header={}), "algorithm is not none"),
+        (unsecured(header=["none"]), "no token"),
+        (unsecured() + "c2lnbmVk", "signed"),
+        (unsecured() + ".", "no token"),
+        ("a", "no token"),
+        ("e30", "no token"),
+        (f"{encoded({'alg': 'none'})}.{'W' * 4000}.", "no token"),
+    ],
+)
+async def test_an_unsecured_token_that_does_not_hold(token: str, cause: str) -> None:
+    exchange = believing(skew_ms=1_999)
+    assert await taken(exchange, first(token)) == b'{"status":"invalid_token"}'
+    with pytest.raises(AuthenticationFailed, match=cause):
+        await taken(exchange, b"\x01")
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"exp": NOW - 1.5},
+        {"iat": NOW + 1},
+        {"iat": None},
+        {"scope": "write  read"},
+        {"scope": ["read", 7, "write"]},
+    ],
+)
+async def test_an_unsecured_token_that_holds(claims: dict[str, object]) -> None:
+    scope = ("read", "write") if "scope" in claims else ()
+    exchange = believing(skew_ms=1_999, required_scope=scope)
+    assert await taken(exchange, first(unsecured(**claims))) == b""
+
+
+# --- tokens that an issuer has signed (BrokerJwtValidatorTest) ---
+
+
+def public(key: Any, name: str, **more: str) -> dict[str, Any]:
+    algorithm = ECAlgorithm if isinstance(key, ec.EllipticCurvePrivateKey) else RSAAlgorithm
+    found: dict[str, Any] = algorithm.to_jwk(key.public_key(), as_dict=True)
+    return found | {"kid": name} | more
+
+
+KEYS = [
+    public(RSA_KEY, "one"),
+    public(EC_KEY, "two"),
+    public(OTHER_KEY, "for secrets", use="enc"),
+    {"kty": "oct", "k": "c2VjcmV0", "kid": "shared"},
+]
+
+
+class Issuer:
+    """Serves a set of keys over HTTP, or something else in its place."""
+
+    def __init__(self) -> None:
+        self.body: bytes = json.dumps({"keys": KEYS}).encode()
+        self.status = 200
+        self.asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.asked += 1
+                issuer.may_answer.wait(20)
+                self.send_response(issuer.status)
+                self.send_header("Content-Length", str(len(issuer.body)))
+                self.send_header("Location", issuer.url)
+                self.end_headers()
+                self.wfile.write(issuer.body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/keys"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self.may_answer.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    made = Issuer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+def signed(key: Any = RSA_KEY, *, name: str | None = "one", how: str = "", **claims: Any) -> str:
+    how = how or ("ES256" if isinstance(key, ec.EllipticCurvePrivateKey) else "RS256")
+    body = {"sub": "alice", "iat": NOW - 5, "exp": NOW + 60, **claims}
+    kept = {claim: value for claim, value in body.items() if value is not None}
+    return jwt.encode(kept, key, how, headers={} if name is None else {"kid": name})
+
+
+def key_set_of(url: str, clock: ManualClock) -> KeySet:
+    return KeySet(url, clock, refresh_ms=3_600_000, backoff_ms=100, max_backoff_ms=400)
+
+
+def looking(url: str, clock: ManualClock, **more: Any) -> Callable[[], OauthExchange]:
+    claims = Claims(skew_ms=30_000, needs_issued_at=True)
+    tokens = SignedTokens(key_set_of(url, clock), claims, **more)
+    return OauthLogin(tokens, clock.now_ms).begin
+
+
+@pytest.mark.parametrize("how", ["RS256", "RS512", "PS256"])
+async def test_what_an_issuer_has_signed_holds(
+    issuer: Issuer, clock: ManualClock, how: str
+) -> None:
+    begin = looking(issuer.url, clock)
+    for token in (signed(how=how), signed(EC_KEY, name="two"), signed(iat=NOW - 60, exp=NOW - 29)):
+        exchange = begin()
+        assert await taken(exchange, first(token)) == b""
+        assert exchange.identity is not None
+        assert exchange.identity.principal.name == "alice"
+    assert issuer.asked == 1
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        signed(OTHER_KEY),
+        signed(iat=NOW - 60, exp=NOW - 31),
+        signed(exp=None),
+        signed(iat=None),
+        signed(iat=NOW + 31),
+        signed(sub=None),
+        signed(aud="somebody else"),
+        signed(iss="another issuer"),
+        signed(EC_KEY, name=None),
+        signed()[:-4] + "AAAA",
+        signed() + ".x",
+        signed().rpartition(".")[0] + ".",
+        unsecured(iat=NOW - 5),
+    ],
+)
+async def test_what_does_not_hold_is_no_login(
+    issuer: Issuer, clock: ManualClock, token: str
+) -> None:
+    exchange = looking(issuer.url, clock, issuer="https://issuer", audience=("us", "them"))()
+    try:
+        assert await taken(exchange, first(token)) == b'{"status":"invalid_token"}'
+    except AuthenticationFailed as failed:
+        assert str(failed) == "no such key"  # noqa: PT017 - one of two ways to fail
+    assert exchange.identity is None
+    good = signed(iss="https://issuer", aud=["them"])
+    exchange = looking(issuer.url, clock, issuer="https://issuer", audience=("us", "them"))()
+    assert await taken(exchange, first(good)) == b""
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        signed(name="three"),
+        signed(OTHER_KEY, name="for secrets"),
+        jwt.encode({"sub": "alice"}, "secret" * 8, "HS256", headers={"kid": "shared"}),
+        jwt.encode({"sub": "alice"}, "secret" * 8, "HS256", headers={"kid": "one"}),
+        signed(EC_KEY, name="one"),
+    ],
+)
+async def test_a_token_chooses_neither_another_key_nor_another_use_of_it(
+    issuer: Issuer, clock: ManualClock, token: str
+) -> None:
+    with pytest.raises(AuthenticationFailed, match="no such key"):
+        await taken(looking(issuer.url, clock)(), first(token))
+
+
+# --- keys (RefreshingHttpsJwksTest) ---
+
+
+async def test_an_unknown_key_is_asked_for_once_a_minute(
+    issuer: Issuer, clock: ManualClock
+) -> None:
+    begin = looking(issuer.url, clock)
+    for _ in range(3):
+        with pytest.raises(AuthenticationFailed):
+            await taken(begin(), first(signed(OTHER_KEY, name="new")))
+    assert issuer.asked == 1
+    issuer.body = json.dumps({"keys": [*KEYS, public(OTHER_KEY, "new")]}).encode()
+    with pytest.raises(AuthenticationFailed):
+        await taken(begin(), first(signed(OTHER_KEY, name="new")))
+    clock.advance(key_set.UNKNOWN_KEY_MS)
+    fresh = signed(OTHER_KEY, name="new", exp=NOW + 1_000)
+    assert await taken(begin(), first(fresh)) == b""
+    assert issuer.asked == 2
+
+
+async def test_many_wait_for_one_fetch_and_whoever_goes_takes_nobody_along(
+    issuer: Issuer, clock: ManualClock
+) -> None:
+    begin = looking(issuer.url, clock)
+    issuer.may_answer.clear()
+    tasks = [asyncio.ensure_future(taken(begin(), first(signed()))) for _ in range(20)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    issuer.may_answer.set()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(done[0], asyncio.CancelledError)
+    assert done[1:] == [b""] * 19
+    assert issuer.asked == 1
+
+
+async def test_a_fetch_that_fails_is_tried_again_later_and_later(
+    issuer: Issuer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer.status = 500
+    begin = looking(issuer.url, clock)
+    asked = []
+    for pause in (0, 99, 1, 199, 1, 399, 1, 399, 1):
+        clock.advance(pause)
+        with pytest.raises(AuthenticationFailed, match="not to be had"):
+            await taken(begin(), first(signed()))
+        asked.append(issuer.asked)
+    assert asked == [1, 1, 2, 2, 3, 3, 4, 4, 5]
+    issuer.status = 200
+    clock.advance(400)
+    assert await taken(begin(), first(signed())) == b""
+    # What is known stays in use while the issuer fails, and while it is asked again.
+    issuer.status = 500
+    clock.advance(3_600_000)
+    later = signed(exp=NOW + 10_000)
+    assert await taken(begin(), first(later)) == b""
+
+
+async def test_no_more_than_so_many_wait(
+    issuer: Issuer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_set, "MAX_WAITING", 2)
+    begin = looking(issuer.url, clock)
+    issuer.may_answer.clear()
+    tasks = [asyncio.ensure_future(taken(begin(), first(signed()))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(AuthenticationFailed, match="MAX_WAITING"):
+        await taken(begin(), first(signed()))
+    issuer.may_answer.set()
+    assert await asyncio.gather(*tasks) == [b"", b""]
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "the keys.json"
+    path.write_text(json.dumps({"keys": KEYS}))
+    assert [key["kid"] for key in fetch_keys(path.as_uri())] == [key["kid"] for key in KEYS]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "cause"),
+    [
+        (b"", 200, "no set of keys"),
+        (b"[]", 200, "no set of keys"),
+        (b'{"keys": 7}', 200, "no set of keys"),
+        (b"[" * 100_000, 200, "no set of keys"),
+        (b" " * (key_set.MAX_BYTES + 1), 200, "longer than"),
+        (b"secret", 404, "status 404"),
+        (b"", 302, "status 302"),
+    ],
+)
+def test_what_is_no_set_of_keys_is_told_without_what_was_read(
+    issuer: Issuer, body: bytes, status: int, cause: str
+) -> None:
+    issuer.body, issuer.status = body, status
+    with pytest.raises(KeySetError, match=cause):
+        fetch_keys(issuer.url)
+
+
+def test_a_set_that_is_just_small_enough(issuer: Issuer) -> None:
+    whole = json.dumps({"keys": KEYS}).encode()
+    issuer.body = whole.ljust(key_set.MAX_BYTES)
+    assert len(fetch_keys(issuer.url)) == len(KEYS)
+
+
+def test_an_issuer_that_is_not_there(tmp_path: Path) -> None:
+    for url in ((tmp_path / "none").as_uri(), "http://127.0.0.1:1/keys"):
+        with pytest.raises(KeySetError):
+            fetch_keys(url)
+
+
+# --- configuration ---
+
+
+def configured(**options: str) -> BrokerConfig:
+    return BrokerConfig({"sasl.enabled.mechanisms": "OAUTHBEARER", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "who has signed the tokens"),
+        ({"sasl.jaas.config": f"{MODULE} required;"}, "who has signed the tokens"),
+        ({JWKS: "ftp://issuer/keys"}, "it must be a URL of https, http, file"),
+        (
+            {"sasl.jaas.config": f'{MODULE} required unsecuredValidatorAllowableClockSkewMs="-1";'},
+            "milliseconds, 0 or more",
+        ),
+    ],
+)
+def test_settings_that_can_not_be(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_logins(configured(**options), LISTENER)
+
+
+def test_who_believes_everybody_lets_strangers_in() -> None:
+    everywhere = "0.0.0.0"
+    listener = ListenerConfig(
+        LISTENER, everywhere, 9092, SecurityProtocol(LISTENER), ("OAUTHBEARER",)
+    )
+    unsecured_login = f'{MODULE} required unsecuredLoginStringClaim_sub="x";'
+    with pytest.raises(ConfigError, match="asks nobody who they are"):
+        check_closed(configured(**{"sasl.jaas.config": unsecured_login}), [listener])
+    check_closed(configured(**{JWKS: "https://issuer/keys"}), [listener])

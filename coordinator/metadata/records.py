@@ -64,7 +64,7 @@ def _unpack(raw: bytes) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException) as error:
         raise MetadataError(f"{METADATA_TOPIC} holds a value that can not be read") from error
     if not isinstance(value, dict) or value.get("version") != RECORD_VERSION:
-        raise MetadataError(f"{METADATA_TOPIC} holds a value of another version: {value!r}")
+        raise MetadataError(f"{METADATA_TOPIC} holds a value of another version")
     return value
 
 

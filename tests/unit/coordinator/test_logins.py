@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgpack
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,7 +16,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listeners import client_listeners, tells_passwords
 from fencepost.coordinator.daemon.broker import Broker, BrokerError
-from fencepost.coordinator.metadata.records import SCRAM
+from fencepost.coordinator.metadata.records import SCRAM, MetadataError, decode
 from fencepost.coordinator.security import password_checks
 from fencepost.coordinator.security.added_users import (
     AddedUserError,
@@ -43,6 +44,7 @@ from fencepost.coordinator.wire.scram import (
     salted_password,
     stored_key,
 )
+from fencepost.logcore.machine import Record
 from tests.support.clock import ManualClock
 from tests.unit.coordinator.logging_in import give, users_in
 from tests.unit.coordinator.services import storage
@@ -193,6 +195,14 @@ def test_what_is_kept_has_the_fields_of_kafkas_record(tmp_path: Path) -> None:
     fields = {"Name", "Mechanism", "Salt", "StoredKey", "ServerKey", "Iterations"}
     assert kept.keys() - {"version"} == fields
     assert b"right" not in b"".join(one for one in kept.values() if isinstance(one, bytes))
+
+
+def test_a_record_that_is_not_understood_is_not_shown() -> None:
+    value: bytes = msgpack.packb({"version": 99, "StoredKey": b"geheim"})
+    key: bytes = msgpack.packb([SCRAM, "1:alice"])
+    with pytest.raises(MetadataError) as caught:
+        decode(Record(key, value))
+    assert "geheim" not in str(caught.value)
 
 
 def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:

@@ -349,7 +349,8 @@ def test_what_is_most_specific_holds(tmp_path: Path) -> None:
         "listener.name.in.sasl.server.max.receive.size": "4096",
         "fencepost.authentication.timeout.ms": "7000",
     }
-    found = listener_logins(BrokerConfig(settings), "IN", users_in(tmp_path), PasswordChecks())
+    config, clock = BrokerConfig(settings), ManualClock(0)
+    found = listener_logins(config, "IN", users_in(tmp_path), PasswordChecks(), clock)
     assert list(found.mechanisms) == ["PLAIN", "SCRAM-SHA-256"]
     assert found.max_reauth_ms == {"SCRAM-SHA-256": 2000}
     assert (found.max_receive_bytes, found.timeout_ms, found.failure_delay_ms) == (4096, 7000, 100)

@@ -16,13 +16,14 @@ import asyncio
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, cast
 
 import structlog
 
 from fencepost.coordinator.net.connection import Connection
-from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.background import call_later, tell
 from fencepost.coordinator.security.tls import ListenerTls, reason_of
 
 log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ class Handshakes:
         until = time.perf_counter() + HANDSHAKES_MS / 1000
         while self._queue:
             # It stays in the queue meanwhile, so that nobody else arms the loop.
-            self._queue[0].shake_hands()
+            self._queue[0].guarded(self._queue[0].shake_hands)
             self._queue.popleft()
             if self._queue and time.perf_counter() >= until:
                 self.loop.call_soon(self._next)
@@ -155,6 +156,14 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_closing = True
         connection.connection_lost(exc)
 
+    def guarded(self, step: Callable[[], None]) -> None:
+        """Take a step that asyncio does not know of; what fails unexpectedly ends this client."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - as asyncio does with a protocol
+            tell("TLS", error)
+            self.abort()
+
     # --- handshakes ---
 
     def shake_hands(self) -> None:
@@ -244,7 +253,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         """Deliver what has come, and what comes."""
         self._is_reading = True
         if self._is_shaken:
-            self._handshakes.loop.call_soon(self._deliver)
+            self._handshakes.loop.call_soon(self.guarded, self._deliver)
         self._read_on()
 
     def _read_on(self) -> None:

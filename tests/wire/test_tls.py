@@ -12,6 +12,8 @@ import random
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +33,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metrics import own
 from fencepost.coordinator.net import tls_stream
 from fencepost.coordinator.net.connection import Connection
+from fencepost.coordinator.security.tls import ListenerTls
 from tests.support.certificates import (
     KEY_PASSWORD,
     Authority,
@@ -278,6 +281,7 @@ def test_keys_of_every_kind(tmp_path: Path, authority: Authority) -> None:
             assert versions(served.on(name), trusting(authority)) == "none"
 
 
+@pytest.mark.slow
 def test_a_login_over_tls(tmp_path: Path, authority: Authority) -> None:
     """SASL_SSL: a certificate is asked for by the listener's own key, and is nobody's name."""
     settings = {
@@ -644,6 +648,40 @@ def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -
         finally:
             gc.enable()
     assert len(streams) <= 1, "no collector was needed"
+
+
+def test_what_fails_unexpectedly_ends_one_client(
+    tmp_path: Path, authority: Authority, said: list[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect in the way of one handshake: the queue goes on, and the log has the place."""
+
+    def broken(_tls: ListenerTls, _der: bytes | None) -> None:
+        raise RuntimeError("a defect")
+
+    with serving(tmp_path, authority.server().keystore) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(ListenerTls, "principal_of", broken)
+            assert is_refused(served.bootstrap, trusting(authority))
+        assert versions(served.bootstrap, trusting(authority)) == "none"
+    (told,) = (one for one in said if one["log_level"] == "error")
+    assert (told["event"], told["what"]) == ("background work failed", "TLS")
+
+
+def test_a_broker_without_encryption_loads_none_of_it(tmp_path: Path) -> None:
+    program = (
+        "import sys, asyncio\n"
+        "from fencepost import Broker\n"
+        "async def main():\n"
+        "    async with Broker(sys.argv[1]):\n"
+        "        pass\n"
+        "asyncio.run(main())\n"
+        "print([one for one in sys.modules if one.endswith(('.tls', '.tls_stream', '.pem',"
+        " '.daemon.certificates', '.certificate', '.principal_mapping'))])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 # --- renewal -------------------------------------------------------------------------------------

@@ -404,6 +404,7 @@ def test_a_handshake_byte_by_byte_and_garbage_in_it(tmp_path: Path, authority: A
 # --- bytes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_large_requests_and_answers_arrive_as_they_were_sent(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -562,6 +563,7 @@ def test_a_handshake_has_its_time(tmp_path: Path, authority: Authority, sent: in
             assert client.call("api_versions", 2)["error_code"] == "none"
 
 
+@pytest.mark.slow
 def test_a_handshake_has_a_size(tmp_path: Path, authority: Authority) -> None:
     """On one side what a greeting promises without end, on the other a long chain."""
     endless = b"\x16\x03\x01\x40\x00" + b"\x01\x01\xff\xff" + bytes(16_380)
@@ -613,7 +615,7 @@ async def test_many_handshakes_at_once_keep_the_loop_for_moments(
     assert longest_ms / slowness() < MAX_STALL_MS, "of one round of the loop, all callbacks in it"
 
 
-def test_alpn_is_not_needed_and_renegotiation_refused(tmp_path: Path, authority: Authority) -> None:
+def test_alpn_is_not_needed(tmp_path: Path, authority: Authority) -> None:
     context = trusting(authority)
     context.set_alpn_protocols(["h2", "http/1.1"])
     with (
@@ -622,12 +624,55 @@ def test_alpn_is_not_needed_and_renegotiation_refused(tmp_path: Path, authority:
     ):
         assert client.call("api_versions", 2)["error_code"] == "none"
         assert client._socket.selected_alpn_protocol() is None  # type: ignore[attr-defined]
-        (connection,) = served.connections
-        options = served.look(
-            lambda _: connection._transport.get_extra_info("ssl_object").context.options
-        )
-    assert options & ssl.OP_NO_RENEGOTIATION
-    assert options & ssl.OP_NO_COMPRESSION
+
+
+def test_renegotiation_and_compression_are_refused(tmp_path: Path, authority: Authority) -> None:
+    with serving(tmp_path, authority.server().keystore) as served:
+        command = ["openssl", "s_client", "-tls1_2", "-comp", "-connect", served.bootstrap]
+        with subprocess.Popen(
+            [*command, "-CAfile", str(authority.truststore)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as client:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            said = iter(client.stdout.readline, "")
+            shaken = [line for line in iter(lambda: next(said), "---\n") if line]
+            until(lambda: served.connections, "it is there")
+            client.stdin.write("R\n")
+            client.stdin.flush()
+            rest = "".join(said)
+        assert "RENEGOTIATING" in rest
+        assert "no renegotiation" in rest
+        assert "Compression: NONE" in "".join(shaken) + rest
+        until(lambda: not served.connections, "it is gone")
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_client_is_told_why_it_may_not_come_in(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    """testPeerNotifiedOfHandshakeFailure: with TLS 1.3 at its first read."""
+    settings = {
+        **authority.server().keystore,
+        **trust_settings(authority),
+        "ssl.client.auth": "required",
+    }
+    stranger = Authority(tmp_path, "stranger").client("mallory").context(trusted=authority)
+    nobody = trusting(authority)
+    with serving(tmp_path, settings) as served:
+        for context, reason in ((nobody, "REQUIRED|HANDSHAKE_FAILURE"), (stranger, "UNKNOWN_CA")):
+            context.minimum_version = context.maximum_version = version
+            with pytest.raises(ssl.SSLError, match=reason):
+                read_on(served, context)
+
+
+def read_on(served: Served, context: ssl.SSLContext) -> None:
+    """Shake hands, and wait for what the broker says by itself."""
+    with context.wrap_socket(connected(served), server_hostname="localhost") as client:
+        client.recv(1)
 
 
 def test_failed_handshakes_leave_nothing(tmp_path: Path, authority: Authority) -> None:
@@ -667,6 +712,7 @@ def test_what_fails_unexpectedly_ends_one_client(
     assert (told["event"], told["what"]) == ("background work failed", "TLS")
 
 
+@pytest.mark.slow
 def test_a_broker_without_encryption_loads_none_of_it(tmp_path: Path) -> None:
     program = (
         "import sys, asyncio\n"

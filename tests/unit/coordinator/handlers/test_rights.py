@@ -157,6 +157,11 @@ def test_the_coordinators_topic_takes_a_right_and_is_closed_all_the_same(guarded
     guarded.allow(topic(Op.WRITE, ANYTHING))
     told = client.produce("__consumer_offsets", [b"x"])["error_code"]
     assert told == "invalid_topic_exception"
+    # It may be read by who has the right to it, as everything.
+    assert client.fetch("__consumer_offsets")["error_code"] == T
+    guarded.allow(topic(Op.READ, "__consumer_offsets"))
+    assert client.fetch("__consumer_offsets")["error_code"] == "none"
+    assert names_of(client.call("metadata", 9, topics=None)) == ["__consumer_offsets"]
 
 
 def test_fetch_reads_what_it_may(guarded, admin, client, open_topic, closed_topic):
@@ -291,6 +296,7 @@ def test_lists_leave_out_what_may_not_be_seen(guarded, admin, client, open_topic
     guarded.allow(cluster(Op.DESCRIBE))
     assert {mine, others} <= set(names_of(client.call("list_groups", 4), "groups", "group_id"))
     guarded.allow()
+    assert client.call("metadata", 9, topics=[])["cluster_id"]
     for answer in (client.call("list_groups", 4), client.call("list_transactions", 0)):
         assert answer["error_code"] == "none"
     assert client.call("list_groups", 4)["groups"] == []

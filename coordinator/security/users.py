@@ -124,14 +124,15 @@ class Users:
         It is as costly as one of those that there are. Without ``mechanism`` it is of any.
         """
         costs = self._costs() if mechanism is None else self._costs_of(mechanism.number)
+        # What follows is of a few bytes each, however long the name.
+        seed = hmac.digest(self._secret, user.encode(), "sha512")
         # Whichever a name fits best stays the same when others come and go.
-        number, iterations = max(costs, key=lambda cost: self._mac("cost", *cost, user))
+        number, iterations = max(costs, key=lambda cost: _mac(seed, "cost", *cost))
         one = MECHANISM_BY_NUMBER[number]
         stored, server = (
-            self._mac(kind, number, user)[: one.key_bytes] for kind in ("stored", "server")
+            _mac(seed, kind, number)[: one.key_bytes] for kind in ("stored", "server")
         )
-        salt = _salt(self._mac("salt", number, user))
-        return Credential(one, salt, stored, server, iterations)
+        return Credential(one, _salt(_mac(seed, "salt", number)), stored, server, iterations)
 
     def _costs(self) -> frozenset[Profile]:
         if self._profiles is None:
@@ -148,9 +149,10 @@ class Users:
         if not self._metadata.table(SECRET):
             self._metadata.change_table(SECRET, {_SECRET_NAME: {"Secret": os.urandom(32)}})
 
-    def _mac(self, *words: object) -> bytes:
+    @property
+    def _secret(self) -> bytes:
         secret: bytes = self._metadata.table(SECRET)[_SECRET_NAME]["Secret"]
-        return hmac.digest(secret, "\0".join(map(str, words)).encode(), "sha512")
+        return secret
 
     # --- changing ---
 
@@ -170,6 +172,10 @@ class Users:
                 for key, one in changes.items()
             },
         )
+
+
+def _mac(seed: bytes, *words: object) -> bytes:
+    return hmac.digest(seed, " ".join(map(str, words)).encode(), "sha512")
 
 
 def _name(user: str, number: int) -> str:

@@ -73,6 +73,10 @@ fencepost_logins_under_way gauge
     Connections that have not logged in yet.
 fencepost_logins_expired_total counter
     Connections that were closed because they went on with a login that had ended.
+fencepost_authorizations_total counter result
+    How often rules allowed a client something, or denied it; lists ask for each thing in them.
+fencepost_acls gauge
+    Rules of who may do what.
 fencepost_handshake_failures_total counter listener
     Clients with which a listener that encrypts could not come to terms.
 fencepost_certificate_not_after_seconds gauge listener
@@ -320,6 +324,13 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
     """What is neither of a topic, nor of a group or a transaction."""
     who = labels(version=version, cluster_id=services.cluster_id, node_id=services.node_id)
     yield some("fencepost_info", (who, 1))
+    authorizer = services.authorizer
+    yield some(
+        "fencepost_authorizations_total",
+        (labels(result="allowed"), 0 if authorizer is None else authorizer.allowed),
+        (labels(result="denied"), 0 if authorizer is None else authorizer.denied),
+    )
+    yield one("fencepost_acls", 0 if authorizer is None else authorizer.rules.count)
     yield one("fencepost_fetches_waiting", len(services.fetches.delayed))
     yield one("fencepost_fetch_sessions", len(services.fetches.sessions))
     yield some(

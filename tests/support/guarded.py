@@ -24,6 +24,7 @@ from fencepost.coordinator.security.acl import (
 )
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
+from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.steps import finish
 from tests.support.cluster import Cluster
 from tests.support.waits import until
@@ -83,6 +84,10 @@ class Guarded:
     @property
     def bootstrap(self) -> str:
         return self._thread.bootstrap
+
+    @property
+    def services(self) -> Services:
+        return self._broker.services
 
     def allow(self, *rights: Right) -> None:
         """Let these be all the rights of ``User:ANONYMOUS``."""

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from fencepost.coordinator.metrics import own
 from fencepost.coordinator.security.acl import Operation
 from tests.support.cluster import Cluster, unique
 from tests.support.guarded import Guarded, cluster, topic
+from tests.support.stalls import watched_loop
 
 VERSIONS = [1, 2, 3]
 ANY_FILTER = {
@@ -148,6 +150,52 @@ def test_numbers_that_say_nothing(admin, field, number):
         name = "resource_type_filter" if field == "resource_type" else field
         asked = {**ANY_FILTER, name: number}
         assert admin.call("describe_acls", 3, **asked)["error_code"] == "invalid_request"
+
+
+def test_rules_are_on_disk_before_the_answer(guarded, admin):
+    def is_on_disk() -> bool:
+        partition = guarded.services.metadata.partition
+        return partition.recovery_point == partition.log_end_offset
+
+    create(admin, acl("t"))
+    assert is_on_disk()
+    admin.call("delete_acls", 3, filters=[by_name("t")])
+    assert is_on_disk()
+
+
+def test_questions_and_rules_are_counted(guarded, admin, nobody):
+    def told() -> dict[str, float]:
+        return {
+            f"{family.name} {labels}".strip(): value
+            for family, samples in own.of_broker(guarded.services, "1")
+            for labels, value in samples
+            if family.name in {"fencepost_authorizations_total", "fencepost_acls"}
+        }
+
+    before = told()
+    create(admin, acl("t"))
+    create(nobody, acl("t"))
+    assert {name: value - before[name] for name, value in told().items()} == {
+        'fencepost_authorizations_total result="allowed"': 1,
+        'fencepost_authorizations_total result="denied"': 1,
+        "fencepost_acls": 1,
+    }
+
+
+@pytest.mark.slow
+def test_ten_thousand_rules_keep_nobody_waiting(admin, nobody):
+    """Neither being made, listed and taken away, nor being asked."""
+    names = [f"{'topic' * (at % 9)}{at}" for at in range(10_000)]
+    many = [acl(one, resource_pattern_type=3 + at % 2) for at, one in enumerate(names)]
+    asked = [{"name": one} for one in names]
+    with watched_loop() as watch:
+        assert set(errors(create(admin, *many))) == {"none"}
+        described = admin.call("describe_acls", 3, **ANY_FILTER)["resources"]
+        found = nobody.call("metadata", 12, topics=asked, allow_auto_topic_creation=False)
+        gone = admin.call("delete_acls", 3, filters=[ANY_FILTER])["filter_results"]
+    assert len(described) == len(found["topics"]) == len(gone[0]["matching_acls"]) == 10_000
+    assert {one["error_code"] for one in found["topics"]} == {"unknown_topic_or_partition"}
+    watch.check()
 
 
 @pytest.mark.slow

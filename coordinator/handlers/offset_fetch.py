@@ -50,7 +50,8 @@ def _run_one(ctx: Context) -> Work[Entity]:
     body, respond = ctx.body, ctx.respond
     wanted: list[FetchTopic] | None = None
     refused: list[Any] = []
-    if body.topics is not None:
+    denied = _denied(ctx, body.group_id)
+    if body.topics is not None and denied is None:
         wanted = []
         closed = yield from refused_topics(ctx, Operation.DESCRIBE, named_topics(body.topics))
         seen: set[tuple[str, int]] = set()
@@ -65,7 +66,7 @@ def _run_one(ctx: Context) -> Work[Entity]:
         topics=None if wanted is None else tuple(wanted),
         require_stable=getattr(body, "require_stable", False),
     )
-    result = yield from _result(_submit(ctx, command))
+    result = denied or (yield from result_of(_submit(ctx, command)))
     make, topics = respond.OffsetFetchResponsePartition, []
     code = ErrorCode.topic_authorization_failed
     if isinstance(result, DomainError):
@@ -85,17 +86,15 @@ def _run_one(ctx: Context) -> Work[Entity]:
     return respond.OffsetFetchResponse(topics=tuple(topics), error_code=ErrorCode.none)
 
 
-def _submit(ctx: Context, command: FetchOffsets) -> Asked:
-    """Ask a group, if the client may know of it."""
-    if not ctx.may(Operation.DESCRIBE, ResourceType.GROUP, command.group_id):
-        return GroupAuthorizationError("the client may not describe the group")
+def _denied(ctx: Context, group_id: str) -> GroupAuthorizationError | None:
+    """Why the client is told nothing of a group, whether there is one or not."""
+    if ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+        return None
+    return GroupAuthorizationError("the client may not describe the group")
+
+
+def _submit(ctx: Context, command: FetchOffsets) -> Future:
     return ctx.broker.groups.submit(command.group_id, command, ctx.origin)
-
-
-def _result(asked: Asked) -> Work[Any]:
-    if isinstance(asked, DomainError):
-        return asked
-    return (yield from result_of(asked))
 
 
 def _is_seen(ctx: Context, name: str) -> bool:
@@ -134,7 +133,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
         asked.append((group, refused, answer))
         yield None
     for group, refused, answer in asked:
-        result = yield from _result(answer)
+        result = answer if isinstance(answer, DomainError) else (yield from result_of(answer))
         groups.append((yield from _group(ctx, group, refused, result)))
         yield None
     return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
@@ -145,6 +144,9 @@ def _ask(
 ) -> Work[tuple[list[ErrorCode], Asked]]:
     """Send one group's question; with why topics are left out of it, NONE for those in it."""
     codes: list[ErrorCode] = []
+    denied = _denied(ctx, group.group_id)
+    if denied is not None:
+        return codes, denied
     topics: tuple[FetchTopic, ...] | None = None
     if group.topics is not None:
         wanted: list[FetchTopic] = []

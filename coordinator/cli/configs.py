@@ -130,7 +130,9 @@ def change(
             "key": key,
             "value": _value(before.get(key)),
             "source": before[key].source if key in before else None,
-            "new": wanted[key] if key in wanted else _value(after.get(key)),
+            "new": _wanted(wanted[key], before.get(key))
+            if key in wanted
+            else _value(after.get(key)),
         }
         for key in named
     ]
@@ -162,6 +164,10 @@ def _show(settings: Sequence[Setting], form: str) -> None:
         for one in settings
     ]
     emit(rows, COLUMNS, form)
+
+
+def _wanted(text: str, setting: Setting | None) -> str:
+    return SECRET if setting is not None and setting.is_secret else text
 
 
 def _value(setting: Setting | None) -> str | None:

@@ -21,6 +21,7 @@ from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from fencepost.coordinator.config.key import (
+    HIDDEN,
     ConfigError,
     ConfigKey,
     ConfigType,
@@ -320,7 +321,7 @@ class BrokerConfig:
         for name, text in settings.items():
             key = BROKER_KEYS.get(name) or _key_of_listener(name)
             if key is None:
-                raise ConfigError(name, text, "unknown configuration")
+                raise ConfigError(name, HIDDEN, "unknown configuration")
             key.parse(text)
             if not key.updatable:
                 raise InvalidRequestError(f"Cannot update these configs dynamically: {name}")
@@ -384,7 +385,8 @@ def _broker_name(given: str, text: str) -> str:
     if given in REPLACED:
         raise ConfigError(given, text, REPLACED[given])
     known = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
-    raise ConfigError(given, text, f"unknown configuration{nearest(given, known)}")
+    # Perhaps it is a password, under a name with a mistake in it.
+    raise ConfigError(given, HIDDEN, f"unknown configuration{nearest(given, known)}")
 
 
 def _check_together(values: Mapping[str, Value]) -> None:

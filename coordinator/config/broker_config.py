@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from itertools import dropwhile
 from pathlib import Path
@@ -263,6 +264,18 @@ class BrokerConfig:
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         found = [Setting(name, layer[name], source) for source, layer in layers if name in layer]
         return [*found, Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)]
+
+    def of_listeners(self) -> dict[str, tuple[ConfigKey, list[Setting]]]:
+        """The keys that are set for single listeners, and where, by their whole names."""
+        layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
+        found: dict[str, tuple[ConfigKey, list[Setting]]] = {}
+        for source, layer in layers:
+            for name, text in layer.items():
+                key = _key_of_listener(name)
+                if key is not None:
+                    known = found.setdefault(name, (replace(key, name=name), []))
+                    known[1].append(Setting(name, text, source))
+        return found
 
     def without_effect(self) -> list[tuple[str, str]]:
         """(key, reason) of the static settings that change nothing, for a warning."""

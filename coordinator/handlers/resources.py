@@ -120,14 +120,19 @@ def _describe_group(broker: Services, name: str) -> list[Described]:
 
 
 def _describe_broker(broker: Services, name: str) -> list[Described]:
+    of_listeners = broker.config.of_listeners()
     if name == DEFAULT_SETTINGS:
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
         return [
-            _broker_key(BROKER_KEYS[key], [Setting(key, text, source)])
+            _broker_key(
+                of_listeners[key][0] if key in of_listeners else BROKER_KEYS[key],
+                [Setting(key, text, source)],
+            )
             for key, text in broker.config.dynamic(source).items()
         ]
     _check_node(broker, name)
-    return [_broker_key(key, broker.config.settings(key.name)) for key in BROKER_KEYS.values()]
+    own = [_broker_key(key, broker.config.settings(key.name)) for key in BROKER_KEYS.values()]
+    return [*own, *(_broker_key(*one) for one in of_listeners.values())]
 
 
 def _broker_key(key: ConfigKey, settings: list[Setting]) -> Described:

@@ -326,15 +326,15 @@ class Started(BrokerThread):
         return self.served.server.admission.count
 
 
-def change(client: Cluster, **configs: str | None) -> None:
-    """Change settings of the broker while it runs."""
+def change(client: Cluster, resource: str = "1", /, **configs: str | None) -> None:
+    """Change settings of the broker, or of all brokers, while it runs."""
     answer = client.call(
         "incremental_alter_configs",
         1,
         resources=[
             {
                 "resource_type": 4,
-                "resource_name": "1",
+                "resource_name": resource,
                 "configs": [
                     {
                         "name": name.replace("_", "."),
@@ -405,6 +405,20 @@ def test_bounds_change_while_a_broker_runs(broker):
             change(admin, max_connections="2")
             until(lambda: broker.count == 2, "connections gave way")
             speaks(admin)
+
+
+@pytest.mark.parametrize("resource", ["1", ""])
+def test_what_is_set_for_a_listener_is_told(broker, resource):
+    name = "listener.name.other.max.connections"
+    with clients(broker, "PLAINTEXT", 1) as [admin]:
+        change(admin, resource, **{name: "7"})
+        asked = {"resource_type": 4, "resource_name": resource, "configuration_keys": [name]}
+        answer = admin.call("describe_configs", 4, resources=[asked])
+        (told,) = answer["results"][0]["configs"]
+        assert (told["name"], told["value"], told["read_only"]) == (name, "7", False)
+        change(admin, resource, **{name: None})
+        answer = admin.call("describe_configs", 4, resources=[asked])
+        assert answer["results"][0]["configs"] == []
 
 
 def test_connections_of_an_address_change_while_a_broker_runs(tmp_path):

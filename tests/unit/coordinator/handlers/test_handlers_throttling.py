@@ -19,6 +19,7 @@ import pytest
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.net import connection
 from fencepost.coordinator.wire.api import APIS, ApiKey
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.testing.clock import TestClock
@@ -449,8 +450,19 @@ def test_a_broker_stops_at_once_though_a_client_is_not_read(tmp_path):
             client.receive_frame()
 
 
-def test_without_quotas_nothing_is_asked(broker, admin, clock):
+def test_without_quotas_nothing_is_asked(broker, admin, clock, topic, monkeypatch):
     assert broker.served.server.throttles is None
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("somebody asked about quotas")
+
+    with monkeypatch.context() as watched:
+        for name in ("LoopTime", "throttle_of", "throttled"):
+            watched.setattr(connection, name, asked)
+        admin.produce(topic, [b"x"])
+        assert admin.values(topic) == [b"x"]
+        admin.call("list_groups", 4)
+        created(admin, 6, unique("t"))
     with limited(broker, admin, clock, producer_byte_rate=1):
         assert broker.served.server.throttles is broker.served.services.quotas
     assert broker.served.server.throttles is None

@@ -25,7 +25,7 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 public class ThrottledClients {
-    private static final int RECORDS = 53;
+    private static final int RECORDS = 58;
     private static final int RECORD_BYTES = 10_000;
 
     private static void tell(String what, Object told) {

@@ -452,6 +452,71 @@ def test_an_answer_that_nobody_takes_waits_in_the_kernel(
     assert answers[0]["records"] == plain
 
 
+FETCHES, RANDOM_ROUNDS = 10, 6
+
+
+@pytest.mark.slow
+def test_however_a_client_writes_and_reads_it_gets_the_same_bytes(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """Pipelined fetches of any size, in records of any size, taken in pieces and with pauses."""
+    draw = random.Random(5)
+    both = {"listeners": "SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
+    with serving(tmp_path, {**authority.server().keystore, **both}) as served:
+        with Cluster(served.on("PLAINTEXT")) as cluster:
+            cluster.create_topic("t")
+            for _ in range(60):
+                cluster.produce("t", [os.urandom(draw.choice([10, 1_000, 50_000, 800_000]))])
+        for number in range(RANDOM_ROUNDS):
+            asked = b"".join(some_fetch(draw, correlation_id) for correlation_id in range(FETCHES))
+            context = trusting(authority)
+            if number % 2:
+                context.maximum_version = ssl.TLSVersion.TLSv1_2
+            plain = exchanged(served.on("PLAINTEXT"), None, asked, draw)
+            assert exchanged(served.on("SSL"), context, asked, draw) == plain
+            assert len(plain) == FETCHES
+
+
+def some_fetch(draw: random.Random, correlation_id: int) -> bytes:
+    most = draw.choice([1, 100, 5_000, 70_000, 300_000, 3_000_000])
+    part = {
+        "partition": 0,
+        "fetch_offset": draw.randrange(60),
+        "partition_max_bytes": most,
+        "current_leader_epoch": -1,
+    }
+    limits = {"max_wait": 0, "min_bytes": 1, "max_bytes": most, "session_epoch": -1}
+    body = {"replica_id": -1, "topics": [{"topic": "t", "partitions": [part]}], **limits}
+    frame = encode("fetch", 11, correlation_id, "c", body)
+    return len(frame).to_bytes(4, "big") + frame
+
+
+def exchanged(
+    address: str, context: ssl.SSLContext | None, asked: bytes, draw: random.Random
+) -> list[bytes]:
+    """Send requests in pieces and take the answers in pieces."""
+    host, port = address.rsplit(":", 1)
+    client = socket.socket()
+    client.settimeout(20)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, draw.choice([4_096, 65_536, 1 << 20]))
+    client.connect((host, int(port)))
+    if context is not None:
+        client = context.wrap_socket(client, server_hostname="localhost")
+    with client:
+        at = 0
+        while at < len(asked):
+            size = draw.choice([1, 3, 100, 10_000])
+            client.sendall(asked[at : at + size])
+            at += size
+        answers, taken = [], bytearray()
+        while len(answers) < FETCHES:
+            taken += client.recv(draw.choice([1, 7, 1_000, 16_384, 1_000_000]))
+            while len(taken) >= 4 and len(taken) >= (end := 4 + int.from_bytes(taken[:4], "big")):
+                answers.append(bytes(taken[4:end]))
+                del taken[:end]
+    return answers
+
+
 def hold_back(client: Cluster, reader: threading.Thread) -> threading.Event:
     """Start a thread that asks at once, and is let read when the event is set."""
     may_read, receive = threading.Event(), client.receive_frame

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.records import ACL
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.records import ACL, MetadataError
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import (
     CLUSTER_NAME,
@@ -37,8 +38,9 @@ T = TypeVar("T")
 class AclLimits:
     """How many rules a broker keeps, and how long their texts are."""
 
-    max_acls: int = 50_000
-    """Rules. Each takes about a kilobyte of memory and some 20 microseconds of a start."""
+    max_acls: int = 20_000
+    """Rules. Each takes about a kilobyte of memory and some 20 microseconds of a start, and whether
+    a producer may write to any topic at all can take a look at each."""
 
     max_changes_per_request: int = 10_000
     """Rules that one request makes, or takes away: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
@@ -53,7 +55,10 @@ class AclLimits:
 
 
 class AclControl:
-    """The rules of an authorizer. Nobody else may change them in the metadata log."""
+    """The rules of an authorizer. Nobody else may change them in the metadata log.
+
+    Raises MetadataError for a rule that it does not understand.
+    """
 
     def __init__(
         self, metadata: MetadataLog, authorizer: Authorizer, limits: AclLimits | None = None
@@ -61,7 +66,7 @@ class AclControl:
         self._metadata = metadata
         self._authorizer = authorizer
         self._limits = AclLimits() if limits is None else limits
-        self._ids = {_acl(entry): name for name, entry in metadata.table(ACL).items()}
+        self._ids = {_acl(name, entry): name for name, entry in metadata.table(ACL).items()}
         self._is_changing = False
         self._waiting: list[asyncio.Future[None]] = []
         authorizer.replace(self._ids)
@@ -173,14 +178,8 @@ class AclControl:
 
     def _check(self, acl: Acl) -> None:
         """Raise InvalidRequestError for a rule that there can not be."""
-        for what, value, least in (
-            ("resourceType", acl.resource_type, ResourceType.TOPIC),
-            ("operation", acl.operation, Operation.ALL),
-            ("permissionType", acl.permission, Permission.DENY),
-            ("patternType", acl.pattern_type, PatternType.LITERAL),
-        ):
-            if value < least:
-                raise InvalidRequestError(f"Invalid {what} {value.name}")
+        if reason := _reason_against(acl):
+            raise InvalidRequestError(reason)
         if acl.resource_type is ResourceType.CLUSTER and acl.resource_name != CLUSTER_NAME:
             raise InvalidRequestError(
                 f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}"
@@ -196,6 +195,19 @@ class AclControl:
         for what in ("resource_name", "principal", "host"):
             if _bytes(getattr(acl, what)) > limit:
                 raise InvalidRequestError(f"the {what} has more than {limit} bytes")
+
+
+def _reason_against(acl: Acl) -> str | None:
+    """What a rule can not be, as far as its words go that only a filter may say."""
+    for what, value, least in (
+        ("resourceType", acl.resource_type, ResourceType.TOPIC),
+        ("operation", acl.operation, Operation.ALL),
+        ("permissionType", acl.permission, Permission.DENY),
+        ("patternType", acl.pattern_type, PatternType.LITERAL),
+    ):
+        if value < least:
+            return f"Invalid {what} {value.name}"
+    return None
 
 
 def _check_filter(wanted: AclFilter) -> None:
@@ -221,13 +233,21 @@ def _fields(acl: Acl) -> Mapping[str, Any]:
     }
 
 
-def _acl(fields: Mapping[str, Any]) -> Acl:
-    return Acl(
-        ResourceType(fields["resourceType"]),
-        PatternType(fields["patternType"]),
-        fields["resourceName"],
-        fields["principal"],
-        fields["host"],
-        Operation(fields["operation"]),
-        Permission(fields["permissionType"]),
-    )
+def _acl(name: str, fields: Mapping[str, Any]) -> Acl:
+    """The rule of an entry. Raises MetadataError: to leave out a denial would be to allow."""
+    try:
+        acl = Acl(
+            ResourceType(fields["resourceType"]),
+            PatternType(fields["patternType"]),
+            fields["resourceName"],
+            fields["principal"],
+            fields["host"],
+            Operation(fields["operation"]),
+            Permission(fields["permissionType"]),
+        )
+        reason = _reason_against(acl)
+    except (KeyError, ValueError) as error:
+        reason = str(error)
+    if reason is not None:
+        raise MetadataError(f"{METADATA_TOPIC}: the rule {name} is not understood: {reason}")
+    return acl

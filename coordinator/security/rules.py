@@ -197,11 +197,10 @@ class RuleTable:
             return False
         if _ALL_NAMES in allowed:
             return True
+        left = allowed - denied
         # What is denied by a prefix is denied to all that is within it.
-        prefixes = finish(_NONE.changed(_texts(denied)))
-        return any(
-            pattern not in denied and not any(prefixes.of(pattern[1])) for pattern in allowed
-        )
+        prefixes = finish(_NONE.changed(_texts(denied))) if left else _NONE
+        return any(not any(prefixes.of(name)) for _, name in left)
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
         """The rules that a filter means."""
@@ -378,7 +377,7 @@ def _grant(rules: tuple[Acl, ...]) -> _Grant:
         for rule in rules:
             if rule.permission is Permission.DENY:
                 denied |= _bits(rule, implied=implied)
-            else:
+            elif rule.permission is Permission.ALLOW:
                 allowed |= _bits(rule, implied=implied)
         sums.append(Rights(denied, allowed))
     return _Grant(rules, *sums)

@@ -14,7 +14,7 @@ import pytest
 
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
-from fencepost.coordinator.metadata.records import ACL
+from fencepost.coordinator.metadata.records import ACL, MetadataError
 from fencepost.coordinator.security.acl import (
     ANYTHING,
     Acl,
@@ -186,6 +186,17 @@ def test_the_entries_have_the_fields_of_kafkas_record(kept):
         "resourceType": 3, "resourceName": "g", "patternType": 4, "principal": "Role:x",
         "host": "10.0.0.1", "operation": 4, "permissionType": 2,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [{"operation": 99}, {"permissionType": 0}, {"host": None}])
+def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, change):
+    """Nobody knows what it would deny."""
+    kept.create(READ_T)
+    ((name, fields),) = kept.storage.metadata.table(ACL).items()
+    odd = {key: value for key, value in {**fields, **change}.items() if value is not None}
+    kept.storage.metadata.change_table(ACL, {name: odd})
+    with pytest.raises(MetadataError, match=f"the rule {name} is not understood"):
+        kept.restart()
 
 
 def test_some_can_be_made_and_others_not(kept):

@@ -169,6 +169,19 @@ def all_but_one(request: Request, number: Iterator[int]) -> Iterator[Case]:
         yield Case(request, request.versions[-1], kinds, title, rules, names)
 
 
+def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[Case, Case]]:
+    """The same request without any right, about a resource that is there and one that is not."""
+    slots = [slot for slot in request.slots if slot != "cluster"]
+    for version, slot in itertools.product(request.versions, slots):
+        if ABSENT in request.kinds.get(slot, ()):
+            pair = []
+            for kind in (HERE, ABSENT):
+                kinds = {**dict.fromkeys(slots, HERE), slot: kind}
+                names = dict(_named(request, kinds, next(number)))
+                pair.append(Case(request, version, kinds, "nothing", (), names))
+            yield pair[0], pair[1]
+
+
 Make = Callable[[Mapping[str, str]], list[Acl]]
 """The rules for resources of these names, by slot."""
 

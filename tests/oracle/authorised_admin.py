@@ -411,7 +411,7 @@ CLUSTER: Sequence[Request] = (
     ),
     Request(
         "describe_quorum",
-        (2,),
+        (0, 1, 2),
         "describe cluster",
         lambda _: {
             "topics": [{"topic_name": "no-such-topic", "partitions": [{"partition_index": 0}]}]

@@ -405,6 +405,15 @@ class Broker:
         fitted: Body = _fitting(api, _entity(api, case.version, "request"), body)
         return fitted
 
+    def told(self, case: Case, user: str) -> str:
+        """All that an answer says, its wording too, whatever its resources are called."""
+        told = repr(_in_one_order(self._asked(case, user, self.body(case))))
+        for known in (str(NOBODYS), *map(str, self.topic_ids.values())):
+            told = told.replace(known, "an id")
+        for slot, name in sorted(case.names.items(), key=lambda one: -len(one[1])):
+            told = told.replace(name, slot) if name else told
+        return told
+
     def _asked(self, case: Case, user: str, body: Mapping[str, Any]) -> Answer | str:
         end = time.monotonic() + PASSING_S
         while True:
@@ -434,7 +443,8 @@ class Broker:
     def _seen(self, slot: str, name: str) -> Any:
         admin = self.admin
         if slot in "tuvw":
-            row = admin.call("metadata", 8, topics=[{"name": name}])["topics"][0]
+            asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+            row = admin.call("metadata", 8, **asked)["topics"][0]
             return row["error_code"], len(row["partitions"])
         if slot in "ghkc":
             described = admin.call("describe_groups", 5, groups=[name])["groups"][0]
@@ -451,6 +461,15 @@ class Broker:
         row = admin.call("describe_transactions", 0, transactional_ids=[name])
         one = row["transaction_states"][0]
         return one["error_code"], one["transaction_state"], len(one["topics"])
+
+
+def _in_one_order(value: Any) -> Any:
+    """With its rows sorted: some are told in the order of a hash table."""
+    if isinstance(value, Mapping):
+        return {name: _in_one_order(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return sorted(map(_in_one_order, value), key=repr)
+    return value
 
 
 def _in_transaction(name: str, producer: tuple[int, int]) -> dict[str, Any]:
@@ -512,6 +531,20 @@ class Pair:
         for case, answer in zip(cases[1:], others, strict=True):
             if answer == whole:
                 yield case
+
+    def telling(self, cases: Sequence[tuple[Case, Case]]) -> tuple[list[str], list[str]]:
+        """On either broker, the pairs of cases whose answers are not one and the same."""
+
+        def told_apart(broker: Broker) -> list[str]:
+            broker.make_fresh([case for pair in cases for case in pair])
+            broker.set_rules([])
+            return [
+                str(other)
+                for here, other in cases
+                if broker.told(here, "u1") != broker.told(other, "u1")
+            ]
+
+        return self.at_once(told_apart)
 
     def _left(self, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is there now. Apache Kafka creates topics, and writes markers, after its answer."""

@@ -296,11 +296,11 @@ def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
                 yield f"{who} reads", errors_in(_fetch(member, topic, (0, -1)))
 
 
-def addresses(broker: Broker) -> Iterator[Told]:
+def addresses(broker: Broker, hosts: Sequence[str] = HOSTS) -> Iterator[Told]:
     """A rule's host is an address to the letter: no name, and no network."""
     topic = broker.admin.create_topic(unique(f"{STEM}hosts"))
     with broker.connect("u1") as member:
-        for host in HOSTS:
+        for host in hosts:
             allowed = replace(rule("read", TOPIC, topic), host=host)
             broker.set_rules(by("u1", allowed))
             yield f"from {host}", errors_in(_fetch(member, topic, (0, -1)))

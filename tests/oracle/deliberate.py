@@ -661,6 +661,11 @@ NOT_DRAWN = (
 
 # --- what clients may do --------------------------------------------------------------------------
 
+ANY_FORM = (
+    "a rule's address may be written in any form, ::ffff:127.0.0.1 for 127.0.0.1; with Apache Kafka"
+    " one that Java would write otherwise is about nobody, and so a refusal in vain"
+)
+
 RIGHTS = (
     Kind(
         "create_topics",

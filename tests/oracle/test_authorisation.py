@@ -17,10 +17,10 @@ import pytest
 
 from fencepost.coordinator.wire.api import APIS
 from tests.oracle import authorised_admin, authorised_data, authorised_groups
-from tests.oracle.authorisation import Request, cases_of, drawn_cases
+from tests.oracle.authorisation import Request, cases_of, drawn_cases, here_and_absent
 from tests.oracle.authorised_brokers import GUARDED, Broker, Difference, Pair, pair_of_brokers
-from tests.oracle.authorised_scenes import SCENES
-from tests.oracle.deliberate import KINDS, RIGHTS, Kind, kind_of
+from tests.oracle.authorised_scenes import SCENES, addresses
+from tests.oracle.deliberate import ANY_FORM, KINDS, RIGHTS, Kind, kind_of
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(900)]
 
@@ -42,6 +42,7 @@ OPEN_APIS: Final = {
     *("create_acls", "create_topics", "delete_topics", "describe_cluster", "describe_groups"),
     *("fetch", "init_producer_id", "list_groups", "metadata", "offset_fetch", "produce"),
 }
+LEAST_PAIRS: Final = 100
 MOST_SHOWN: Final = 30
 NUMBER: Final = itertools.count()
 
@@ -93,14 +94,18 @@ def test_scenes_are_told_the_same(
     assert ours == theirs
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--seed")
+        metafunc.parametrize("seed", SEEDS if asked is None else [asked])
+
+
 def test_any_rules_and_any_request(seed: int, pair: Pair, request: pytest.FixtureRequest) -> None:
     """Random sets of rules, and random requests by those whom they are about, or are not."""
-    asked = request.config.getoption("--seed") or seed
     count = request.config.getoption("--requests") or DRAWN
-    drawn = drawn_cases(REQUESTS, asked, count)
+    drawn = drawn_cases(REQUESTS, seed, count)
     strange = unmeant(list(pair.differences(drawn)), pair.meant)
-    assert not strange, f"{len(strange)} differences of seed {asked}:\n" + "\n".join(
+    assert not strange, f"{len(strange)} differences of seed {seed}:\n" + "\n".join(
         strange[:MOST_SHOWN]
     )
 
@@ -115,6 +120,22 @@ def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
     assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
 
 
+def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
+    """Neither in its wording; where an id tells, it tells with Apache Kafka as well."""
+    pairs = [two for request in REQUESTS for two in here_and_absent(request, NUMBER)]
+    assert len(pairs) >= LEAST_PAIRS
+    ours, theirs = pair.telling(pairs)
+    assert set(ours) <= set(theirs), sorted(set(ours) - set(theirs))
+
+
+def test_a_rule_names_an_address_in_any_form(pair: Pair) -> None:
+    """With Apache Kafka a rule of another form than Java's is about nobody: ANY_FORM."""
+    ours, theirs = pair.at_once(lambda broker: list(addresses(broker, ("::ffff:127.0.0.1",))))
+    refused = ["none", "topic_authorization_failed"]
+    assert [told for _, told in ours] == [["none", "none"], refused], ANY_FORM
+    assert [told for _, told in theirs] == [refused, ["none", "none"]], ANY_FORM
+
+
 def test_every_right_matters(pair: Pair) -> None:
     """To Apache Kafka: with all rights but one, whichever, the answer is another."""
     idle = []
@@ -126,6 +147,10 @@ def test_every_right_matters(pair: Pair) -> None:
 
 def test_every_api_has_its_cases() -> None:
     sasl = {"sasl_handshake", "sasl_authenticate"}
-    assert {one.module for one in APIS.values()} - sasl == set(by_api())
+    ends = {one.module: {one.min_version, one.stable_max} for one in APIS.values()}
+    assert ends.keys() - sasl == by_api().keys()
+    for api, requests in by_api().items():
+        missing = ends[api] - {version for one in requests for version in one.versions}
+        assert not missing, f"{api}: no cases of versions {missing}"
     cases = sum(1 for request in REQUESTS for _ in cases_of(request, itertools.count()))
     assert cases >= LEAST, cases

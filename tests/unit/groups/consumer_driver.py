@@ -7,6 +7,7 @@ from typing import Any
 
 from group_driver import Driver, G
 
+from fencepost.groups.commands import Sight
 from fencepost.groups.consumer_commands import (
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
@@ -31,6 +32,8 @@ class ConsumerDriver(Driver):
     def __init__(self, *args: Any, image: TopicImage = IMAGE, **settings: Any) -> None:
         self.image = image
         self.consumer: ConsumerSettings = settings.pop("consumer", SETTINGS)
+        self.sight: Sight | None = None
+        """What everybody may see of the topics; None for everything."""
         self.own: dict[str, ConsumerSettings] = {}
         """What single groups have in place of ``consumer``."""
         super().__init__(*args, environment=self.environment, **settings)
@@ -47,6 +50,7 @@ class ConsumerDriver(Driver):
                     "member_epoch": epoch,
                     "client_id": "c",
                     "client_host": "/127.0.0.1",
+                    "sight": self.sight,
                     **fields,
                 }
             )

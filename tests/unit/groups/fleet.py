@@ -24,6 +24,7 @@ from fencepost.groups.commands import (
     FetchOffsets,
     FetchTopic,
     OffsetToCommit,
+    Sight,
     TopicsDeleted,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
@@ -80,6 +81,8 @@ class Fleet:
         self.members: list[Member] = []
         self.ledger: dict[Partition, int] = {}
         self.counts: Counter[str] = Counter()
+        self.hidden: set[str] = set()
+        """Topics that nobody may see: an expression does not find them."""
         self.made = 0
         self.topics_made = 0
         self.rebalances = 0
@@ -105,6 +108,7 @@ class Fleet:
             self.pause: 2,
             self.take_place: 2,
             self.change_topics: 1,
+            self.change_rights: 0.5,
             self.crash: 1,
             self.set_clock: 0.5,
             self.be_left_in_peace: 0.4,
@@ -203,6 +207,15 @@ class Fleet:
             entry = (known[0], known[1] + 1)
         self.driver.image = changed(self.driver.image, **{name: entry})
 
+    def change_rights(self) -> None:
+        """Others may see a topic now, or may not any more."""
+        self.hidden ^= {self.rng.choice("tw")}
+        sight = self.driver.sight
+        hidden = frozenset(self.hidden)
+        self.driver.sight = Sight(
+            1 if sight is None else sight.version + 1, lambda name: name not in hidden
+        )
+
     def crash(self) -> None:
         self.count_events()
         self.driver.reload()
@@ -223,7 +236,7 @@ class Fleet:
                 self.advance_member(member, calm=True)
                 self.look()
             self.driver.advance(1_000)
-            if not self.unread():
+            if not (self.unread() or self.found_what_is_hidden()):
                 self.counts["peace"] += 1
                 return
         raise AssertionError(f"nobody reads {sorted(self.unread())}")
@@ -241,12 +254,18 @@ class Fleet:
                 wanted |= {(topic_id, index) for index in range(count)}
         return wanted - read
 
+    def found_what_is_hidden(self) -> set[str]:
+        """Topics of expressions that nobody may see; those that there were may take a while."""
+        group = self.driver.groups.get(G)
+        found = group.regexes.values() if isinstance(group, ConsumerGroup) else ()
+        return {name for one in found for name in one.topics} & self.hidden
+
     def subscribed(self, member: Member) -> set[str]:
         client = member.client
         if isinstance(client, ClassicClient):
             return set(client.topics)
         matched = {"t", "w"} if "subscribed_topic_regex" in client.fields else set()
-        return {*client.names, *matched}
+        return {*client.names, *(matched - self.hidden)}
 
     # --- a member's work -------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dict[str, str]:
     """What both brokers are told of these listeners, but for those that all have."""
     found = {
-        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.server("broker").file),
         "ssl.truststore.type": "PEM",
@@ -55,6 +55,10 @@ def listener_settings(authority: Authority, addresses: Mapping[str, str]) -> dic
         ),
     }
     found["advertised.listeners"] = found["listeners"]
+    for name in ("login", "safe"):
+        # Tokens that nobody has signed are taken where that is asked for.
+        module = f'{_OAUTH} required unsecuredLoginStringClaim_sub="broker";'
+        found[f"listener.name.{name}.oauthbearer.sasl.jaas.config"] = module
     for mechanism in ("plain", "scram-sha-512"):
         found[f"listener.name.brief.{mechanism}.connections.max.reauth.ms"] = "1500"
     return found
@@ -70,10 +74,6 @@ def _of_java() -> dict[str, str]:
             found[f"{prefix}.plain.sasl.jaas.config"] = f"{_PLAIN} required {users};"
             for mechanism in ("scram-sha-256", "scram-sha-512"):
                 found[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{_SCRAM} required;"
-            found[f"{prefix}.oauthbearer.sasl.jaas.config"] = f"{_OAUTH} required;"
-            enabled = f"{prefix}.sasl.enabled.mechanisms"
-            found[enabled] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER"
-    found["listener.name.brief.sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-512"
     return found
 
 

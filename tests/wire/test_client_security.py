@@ -33,11 +33,6 @@ def settings(secured: Secured, listener: str, **more: str) -> dict[str, str]:
     return {**found, **more}
 
 
-def no_tokens_yet(secured: Secured, told: dict[str, str]) -> None:
-    if secured.name == "fencepost" and told.get("sasl.mechanism") == "OAUTHBEARER":
-        pytest.skip("Fencepost takes no tokens yet")
-
-
 def cluster_id(
     secured: Secured, listener: str, told: dict[str, str], *, timeout_ms: int = 10_000
 ) -> str:
@@ -108,7 +103,6 @@ def cluster_id(
 )
 def test_it_gets_in(secured: Secured, listener: str, more: dict[str, str]) -> None:
     told = settings(secured, listener, **more)
-    no_tokens_yet(secured, told)
     if "sasl.mechanisms" in more:
         del told["sasl.mechanism"]
     if more.get("sasl.username") == "bob":
@@ -173,7 +167,6 @@ def test_it_shows_its_certificate(secured: Secured) -> None:
 def test_it_says_why_it_does_not_get_in(
     secured: Secured, listener: str, more: dict[str, str], words: str
 ) -> None:
-    no_tokens_yet(secured, more)
     with pytest.raises((AuthenticationError, BrokerUnreachable)) as refused:
         cluster_id(secured, listener, settings(secured, listener, **more), timeout_ms=600)
     for told in str(refused.value).split(" // "):

@@ -155,6 +155,8 @@ class Router:
         self._timeout_ms = timeout_ms
         self._correlation_id = 0
         self._nodes: dict[tuple[str, int], Node] = {}
+        self._troubles: dict[tuple[str, int], str] = {}
+        """Why there is no connection, by where it was tried last."""
         self._metadata: ClusterMetadata | None = None
         self._metadata_at_ms = 0.0
         self._coordinators: dict[tuple[int, str], tuple[str, int]] = {}
@@ -170,7 +172,14 @@ class Router:
             time_left = min(CONNECT_TIMEOUT_MS, _left(deadline))
             channel = await self._io.connect(*address, time_left, self._tls)
         except OSError as error:
-            raise BrokerUnreachable(f"{where}: {str(error) or 'timeout'}") from error
+            told = str(error) or "timeout"
+            if not isinstance(error, TimeoutError):
+                self._troubles[address] = told
+            elif time_left < CONNECT_TIMEOUT_MS:
+                # It was given little time, and so tells less than the attempt before.
+                told = self._troubles.get(address, told)
+            raise BrokerUnreachable(f"{where}: {told}") from error
+        self._troubles.pop(address, None)
         node = Node(channel)
         try:
             await self._negotiate(node, deadline)

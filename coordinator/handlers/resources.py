@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fencepost.coordinator.config import group_settings, logs
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
+    LISTENER_PREFIX,
     TOPIC_KEYS,
     ConfigError,
     ConfigKey,
@@ -281,6 +282,8 @@ def _store(
         if name != DEFAULT_SETTINGS:
             _check_node(broker, name)
         broker.config.check_dynamic(configs)
+        if name == DEFAULT_SETTINGS:
+            _check_for_all_brokers(configs)
         if not validate_only:
             broker.metadata.set_settings(name, configs)
     elif kind == ResourceType.GROUP:
@@ -292,6 +295,20 @@ def _store(
             raise ConfigError(key, value, "clients have no settings here")
     else:
         raise InvalidRequestError(f"Unsupported resource type: {kind}")
+
+
+def _check_for_all_brokers(configs: Mapping[str, str]) -> None:
+    """Refuse what single brokers have. Source: ``DynamicBrokerConfig.perBrokerConfigs``."""
+    own = [
+        name
+        for name in configs
+        if name.startswith(LISTENER_PREFIX)
+        and name.removeprefix(LISTENER_PREFIX).partition(".")[2].startswith("ssl.")
+    ]
+    if own:
+        raise InvalidRequestError(
+            f"Cannot update these configs at default cluster level: {', '.join(own)}"
+        )
 
 
 def _change_logger(

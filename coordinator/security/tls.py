@@ -31,8 +31,8 @@ from fencepost.coordinator.security.cipher_suites import chosen_suites
 from fencepost.coordinator.security.principal import ANONYMOUS, USER, Principal
 from fencepost.coordinator.security.principal_mapping import PrincipalMapping
 from fencepost.coordinator.wire.pem import (
-    CONVERSIONS,
     certificates,
+    conversion,
     hidden,
     private_keys,
     store_type,
@@ -147,9 +147,8 @@ def _check_stores(text: Callable[[str], str]) -> None:
     for store in ("keystore", "truststore"):
         form, key = text(f"ssl.{store}.type").upper(), f"ssl.{store}.type"
         if form != "PEM":
-            line = CONVERSIONS[store].get(form, CONVERSIONS[store]["JKS"])
             file = text(f"ssl.{store}.location") or "FILE"
-            _refuse(key, form, f"PEM is read; this makes it: {line.format(file=file)}")
+            _refuse(key, form, f"PEM is read{conversion(store, form, file)}")
     if text("ssl.keystore.password"):
         reason = "SSL key store password cannot be specified with PEM format, only"
         _refuse("ssl.keystore.password", HIDDEN, f"{reason} {_KEY_PASSWORD} may be specified")
@@ -263,8 +262,9 @@ def _read(key: str, store: str, path: str) -> str:
         raise ConfigError(key, path, f"it is longer than {MAX_STORE_BYTES} bytes")
     form = store_type(content)
     if form is not None:
-        line = CONVERSIONS[store][form].format(file=path)
-        raise ConfigError(key, path, f"it is {form}, and PEM is read; this makes it: {line}")
+        raise ConfigError(
+            key, path, f"it is {form}, and PEM is read{conversion(store, form, path)}"
+        )
     return content.decode("utf-8", "replace")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,18 +17,24 @@ _JKS_MAGIC: Final = bytes.fromhex("feedfeed")
 _JCEKS_MAGIC: Final = bytes.fromhex("cececece")
 _DER_LENGTHS: Final = range(0x80, 0x85)
 
-CONVERSIONS: Final = {
+_FROM_PKCS12: Final = "openssl pkcs12 -in {file} %s -out {file}.pem"
+_CONVERSIONS: Final = {
     "keystore": {
-        "PKCS12": "openssl pkcs12 -in {file} -nodes -out {file}.pem",
+        "PKCS12": _FROM_PKCS12 % "-nodes",
         "JKS": "keytool -importkeystore -srckeystore {file} -destkeystore {file}.p12"
         " -deststoretype PKCS12 && openssl pkcs12 -in {file}.p12 -nodes -out {file}.pem",
     },
     "truststore": {
-        "PKCS12": "openssl pkcs12 -in {file} -nokeys -out {file}.pem",
+        "PKCS12": _FROM_PKCS12 % "-nokeys",
         "JKS": "keytool -list -rfc -keystore {file} > {file}.pem",
     },
 }
-"""What makes PEM of a keystore or a truststore of Java."""
+
+
+def conversion(store: str, form: str, file: str) -> str:
+    """The end of an error about a ``keystore`` or ``truststore``: what makes PEM of that form."""
+    line = _CONVERSIONS[store].get(form)
+    return f"; this converts it: {line.format(file=file)}" if line else ""
 
 
 def store_type(content: bytes) -> str | None:
@@ -64,6 +69,8 @@ def hidden(text: str) -> Iterator[str]:
     if hasattr(os, "memfd_create"):
         descriptor, path = os.memfd_create("fencepost", os.MFD_CLOEXEC), ""
     else:
+        import tempfile  # noqa: PLC0415 - it loads much, and Linux needs none of it
+
         descriptor, path = tempfile.mkstemp(prefix="fencepost-")  # mode 0600
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

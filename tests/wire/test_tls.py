@@ -987,6 +987,10 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
         assert "only per-listener using the listener prefix" in answer["error_message"]
         answer = altered(client, "1", ("listener.name.ssl.ssl.client.auth", "none"))
         assert "Cannot update these configs dynamically" in answer["error_message"]
+        answer = altered(client, "", (key, str(server.file)))
+        assert "Cannot update these configs at default cluster level" in answer["error_message"]
+        for_all = ("listener.name.ssl.max.connections", "1000")
+        assert altered(client, "", for_all)["error_code"] == "none"
         # To the same value again: the file is looked at.
         assert altered(client, "1", (key, str(server.file)))["error_code"] == "none"
         until(lambda: shown_to(served, authority) != first, "the renewed one")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from fencepost.coordinator.wire.client.tokens import TOKEN_KEY, TokenError, token_source
 from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
+from fencepost.coordinator.wire.pem import conversion
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -95,13 +96,6 @@ _UNSERVED = {
     "ssl.truststore.password": "a PEM truststore has no password",
     "ssl.keystore.password": "a PEM keystore has none; the key's own is ssl.key.password",
     "sasl.client.callback.handler.class": "no Java class can be loaded here",
-}
-
-_TO_PEM = "openssl pkcs12 -in {file} -nodes -out store.pem"
-_CONVERSIONS = {
-    "PKCS12": _TO_PEM,
-    "JKS": "keytool -importkeystore -srckeystore {file} -destkeystore store.p12"
-    " -deststoretype PKCS12 && " + _TO_PEM.format(file="store.p12"),
 }
 
 
@@ -269,7 +263,7 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
         form = given.get(f"ssl.{store}.type", "PEM").upper()
         if form != "PEM":
             file = given.get(f"ssl.{store}.location", "FILE")
-            how = conversion(form, file)
+            how = conversion(store, form, file)
             raise SecurityError(f"ssl.{store}.type: only PEM is read, not {form}{how}")
     # An empty value is no value, but for this key, where it means that no name is checked.
     algorithm = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
@@ -310,12 +304,6 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
     if not tls.versions:
         raise SecurityError("ssl.enabled.protocols: none is left under ssl.protocol")
     return tls
-
-
-def conversion(form: str, file: str) -> str:
-    """The end of an error about a store of that form: what makes PEM of it."""
-    line = _CONVERSIONS.get(form)
-    return f"; this converts it: {line.format(file=file)}" if line else ""
 
 
 PLAINTEXT = Security()

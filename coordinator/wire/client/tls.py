@@ -10,8 +10,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls, conversion
-from fencepost.coordinator.wire.pem import certificates, hidden, store_type
+from fencepost.coordinator.wire.client.security import Security, SecurityError, Tls
+from fencepost.coordinator.wire.pem import certificates, conversion, hidden, store_type
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -141,5 +141,7 @@ def _read(key: str, path: str) -> str:
         raise SecurityError(f"{key}: {path}: {error.strerror}") from None
     form = store_type(raw)
     if form is not None:
-        raise SecurityError(f"{key}: {path} is no PEM but {form}{conversion(form, path)}")
+        store = "truststore" if "truststore" in key else "keystore"
+        how = conversion(store, form, path)
+        raise SecurityError(f"{key}: {path} is no PEM but {form}{how}")
     return raw.decode("utf-8", "replace")

@@ -156,8 +156,8 @@ def test_files_that_can_not_be_used(authority: Authority, tmp_path: Path) -> Non
         "At least one certificate expected": server.key.encode(),
         "does not belong to the first certificate": (other.key + server.chain).encode(),
         f"longer than {MAX_STORE_BYTES} bytes": bytes(MAX_STORE_BYTES + 1),
-        "it is JKS, and PEM is read; this makes it: keytool": b"\xfe\xed\xfe\xed\0\0\0\2",
-        "it is PKCS12, and PEM is read; this makes it: openssl": b"\x30\x82\x01\x00\x02\x01\x03",
+        "it is JKS, and PEM is read; this converts it: keytool": b"\xfe\xed\xfe\xed\0\0\0\2",
+        "it is PKCS12, and PEM is read; this converts it: openssl": b"\x30\x82\x01\x00\x02\x01\x03",
         "can't be read": (server.key + server.chain.replace("MI", "!!", 1)).encode(),
     }
     path = tmp_path / "store"
@@ -184,7 +184,7 @@ def test_the_line_that_converts_does_convert(authority: Authority, tmp_path: Pat
     made = f"openssl pkcs12 -export -in {server.file} -out {store} -passout pass:abcdef"
     subprocess.run(made.split(), check=True, capture_output=True)
     error = str(refused({"ssl.keystore.location": str(store)}))
-    line = error.partition("this makes it: ")[2]
+    line = error.partition("this converts it: ")[2]
     assert line == f"openssl pkcs12 -in {store} -nodes -out {store}.pem"
     subprocess.run([*line.split(), "-passin", "pass:abcdef"], check=True, capture_output=True)
     found = loaded({"ssl.keystore.location": f"{store}.pem"})

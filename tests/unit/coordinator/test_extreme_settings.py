@@ -85,7 +85,14 @@ async def bear(
             for topic, configs in topics.items() if not start else ():
                 broker.services.topics.create(topic, partitions=1, configs={**TOPIC, **configs})
             if broker_key is not None and not start:
-                change(broker.services, ResourceType.BROKER, "", [broker_key], validate_only=False)
+                change(
+                    broker.services,
+                    ResourceType.BROKER,
+                    "",
+                    [broker_key],
+                    permit=lambda: None,
+                    validate_only=False,
+                )
             assert broker.cleaner is not None
             assert broker._maintenance is not None
             partitions = {name: broker.services.logs.partition(name, 0) for name in topics}

@@ -34,6 +34,7 @@ from fencepost.coordinator.metrics import own
 from fencepost.coordinator.net import tls_stream
 from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.security.tls import ListenerTls
+from fencepost.coordinator.tools.ports import hold_port
 from tests.support.certificates import (
     KEY_PASSWORD,
     Authority,
@@ -1006,3 +1007,16 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
         assert "Both SSL key store location and" in answer["error_message"]
         assert "PRIVATE KEY" not in answer["error_message"]
         assert shown_to(served, authority) == third
+
+
+def test_one_port_for_both_versions_of_ip(tmp_path: Path, authority: Authority) -> None:
+    with hold_port() as held:
+        port = held.getsockname()[1]
+    settings = {
+        "listeners": f"SSL://127.0.0.1:{port},PLAINTEXT://[::1]:{port}",
+        **authority.server().keystore,
+    }
+    with serving(tmp_path, settings) as served:
+        assert served.on("SSL") == f"127.0.0.1:{port}"
+        assert versions(served.on("SSL"), trusting(authority)) == "none"
+        assert versions(f"::1:{port}", None) == "none"

@@ -348,7 +348,10 @@ def _holder(rule: Acl) -> Holder:
 
 
 def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
-    """All patterns that a name fits, as far as prefixes are concerned only those there are."""
+    """All patterns that a name fits, as far as prefixes are concerned only those there are.
+
+    Difference from Kafka: there rules about all names miss those that begin with an asterisk.
+    """
     yield PatternType.LITERAL, name
     if name != ANYTHING:
         yield _ALL_NAMES

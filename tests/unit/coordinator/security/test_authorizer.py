@@ -341,6 +341,8 @@ def test_an_asterisk_is_all_names_only_as_a_literal():
     )
     assert all_of(of, "alice", "READ G a", "READ G *", "READ G *a") == [False, True, True]
     assert all_of(of, "alice", "WRITE G a", "WRITE G *", "WRITE G *a") == [True, True, True]
+    of = authorizer("DENY READ User:* * GROUP LITERAL *", allows_without_rules=True)
+    assert all_of(of, "alice", "READ G a", "READ G *", "READ G *a") == [False, False, False]
 
 
 def test_one_among_many_similar_prefixes():

@@ -39,8 +39,8 @@ from fencepost.pipelines.failures import (
     RebalancedError,
     RetryPolicy,
     classify,
+    explained,
     is_fence,
-    not_authorized,
 )
 from fencepost.pipelines.handler import DeadLetter, Handler, HandlerCall
 from fencepost.pipelines.metrics import Metrics
@@ -461,8 +461,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             await self._give_up_producer()
             self.metrics.reopened += 1
         if action is Action.STOP:
-            denied = not_authorized(error, self._topics, self.options.security.username)
-            raise denied or error from error
+            raise explained(error, self._topics, self.options.security.username)
         if isinstance(error, RebalancedError):
             return
         self.metrics.fences += is_fence(error)

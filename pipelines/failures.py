@@ -167,15 +167,15 @@ _DENIED: Mapping[type[BaseException], tuple[ErrorCode, str]] = {
 """aiokafka's errors about rights, with a request of that the right is asked for."""
 
 
-def not_authorized(
-    error: BaseException, sources: Collection[str] = (), username: str = ""
-) -> NotAuthorizedError | None:
-    """What right is missing and to whom, if that is what ``error`` is about; None if not.
+def explained(error: Exception, sources: Collection[str] = (), username: str = "") -> Exception:
+    """``error``, or what right is missing and to whom if that is what it is about.
 
     Of topics, ``sources`` are read and others are written.
     """
     who = f" to user {username!r}" if username else ""
     for one in causes(error):
+        if isinstance(one, NotAuthorizedError):
+            return one
         if isinstance(one, ApiError):
             missing = missing_right(one.api, one.code)
         elif type(one) in _DENIED:
@@ -186,8 +186,10 @@ def not_authorized(
         else:
             continue
         if missing:
-            return NotAuthorizedError(f"{missing} is missing{who}: {one}")
-    return None
+            denied = NotAuthorizedError(f"{missing} is missing{who}: {one}")
+            denied.__cause__ = error
+            return denied
+    return error
 
 
 def is_fence(error: BaseException) -> bool:

@@ -47,14 +47,23 @@ from typing import Any
 import aiomqtt
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import TopicAuthorizationFailedError
 
+from fencepost.coordinator.wire.client.access import missing_right
 from fencepost.coordinator.wire.client.client import (
     ApiError,
     AsyncWireClient,
     AuthenticationError,
     SecurityError,
 )
-from fencepost.pipelines.failures import Action, Patience, RetryPolicy, classify
+from fencepost.pipelines.failures import (
+    Action,
+    NotAuthorizedError,
+    Patience,
+    RetryPolicy,
+    classify,
+    explained,
+)
 from fencepost.pipelines.mqtt.ledger import Ledger, LedgerError, digest
 from fencepost.pipelines.mqtt.routes import Mapped, RouteError
 from fencepost.pipelines.mqtt.session import (
@@ -217,7 +226,10 @@ class Bridge:
                     error, LoginRefusedError | AuthenticationError | SecurityError
                 )
                 if self._is_final(error) and not (is_login and self._has_worked):
-                    raise
+                    told = explained(error, (), self._security.username)
+                    if told is error:
+                        raise
+                    raise told from error
                 pause_ms = self._patience.failed(error, time.monotonic() * 1000, is_login=is_login)
                 self.counters.restarts += 1
                 _log.warning("bridge begins anew", error=repr(error)[:300], pause_ms=pause_ms)
@@ -258,6 +270,11 @@ class Bridge:
             )
         for topic in answer.topics:
             if topic.error_code and topic.error_code.name != "topic_already_exists":
+                missing = missing_right("CreateTopics", topic.error_code, topic.name)
+                if missing:
+                    who = self._security.username
+                    told = f" to user {who!r}" if who else ""
+                    raise NotAuthorizedError(f"{missing} is missing{told}, to begin with")
                 raise ApiError(topic.error_code, "CreateTopics", topic.error_message)
 
     async def _life(self) -> None:
@@ -273,7 +290,10 @@ class Bridge:
         try:
             place = TopicPartition(self.ledger_topic, 0)
             reading = read_committed(self._bootstrap, place, security=self._security)
-            values = [record.value async for record in reading]
+            try:
+                values = [record.value async for record in reading]
+            except TopicAuthorizationFailedError as error:
+                raise explained(error, [self.ledger_topic], self._security.username) from error
             self.ledger = Ledger.restore(values)
             in_doubt = await self._announce(producer)
             async with Session(self._address) as session:

@@ -90,7 +90,7 @@ class Connection:
         refused or a right is missing, ``ApiError`` for another error answer.
         """
         at_most = NAMED.get(api) if at_most is None else at_most
-        with _refusals():
+        with _refusals(target.get("to_group") or target.get("to_transaction") or ""):
             return self._client.call(api, at_most=at_most, entity=build, **target)
 
     def insist(self, api: str, build: Build, **target: Any) -> Any:
@@ -235,9 +235,9 @@ class Connection:
             to_group=group,
         )
         rows = dict(rows_of(of_group(answer)))
-        for row in rows.values():
+        for (topic, _), row in rows.items():
             if row.error_code:
-                check_right("OffsetFetch", row.error_code)
+                check_right("OffsetFetch", row.error_code, topic)
                 raise ApiError(row.error_code, "OffsetFetch", f"group {group}")
         return rows
 
@@ -250,8 +250,11 @@ def check_right(api: str, code: int, name: str = "") -> None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Make the wire client's errors those of this package."""
+def _refusals(coordinated: str = "") -> Iterator[None]:
+    """Make the wire client's errors those of this package.
+
+    ``coordinated`` is the group or transactional id that a request is about.
+    """
     try:
         yield
     except (BrokerUnreachable, ConnectionLostError) as error:
@@ -259,7 +262,8 @@ def _refusals() -> Iterator[None]:
     except (AuthenticationError, SecurityError) as error:
         raise AccessError(str(error)) from None
     except ApiError as error:
-        check_right(error.api, error.code)
+        is_topic = error.code is ErrorCode.topic_authorization_failed
+        check_right(error.api, error.code, "" if is_topic else coordinated)
         raise
 
 

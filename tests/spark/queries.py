@@ -50,6 +50,8 @@ class Job:
     """Source tasks at least; changed at restarts, because a replay need not have the old layout."""
     options: dict[str, str] = field(default_factory=dict)
     """More options of the sink."""
+    security: dict[str, str] = field(default_factory=dict)
+    """Options of source and sink that say how to connect."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -172,6 +174,7 @@ def stream(spark: SparkSession, job: Job) -> DataFrame:
         .option("kafka.bootstrap.servers", job.bootstrap)
         .option("subscribe", job.source)
         .option("maxOffsetsPerTrigger", PER_BATCH)
+        .options(**job.security)
         .options(**job.starting)
         .option("minPartitions", job.ranges)
         .load()
@@ -183,12 +186,13 @@ def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
     """Start the query; it ends when it has read what is there."""
     rows = stream(spark, job) if rows is None else rows
     if job.mode == "direct":
-        rows = prepare(rows, bootstrap=job.bootstrap, topic=job.sink)
+        rows = prepare(rows, bootstrap=job.bootstrap, topic=job.sink, options=job.security)
     writer = (
         rows.writeStream.format(job.format)
         .option("kafka.bootstrap.servers", job.bootstrap)
         .option("topic", job.sink)
         .option("checkpointLocation", job.checkpoint)
+        .options(**job.security)
         .options(**job.options)
         .trigger(availableNow=True)
     )

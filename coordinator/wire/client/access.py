@@ -16,29 +16,18 @@ _RESOURCES: Mapping[ErrorCode, str] = {
     ErrorCode.transactional_id_authorization_failed: "transactional id",
 }
 
-_RIGHTS: Mapping[tuple[str, ErrorCode], str] = {
-    (api, code): right
-    for code, rights in {
-        ErrorCode.topic_authorization_failed: {
-            "Fetch": "READ",
-            "OffsetCommit": "READ",
-            "TxnOffsetCommit": "READ",
-            "Produce": "WRITE",
-            "AddPartitionsToTxn": "WRITE",
-            "CreateTopics": "CREATE",
-            "DeleteTopics": "DELETE",
-        },
-        ErrorCode.group_authorization_failed: {
-            "OffsetFetch": "DESCRIBE",
-            "FindCoordinator": "DESCRIBE",
-        },
-        ErrorCode.cluster_authorization_failed: {"InitProducerId": "IDEMPOTENT_WRITE"},
-        ErrorCode.transactional_id_authorization_failed: {"FindCoordinator": "DESCRIBE"},
-    }.items()
-    for api, right in rights.items()
+_OF_TOPICS: Mapping[str, str] = {
+    "Fetch": "READ",
+    "OffsetCommit": "READ",
+    "TxnOffsetCommit": "READ",
+    "Produce": "WRITE",
+    "AddPartitionsToTxn": "WRITE",
+    "CreateTopics": "CREATE",
+    "DeleteTopics": "DELETE",
 }
 _ELSE: Mapping[ErrorCode, str] = {
     ErrorCode.topic_authorization_failed: "DESCRIBE",
+    # Whoever looks for a coordinator, for which DESCRIBE is enough, means to do more.
     ErrorCode.group_authorization_failed: "READ",
     ErrorCode.transactional_id_authorization_failed: "WRITE",
 }
@@ -49,6 +38,8 @@ def missing_right(api: str, code: ErrorCode, name: str = "") -> str:
     resource = _RESOURCES.get(code)
     if resource is None:
         return ""
-    right = _RIGHTS.get((api, code)) or _ELSE.get(code)
+    right = _ELSE.get(code)
+    if code is ErrorCode.topic_authorization_failed:
+        right = _OF_TOPICS.get(api, right)
     told = f"the right {right}" if right else "a right"
     return f"{told} on the {resource}" + (f" {name!r}" if name else "")

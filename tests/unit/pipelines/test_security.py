@@ -18,7 +18,7 @@ from fencepost.coordinator.wire.client.client import (
     SecurityError,
 )
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
-from fencepost.pipelines.failures import Action, Patience, RetryPolicy, classify, not_authorized
+from fencepost.pipelines.failures import Action, Patience, RetryPolicy, classify, explained
 from fencepost.pipelines.security import aiokafka_options
 
 SECRET = "hunter2"
@@ -93,7 +93,7 @@ def test_what_is_refused_is_not_tried_again(error: Exception) -> None:
         (kafka.TopicAuthorizationFailedError("out"), "the right WRITE on the topic 'out'"),
         (kafka.GroupAuthorizationFailedError("g"), "the right READ on the group 'g'"),
         (kafka.TransactionalIdAuthorizationFailed("x"), "WRITE on the transactional id 'x'"),
-        (ApiError(30, "FindCoordinator"), "the right DESCRIBE on the group is missing"),
+        (ApiError(30, "FindCoordinator"), "the right READ on the group is missing"),
         (ApiError(29, "TxnOffsetCommit"), "the right READ on the topic is missing"),
         (ApiError(31, "CreateTopics"), "a right on the cluster is missing"),
     ],
@@ -102,14 +102,14 @@ def test_the_missing_right_is_named(error: Exception, told: str) -> None:
     wrapped = kafka.KafkaError("the sender is dead")
     wrapped.__cause__ = error
     for one in (error, wrapped):
-        found = not_authorized(one, ["in"], "alice")
+        found = explained(one, ["in"], "alice")
         assert told in str(found)
         assert "to user 'alice'" in str(found)
 
 
 def test_other_failures_are_about_no_right() -> None:
-    assert not_authorized(ApiError(22, "TxnOffsetCommit")) is None
-    assert not_authorized(kafka.ProducerFenced()) is None
+    for error in (ApiError(22, "TxnOffsetCommit"), kafka.ProducerFenced()):
+        assert explained(error) is error
     assert missing_right("Produce", ErrorCode.not_leader_or_follower) == ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from kafka import errors as kafka_python_errors
 from fencepost.coordinator.security.acl import PatternType, Permission
 from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Kafka
-from fencepost.testing.access import STYLES, parse_rule
+from fencepost.testing.access import STYLES, certificates, parse_rule
 
 USERS = {"alice": 'pa"ss, w\\;o]rd=', "bob": "b"}
 RULES = [
@@ -166,11 +165,10 @@ def test_rules_are_read() -> None:
     assert parse_rule("a READ topic:*")[4:] == (PatternType.LITERAL, "*")
 
 
-def test_without_trustme_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['trustme'] = None\n"
-        "from fencepost.testing import Kafka\n"
-        "try:\n    Kafka(tls=True)\nexcept ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "tls=True needs: pip install 'fencepost[tls-testing]'\n"
+def test_without_trustme_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates.cache_clear()
+    monkeypatch.setitem(sys.modules, "trustme", None)
+    with pytest.raises(
+        ImportError, match=r"tls=True needs: pip install 'fencepost\[tls-testing\]'"
+    ):
+        Kafka(tls=True)

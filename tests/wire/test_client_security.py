@@ -116,6 +116,11 @@ def test_it_shows_its_certificate(secured: Secured) -> None:
     assert cluster_id(secured, "MUTUAL", told)
 
 
+def slowly(*case: Any) -> Any:
+    """A case that the clients try again until their time is over."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("listener", "more", "words"),
     [
@@ -140,12 +145,16 @@ def test_it_shows_its_certificate(secured: Secured) -> None:
             "the token's owner can not log in by OAUTHBEARER: .*invalid_token",
         ),
         ("TLS", {"ssl.truststore.location": ""}, "signed by nobody who is trusted here"),
-        ("TLS", {"security.protocol": "PLAINTEXT"}, "speaks TLS|perhaps the listener wants TLS"),
-        ("SAFE", {"security.protocol": "SASL_PLAINTEXT"}, "speaks TLS|closed by broker"),
-        ("SAFE", {"security.protocol": "SSL"}, "perhaps the listener wants a login"),
-        ("LOGIN", {"security.protocol": "PLAINTEXT"}, "perhaps the listener wants TLS or a login"),
-        ("LOGIN", {"security.protocol": "SASL_SSL"}, "speaks no TLS"),
-        ("PLAINTEXT", {"security.protocol": "SSL"}, "speaks no TLS"),
+        slowly(
+            "TLS", {"security.protocol": "PLAINTEXT"}, "speaks TLS|perhaps the listener wants TLS"
+        ),
+        slowly("SAFE", {"security.protocol": "SASL_PLAINTEXT"}, "speaks TLS|closed by broker"),
+        slowly("SAFE", {"security.protocol": "SSL"}, "perhaps the listener wants a login"),
+        slowly(
+            "LOGIN", {"security.protocol": "PLAINTEXT"}, "perhaps the listener wants TLS or a login"
+        ),
+        slowly("LOGIN", {"security.protocol": "SASL_SSL"}, "speaks no TLS"),
+        slowly("PLAINTEXT", {"security.protocol": "SSL"}, "speaks no TLS"),
         (
             "PLAINTEXT",
             {

@@ -1,0 +1,34 @@
+"""What the plugin tells clients of Java, told to Apache Kafka's own tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fencepost.testing import Kafka
+from tests.support.kafka import OracleMissingError, run_tool, unavailable
+
+pytestmark = pytest.mark.oracle
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_kafkas_tools_get_in_with_it(tmp_path: Path, mechanism: str, *, tls: bool) -> None:
+    users = {"alice": 'pa"ss, w\\;o]rd='}
+    with Kafka(users=users, tls=tls, acls=["alice DESCRIBE topic:orders"]) as broker:
+        broker.topic("orders")
+        broker.topic("secret")
+        told = broker.client_config("alice", "java", mechanism=mechanism)
+        settings = tmp_path / "client.properties"
+        lines = (f"{key}={value}\n".replace("\\", "\\\\") for key, value in told.items())
+        settings.write_text("".join(lines))
+        try:
+            listed = run_tool(
+                "org.apache.kafka.tools.TopicCommand",
+                *("--bootstrap-server", broker.bootstrap, "--command-config", str(settings)),
+                "--list",
+            )
+        except OracleMissingError as missing:
+            unavailable(str(missing))
+    assert listed.split() == ["orders"]

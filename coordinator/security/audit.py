@@ -73,9 +73,8 @@ class Audit:
 
     def denied(self, access: Access, because: Callable[[], str]) -> None:
         """Tell that somebody was refused something, unless there were too many such lines."""
-        words = _words(access)
-        who = words["principal"]
-        allowance = self._allowance(str(who))
+        who = _cut(str(access.session.principal))
+        allowance = self._allowance(who)
         if allowance.left < 1:
             allowance.left_out += 1
             return
@@ -83,7 +82,7 @@ class Audit:
         if allowance.left_out:
             _log.info("denials were not logged", principal=who, lines=allowance.left_out)
             allowance.left_out = 0
-        _log.info("access denied", **words, rule=_cut(because()))
+        _log.info("access denied", **_words(access), rule=_cut(because()))
 
     def _allowance(self, principal: str) -> _Allowance:
         now, known = self._now(), self._allowances

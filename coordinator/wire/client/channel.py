@@ -14,7 +14,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.coordinator.wire.errors import WireError
@@ -24,6 +24,10 @@ from fencepost.coordinator.wire.writer import Chunk
 _LENGTH = struct.Struct(">i")
 _TLS_ALERT = b"\x15\x03"
 """What an answer in TLS to a request without it begins with."""
+
+
+SHUTDOWN_S = 1.0
+"""How long a broker may take to say that it has heard of the end of an encrypted connection."""
 
 
 class ConnectionLostError(WireError):
@@ -193,9 +197,12 @@ class AsyncChannel:
         cls, host: str, port: int, timeout_ms: float, tls: ssl.SSLContext | None = None
     ) -> Self:
         """Connect within the time. Raises OSError (TimeoutError among them)."""
+        encrypted: dict[str, Any] = (
+            {} if tls is None else {"ssl": tls, "ssl_shutdown_timeout": SHUTDOWN_S}
+        )
         try:
             reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(host, port, ssl=tls), timeout_ms / 1000
+                asyncio.open_connection(host, port, **encrypted), timeout_ms / 1000
             )
         except OSError as error:
             raise (_judged(error, host, port) if tls else error) from error

@@ -9,7 +9,6 @@ Source: ``CommonClientConfigs``, ``SaslConfigs``, ``SslConfigs``, ``DefaultSslEn
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -200,6 +199,8 @@ def _given(properties: Mapping[str, str]) -> dict[str, str]:
         if key in _UNSERVED:
             raise SecurityError(f"{key}: {_UNSERVED[key]}")
         if key not in _KNOWN and not key.startswith(_OF_OTHERS):
+            import difflib  # noqa: PLC0415 - only errors need it
+
             close = difflib.get_close_matches(key, _KNOWN, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise SecurityError(f"{key}: no client has such a setting{hint}")

@@ -24,6 +24,7 @@ import structlog
 
 from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.runtime.background import call_later, tell
+from fencepost.coordinator.runtime.few_lines import FewLines
 from fencepost.coordinator.security.tls import ListenerTls, reason_of
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,7 @@ class Handshakes:
         self.timeout_ms = timeout_ms
         self.buffer = memoryview(bytearray(RECEIVED_BYTES))
         """Where all of them receive: each takes out at once what has come for it."""
+        self.lines = FewLines("more handshakes failed")
         self._queue: deque[TlsStream] = deque()
 
     def queue(self, stream: TlsStream) -> None:
@@ -206,8 +208,9 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _count(self, connection: Connection, reason: str) -> None:
         self._tls.handshake_failures += 1
-        name = connection.listener.name
-        log.info("handshake failed", listener=name, peer=connection.peer, reason=reason)
+        if self._handshakes.lines.may_tell(self._handshakes.loop.time() * 1000):
+            name = connection.listener.name
+            log.info("handshake failed", listener=name, peer=connection.peer, reason=reason)
 
     def _end_timer(self) -> None:
         if self._timer is not None:

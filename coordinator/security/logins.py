@@ -14,6 +14,7 @@ import structlog
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import HIDDEN, ConfigError
+from fencepost.coordinator.runtime.few_lines import FewLines
 from fencepost.coordinator.security.mechanism import Mechanism
 from fencepost.coordinator.security.oauth_login import OAUTHBEARER, OauthLogin, oauth_login
 from fencepost.coordinator.security.password_checks import PasswordChecks
@@ -30,9 +31,6 @@ PER_IP: Final = "fencepost.unauthenticated.connections.per.ip"
 
 SERVED: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
 """The mechanisms that there are."""
-
-LINES_PER_SECOND: Final = 10
-"""Failed logins that are told of one by one; of more there is a count."""
 
 SHOWN_CHARACTERS: Final = 100
 """Characters of a user's name that a line shows: it is as the client sent it."""
@@ -91,8 +89,7 @@ class Logins:
         """Connections that were too many of their address [fencepost.unauthenticated…]."""
         self.expired = 0
         """Connections that were closed because they went on with a login that had ended."""
-        self._lines_since_ms = -1_000_000
-        self._lines = 0
+        self._lines = FewLines("more logins failed")
 
     @classmethod
     def of_listeners(
@@ -148,13 +145,7 @@ class Logins:
     def has_failed(self, failure: Failure) -> None:
         """Count a failed login, and tell of it if few were told of in this second."""
         self.failed[failure.listener, failure.mechanism or ""] += 1
-        now_ms = self._clock.monotonic_ms()
-        if now_ms - self._lines_since_ms >= 1_000:
-            if self._lines > LINES_PER_SECOND:
-                _log.warning("more logins failed", count=self._lines - LINES_PER_SECOND)
-            self._lines_since_ms, self._lines = now_ms, 0
-        self._lines += 1
-        if self._lines <= LINES_PER_SECOND:
+        if self._lines.may_tell(self._clock.monotonic_ms()):
             _log.warning(
                 "login failed",
                 peer=failure.peer,

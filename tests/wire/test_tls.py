@@ -33,6 +33,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metrics import own
 from fencepost.coordinator.net import tls_stream
 from fencepost.coordinator.net.connection import Connection
+from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
 from fencepost.coordinator.security.tls import ListenerTls
 from fencepost.coordinator.tools.ports import hold_port
 from tests.support.certificates import (
@@ -776,6 +777,22 @@ def test_what_fails_unexpectedly_ends_one_client(
         assert versions(served.bootstrap, trusting(authority)) == "none"
     (told,) = (one for one in said if one["log_level"] == "error")
     assert (told["event"], told["what"]) == ("background work failed", "TLS")
+
+
+def test_lines_about_failed_handshakes_are_bounded(
+    tmp_path: Path, authority: Authority, said: list[EventDict]
+) -> None:
+    count = 30 * LINES_PER_SECOND
+    with serving(tmp_path, authority.server().keystore) as served:
+        for _ in range(count):
+            with connected(served) as client:
+                client.sendall(b"nothing of TLS")
+                assert client.recv(1) == b""
+        assert served.failures == count
+    lines = [one for one in said if one["event"] == "handshake failed"]
+    more = sum(one["count"] for one in said if one["event"] == "more handshakes failed")
+    assert LINES_PER_SECOND <= len(lines) < count
+    assert len(lines) + more <= count
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listeners import client_listeners, tells_passwords
 from fencepost.coordinator.daemon.broker import Broker, BrokerError
 from fencepost.coordinator.metadata.records import SCRAM, MetadataError, decode
+from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
 from fencepost.coordinator.security import password_checks
 from fencepost.coordinator.security.added_users import (
     AddedUserError,
@@ -24,7 +25,6 @@ from fencepost.coordinator.security.added_users import (
     parse_added_user,
 )
 from fencepost.coordinator.security.logins import (
-    LINES_PER_SECOND,
     Failure,
     ListenerLogins,
     Logins,

@@ -131,6 +131,15 @@ def delete_acls(d: Draw) -> Request:
     return Request("delete_acls", d.version("delete_acls"), {"filters": filters})
 
 
+QUOTAS = (
+    "producer_byte_rate",
+    "consumer_byte_rate",
+    "request_percentage",
+    "controller_mutation_rate",
+    "connection_creation_rate",
+)
+
+
 def _entity_type(d: Draw) -> str:
     return d.pick(["user", "client-id", "ip", "user", "nonsense", ""])
 
@@ -150,12 +159,17 @@ def describe_client_quotas(d: Draw) -> Request:
 
 def alter_client_quotas(d: Draw) -> Request:
     def op() -> dict[str, Any]:
-        key = d.pick(["producer_byte_rate", "consumer_byte_rate", "no-such-quota"])
-        return {"key": key, "value": 1000.0, "remove": d.chance(0.5)}
+        # Whom it is for is counted from then on, and does not wait: lives are long enough.
+        key = d.pick([*QUOTAS, "no-such-quota"])
+        value = d.pick([1e9, 1e9, 1e9 + 0.5, 0.0, -1.0, 1e30])
+        return {"key": key, "value": value, "remove": d.chance(0.3)}
 
     def entry() -> dict[str, Any]:
-        named = d.some(lambda: {"entity_type": _entity_type(d), "entity_name": d.group()})
-        return {"entity": named, "ops": d.some(op)}
+        def part() -> dict[str, Any]:
+            name = None if d.chance(0.4) else d.group()
+            return {"entity_type": _entity_type(d), "entity_name": name}
+
+        return {"entity": d.some(part), "ops": d.some(op)}
 
     return Request(
         "alter_client_quotas",

@@ -40,6 +40,7 @@ from tests.support.certificates import (
     KEY_PASSWORD,
     Authority,
     replace,
+    subject,
     trust_settings,
     trusted_by_librdkafka,
     trusting,
@@ -1024,6 +1025,32 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
         assert "Both SSL key store location and" in answer["error_message"]
         assert "PRIVATE KEY" not in answer["error_message"]
         assert shown_to(served, authority) == third
+
+
+def test_alter_configs_tries_certificates_out_as_well(tmp_path: Path, authority: Authority) -> None:
+    key = "listener.name.ssl.ssl.keystore.location"
+    first, second = authority.server("one"), authority.server("two")
+    same = authority.server("renewed", subject_name=subject("one"))
+
+    def replaced(client: Cluster, file: Path) -> tuple[str, str]:
+        entries = [{"name": key, "value": str(file)}]
+        resource = {"resource_type": 4, "resource_name": "1", "configs": entries}
+        (found,) = client.call("alter_configs", 1, resources=[resource])["responses"]
+        return found["error_code"], found["error_message"] or ""
+
+    with (
+        serving(tmp_path, {key: str(first.file)}) as served,
+        Cluster(served.bootstrap, tls=trusting(authority)) as client,
+    ):
+        before = shown_to(served, authority)
+        code, message = replaced(client, second.file)
+        assert code == "invalid_config"
+        assert "DistinguishedName does not match" in message
+        assert shown_to(served, authority) == before
+        assert replaced(client, same.file)[0] == "none"
+        until(lambda: shown_to(served, authority) != before, "the renewed one")
+    with serving(tmp_path, {key: str(first.file)}) as served:
+        assert shown_to(served, authority) != before, "what was set holds after a start"
 
 
 def test_one_port_for_both_versions_of_ip(tmp_path: Path, authority: Authority) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
 import threading
@@ -28,6 +29,15 @@ MAX_SLOWER = 2.0
 
 SOAK, LEAK_BYTES = 3_000, 2_000_000
 """Failed handshakes, and what they may leave together: far less than a buffer each."""
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as the system lets this process have."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture
@@ -101,6 +111,7 @@ def p99_ms(clients: list[RawClient]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("many_files")
 def test_a_thousand_handshakes_that_never_end_beside_healthy_clients(
     daemon: Daemon, authority: Authority
 ) -> None:

@@ -1,4 +1,4 @@
-"""Requests of a cluster's administrator: directories, replicas, brokers, rights, quotas, users."""
+"""Requests of administrators: directories, replicas, brokers, rights, quotas, users; and logins."""
 
 from __future__ import annotations
 
@@ -202,6 +202,16 @@ def alter_user_scram_credentials(d: Draw) -> Request:
     )
 
 
+def sasl_handshake(d: Draw) -> Request:
+    mechanism = d.pick(["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER", "GSSAPI", ""])
+    return Request("sasl_handshake", d.version("sasl_handshake"), {"mechanism": mechanism})
+
+
+def sasl_authenticate(d: Draw) -> Request:
+    token = d.pick([b"", b"\0alice\0secret", b"n,,n=alice,r=nonce", b"\xff"])
+    return Request("sasl_authenticate", d.version("sasl_authenticate"), {"auth_bytes": token})
+
+
 REQUESTS: list[Callable[[Draw], Request]] = [
     describe_log_dirs,
     alter_replica_log_dirs,
@@ -218,4 +228,6 @@ REQUESTS: list[Callable[[Draw], Request]] = [
     alter_client_quotas,
     describe_user_scram_credentials,
     alter_user_scram_credentials,
+    sasl_handshake,
+    sasl_authenticate,
 ]

@@ -20,6 +20,7 @@ from fencepost.coordinator.security.acl import Acl, ResourceType
 from fencepost.coordinator.tools.ports import hold_port
 from tests.lives.lockstep import CLOSED, LifeMasks
 from tests.oracle.authorisation import (
+    HERE,
     INTERNALS,
     ME,
     SLOTS,
@@ -32,7 +33,7 @@ from tests.oracle.authorisation import (
 )
 from tests.oracle.deliberate import Kind
 from tests.oracle.tracer import PASSING, _fitting, leaves
-from tests.support.cluster import Cluster
+from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, OracleMissingError, unavailable
 from tests.support.raw import Answer, ConnectionLostError, _entity, errors_in
@@ -48,8 +49,11 @@ PASSWORD: Final = "no secret"
 LISTENER: Final = "clients"
 LONG_MS: Final = 600_000
 PASSING_S: Final = 5.0
+LEFT_S: Final = 20.0
+"""How long what the brokers have left may be another."""
+
 SILENT: Final = "no answer"
-ANSWER_S: Final = 10.0
+ANSWER_S: Final = 20.0
 RULES_AT_ONCE: Final = 1000
 MARKER: Final = f"{STEM}marker"
 NOBODYS: Final = uuid.UUID("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee")
@@ -281,7 +285,8 @@ class Broker:
             admin.create_topic(f"{STEM}{topic}", partitions)
             self._learn(f"{STEM}{topic}")
         admin.produce(f"{STEM}t", [b"1", b"2", b"3"])
-        admin.coordinator(f"{STEM}g", 0)
+        admin.coordinator(f"{STEM}g", GROUP)
+        admin.coordinator(f"{STEM}x", TRANSACTION)
         for group in "gh":
             self._commit(f"{STEM}{group}")
         for one in "xy":
@@ -314,9 +319,15 @@ class Broker:
         assert set(errors_in(answer)) == {"none"}, answer
 
     def _begin(self, transactional_id: str) -> None:
-        self.producers[transactional_id] = self.admin.init_producer(
-            transactional_id, timeout_ms=LONG_MS
+        answer = self._patiently(
+            "init_producer_id",
+            4,
+            transactional_id=transactional_id,
+            transaction_timeout=LONG_MS,
+            producer_id=-1,
+            producer_epoch=-1,
         )
+        self.producers[transactional_id] = answer["producer_id"], answer["producer_epoch"]
 
     def _join_classic(self, group: str) -> None:
         asked = {"group_id": group, "session_timeout": LONG_MS, "rebalance_timeout": LONG_MS}
@@ -357,18 +368,19 @@ class Broker:
 
     def make_fresh(self, cases: Sequence[Case]) -> None:
         """What cases have of their own."""
-        topics, others = [], []
-        for case in cases:
-            if case.request.is_fresh:
-                for slot, kind in case.kinds.items():
-                    if kind == "here":
-                        (topics if slot in "tuvw" else others).append((slot, case.names[slot]))
-        if topics:
-            self._create([name for _, name in topics])
-        for slot, name in others:
-            if slot in "gh":
+        own = [
+            (SLOTS[slot], case.names[slot])
+            for case in cases
+            if case.request.is_fresh
+            for slot, kind in case.kinds.items()
+            if kind == HERE
+        ]
+        if topics := [name for its, name in own if its is ResourceType.TOPIC]:
+            self._create(topics)
+        for its, name in own:
+            if its is ResourceType.GROUP:
                 self._commit(name)
-            elif slot in "xy":
+            elif its is ResourceType.TRANSACTIONAL_ID:
                 self._begin(name)
 
     def _create(self, names: Sequence[str]) -> None:
@@ -432,35 +444,55 @@ class Broker:
 
     def seen(self, cases: Sequence[Case]) -> dict[str, Any]:
         """What is there of the cases' own resources."""
-        found: dict[str, Any] = {}
-        for case in cases:
-            if not case.request.is_fresh:
-                continue
-            for slot, name in case.names.items():
-                found[f"{slot} of {case}"] = self._seen(slot, name)
-        return found
+        own = {
+            f"{slot} of {case}": (SLOTS[slot], name)
+            for case in cases
+            if case.request.is_fresh
+            for slot, name in case.names.items()
+        }
+        kinds = {
+            ResourceType.TOPIC: self._topics_seen,
+            ResourceType.GROUP: self._groups_seen,
+            ResourceType.TRANSACTIONAL_ID: self._transactions_seen,
+        }
+        found = {
+            kind: look(names)
+            for kind, look in kinds.items()
+            if (names := sorted({name for its, name in own.values() if its is kind}))
+        }
+        return {what: found[kind][name] for what, (kind, name) in own.items()}
 
-    def _seen(self, slot: str, name: str) -> Any:
-        admin = self.admin
-        if slot in "tuvw":
-            asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
-            row = admin.call("metadata", 8, **asked)["topics"][0]
-            return row["error_code"], len(row["partitions"])
-        if slot in "ghkc":
-            described = admin.call("describe_groups", 5, groups=[name])["groups"][0]
-            kept = admin.call("offset_fetch", 7, group_id=name, topics=None)["topics"]
-            return (
-                described["error_code"],
-                described["group_state"],
-                sorted(
-                    (topic["name"], part["partition_index"], part["committed_offset"])
-                    for topic in kept
-                    for part in topic["partitions"]
-                ),
+    def _topics_seen(self, names: Sequence[str]) -> dict[str, Any]:
+        asked = {"topics": [{"name": one} for one in names], "allow_auto_topic_creation": False}
+        rows = self.admin.call("metadata", 8, **asked)["topics"]
+        return {row["name"]: (row["error_code"], len(row["partitions"])) for row in rows}
+
+    def _groups_seen(self, names: Sequence[str]) -> dict[str, Any]:
+        described = self.admin.call("describe_groups", 5, groups=names)["groups"]
+        asked = [{"group_id": one, "topics": None} for one in names]
+        kept = {
+            group["group_id"]: sorted(
+                (topic["name"], part["partition_index"], part["committed_offset"])
+                for topic in group["topics"]
+                for part in topic["partitions"]
             )
-        row = admin.call("describe_transactions", 0, transactional_ids=[name])
-        one = row["transaction_states"][0]
-        return one["error_code"], one["transaction_state"], len(one["topics"])
+            for group in self.admin.call("offset_fetch", 8, groups=asked)["groups"]
+        }
+        return {
+            row["group_id"]: (row["error_code"], row["group_state"], kept[row["group_id"]])
+            for row in described
+        }
+
+    def _transactions_seen(self, names: Sequence[str]) -> dict[str, Any]:
+        rows = self.admin.call("describe_transactions", 0, transactional_ids=names)
+        return {
+            row["transactional_id"]: (
+                row["error_code"],
+                row["transaction_state"],
+                len(row["topics"]),
+            )
+            for row in rows["transaction_states"]
+        }
 
 
 def _in_one_order(value: Any) -> Any:
@@ -548,7 +580,7 @@ class Pair:
 
     def _left(self, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is there now. Apache Kafka creates topics, and writes markers, after its answer."""
-        end = time.monotonic() + PASSING_S
+        end = time.monotonic() + LEFT_S
         while True:
             here, there = self.at_once(partial(Broker.seen, cases=cases))
             if here == there or time.monotonic() > end:

@@ -144,7 +144,7 @@ def an_expression(broker: Broker) -> Iterator[Told]:
     stem = unique(f"{STEM}re")
     topics = [broker.admin.create_topic(f"{stem}-{number}") for number in range(3)]
     names = {str(broker.admin.topic_id(one)): one[-1] for one in topics}
-    asked = {"group_id": stem, "member_id": "11111111-2222-4333-8444-555555555555"}
+    asked: dict[str, Any] = {"group_id": stem, "member_id": "11111111-2222-4333-8444-555555555555"}
     asked |= {"subscribed_topic_regex": f"{stem}.*", "rebalance_timeout": 60_000}
     read = by("u1", rule("read", GROUP, stem))
     one, all_of_them = (

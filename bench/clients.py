@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -38,8 +38,13 @@ def create_topic(bootstrap: str, partitions: int) -> str:
     raise TimeoutError(name)
 
 
-def fill(bootstrap: str, topic: str, records: int) -> float:
-    """Produce ``records`` of 1 KiB with acks=all; returns the seconds until all are acked."""
+def fill(
+    bootstrap: str, topic: str, records: int, settings: Mapping[str, str] | None = None
+) -> float:
+    """Produce ``records`` of 1 KiB with acks=all; returns the seconds until all are acked.
+
+    ``settings`` are further ones of the client, as how it logs in.
+    """
     failed: list[object] = []
     producer = Producer(
         {
@@ -48,6 +53,7 @@ def fill(bootstrap: str, topic: str, records: int) -> float:
             "linger.ms": 5,
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 200_000,
+            **(settings or {}),
         }
     )
     producer.list_topics(topic, timeout=10)
@@ -68,7 +74,13 @@ def fill(bootstrap: str, topic: str, records: int) -> float:
     return seconds
 
 
-def drain(bootstrap: str, topic: str, partitions: int, records: int) -> float:
+def drain(
+    bootstrap: str,
+    topic: str,
+    partitions: int,
+    records: int,
+    settings: Mapping[str, str] | None = None,
+) -> float:
     """Read ``records`` from the beginning; returns the seconds from the first to the last."""
     consumer = Consumer(
         {
@@ -82,6 +94,7 @@ def drain(bootstrap: str, topic: str, partitions: int, records: int) -> float:
             # With 64 MiB unread librdkafka stops fetching for a second (fetch.queue.backoff.ms):
             # the faster broker would meet that more often.
             "queued.max.messages.kbytes": 2_000_000,
+            **(settings or {}),
         }
     )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])

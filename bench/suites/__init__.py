@@ -10,6 +10,7 @@ from bench.suites.metrics import METRICS
 from bench.suites.mqtt import MQTT
 from bench.suites.partitions import PARTITIONS_SUITE
 from bench.suites.pipelines import PIPELINES
+from bench.suites.security import SECURITY
 from bench.suites.sockets import SOCKETS
 from bench.suites.spark import SPARK
 from bench.suites.txn import TXN
@@ -26,6 +27,7 @@ SUITES: dict[str, Suite] = {
         PARTITIONS_SUITE,
         SOCKETS,
         METRICS,
+        SECURITY,
         PIPELINES,
         MQTT,
         SPARK,

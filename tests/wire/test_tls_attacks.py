@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import resource
 import socket
 import ssl
@@ -164,3 +165,57 @@ def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority)
     with RawClient(daemon.bootstrap, tls=alice) as client:
         assert client.call("api_versions", 2)["error_code"] == "none"
     assert resident_bytes() - before < LEAK_BYTES
+
+
+BENT = 600
+"""Clients of which each sends something that is no TLS, at one of the steps of a handshake."""
+
+
+def bent(data: bytes, draw: random.Random) -> bytes:
+    """Some bytes changed, cut off or put in."""
+    found = bytearray(data or b"?")
+    for _ in range(draw.randint(1, 3)):
+        at, kind = draw.randrange(len(found)), draw.randrange(3)
+        if kind == 0:
+            found[at] = draw.randrange(256)
+        elif kind == 1:
+            found[at:] = draw.randbytes(1)
+        else:
+            found[at:at] = draw.randbytes(draw.randint(1, 20))
+    return bytes(found)
+
+
+def bend(daemon: Daemon, context: ssl.SSLContext, draw: random.Random) -> None:
+    """Shake hands, as far as it goes, and send something bent at some step."""
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(received, sent, server_hostname="localhost")
+    bent_step = draw.randrange(3)
+    with connected(daemon) as wire, suppress(OSError):
+        wire.settimeout(0.2)
+        for step in range(2):
+            with suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+            flight = sent.read()
+            wire.sendall(bent(flight, draw) if step == bent_step else flight)
+            if step == bent_step:
+                break
+            if step == 0:
+                received.write(wire.recv(65_536))
+        if bent_step == 2:
+            client.write(draw.randbytes(draw.randint(1, 20_000)))
+            wire.sendall(bent(sent.read(), draw) + draw.randbytes(30))
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+@pytest.mark.slow
+def test_bent_handshakes_and_records_hurt_nobody(daemon: Daemon, authority: Authority) -> None:
+    draw = random.Random(5_246)
+    alice = authority.client("alice").context()
+    with RawClient(daemon.bootstrap, tls=alice) as healthy:
+        for number in range(BENT):
+            bend(daemon, alice, draw)
+            if number % 100 == 0:
+                assert healthy.call("api_versions", 2)["error_code"] == "none"
+        assert healthy.call("api_versions", 2)["error_code"] == "none"
+    assert daemon.child is not None
+    assert not [line for line in daemon.child.lines if '"level": "error"' in line]

@@ -115,6 +115,7 @@ def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
     with pair_of_brokers(tmp_path, OPEN) as pair:
         chosen = [one for one in REQUESTS if one.api in OPEN_APIS]
         cases = [case for one in chosen for case in cases_of(one, NUMBER)][::OPEN_STEP]
+        cases += drawn_cases(REQUESTS, SEEDS[0], DRAWN)
         strange = unmeant(list(pair.differences(cases)), pair.meant)
         print(f"\n{pair.compared.total()} cases with allow.everyone.if.no.acl.found compared")
     assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])

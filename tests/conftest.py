@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--seed", type=int, help="the life that the test_lives.py lead")
     parser.addoption("--requests", type=int, help="how many requests that life sends")
+    parser.addoption("--inputs", type=int, help="how much strangers send in tests/fuzz")
     parser.addoption("--results", type=Path, help="write the outcome of each test to this file")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -53,7 +52,7 @@ class Claims:
     def identity(self, claims: Mapping[str, Any], now_ms: int) -> Identity:
         """Who the token is about. Raises TokenRefusedError."""
         name = claims.get(self.subject)
-        if not isinstance(name, str) or not name.strip():
+        if not isinstance(name, str) or not name.strip() or not _is_text(name):
             raise TokenRefusedError(f"no user in the claim {self.subject}")
         expires_ms = _time_ms(claims, "exp", is_needed=True) or 0
         issued_ms = _time_ms(claims, "iat", is_needed=self.needs_issued_at)
@@ -75,11 +74,16 @@ def _time_ms(claims: Mapping[str, Any], name: str, *, is_needed: bool) -> int | 
     value = claims.get(name)
     if value is None and not is_needed:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TokenRefusedError(f"no time in the claim {name}")
-    if abs(value) > _MAX_MS // 1000:
+    if not abs(value) <= _MAX_MS // 1000:  # nor is NaN
         raise TokenRefusedError(f"no time that can be in the claim {name}")
     return round(value * 1000)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name of JSON can be written down: half a surrogate can not."""
+    return not any("\ud800" <= one <= "\udfff" for one in name)
 
 
 def _scope(value: object) -> Sequence[str]:
@@ -127,6 +131,8 @@ class SignedTokens:
 
         header = _part(token.partition(".")[0])
         algorithm, name = header.get("alg"), header.get("kid")
+        if not isinstance(algorithm, str):
+            raise TokenRefusedError("it names no algorithm")
         found = yield from self.keys.find(
             lambda key: (
                 (name is None or key.get("kid") == name)
@@ -139,8 +145,8 @@ class SignedTokens:
         try:
             claims = jwt.decode(
                 token,
-                jwt.PyJWK(dict(found[0]), algorithm=str(algorithm)).key,
-                algorithms=[str(algorithm)],
+                jwt.PyJWK(dict(found[0]), algorithm=algorithm).key,
+                algorithms=[algorithm],
                 audience=self.audience or None,
                 issuer=self.issuer,
                 # These are checked by the broker's clock.

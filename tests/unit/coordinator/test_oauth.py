@@ -154,6 +154,8 @@ async def test_another_token_may_follow_one_that_does_not_hold() -> None:
         (unsecured(exp="soon"), "no time in the claim exp"),
         (unsecured(exp=True), "no time in the claim exp"),
         (unsecured(exp=10**300), "no time that can be"),
+        (unsecured(exp=10**400), "no time that can be"),
+        (unsecured(exp=float("nan")), "no time that can be"),
         (unsecured(exp=NOW - 2), "expired"),
         (unsecured(iat=NOW + 3), "issued in the future"),
         (unsecured(nbf=NOW + 3), "not yet"),
@@ -161,6 +163,7 @@ async def test_another_token_may_follow_one_that_does_not_hold() -> None:
         (unsecured(sub=None), "no user in the claim sub"),
         (unsecured(sub=" "), "no user in the claim sub"),
         (unsecured(sub=["alice"]), "no user in the claim sub"),
+        (unsecured(sub="half \ud800"), "no user in the claim sub"),
         (unsecured(header={"alg": "HS256"}), "algorithm is not none"),
         (unsecured(header={}), "algorithm is not none"),
         (unsecured(header=["none"]), "no token"),
@@ -305,6 +308,8 @@ async def test_what_an_issuer_has_signed_holds(
         signed() + ".x",
         signed().rpartition(".")[0] + ".",
         unsecured(iat=NOW - 5),
+        unsecured(header={"alg": ["RS256"], "kid": "one"}),
+        unsecured(header={"alg": {}}),
     ],
 )
 async def test_what_does_not_hold_is_no_login(

@@ -92,9 +92,9 @@ fencepost.authentication.timeout.ms INT 10000 unit=ms low=1
     A login that takes longer is broken off. Kafka has connections.max.idle.ms alone.
 fencepost.unauthenticated.connections.per.ip INT 1000 low=1
     Connections of one address that have not logged in yet.
-inter.broker.listener.name STRING PLAINTEXT
-    The listener that gets its connections even beyond max.connections, where there are several: the
-    longest unused connection of another one is closed for it.
+inter.broker.listener.name STRING -
+    The listener, PLAINTEXT if it is not set, that gets its connections even beyond max.connections,
+    where there are several: the longest unused connection of another one is closed for it.
 max.connections.per.ip.overrides STRING "" form=counts-of-addresses dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""

@@ -8,6 +8,7 @@ Source: ``ClientQuotaManager``, ``ClientRequestQuotaManager``, ``ControllerMutat
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ from fencepost.logcore.clock import Clock
 MAX_BUDGETS: Final = 10_000
 """Budgets of each kind of quota, about 2 KiB each. Whoever comes beyond it, with names that nobody
 has heard of for all we know, shares one budget with the others whom the same quota is for."""
+
+MAX_KEPT_CHARACTERS: Final = 128
+"""Of a name that is remembered for a budget; a longer one, up to 32 KiB by the protocol, leaves its
+beginning and a digest."""
 
 EXPIRES_MS: Final = 3_600_000
 """A budget that is not used for so long is forgotten."""
@@ -79,6 +84,14 @@ class Holding:
     entity: Pair
     shared_by: Pair
     limit: float
+
+
+def kept(name: str | None) -> str | None:
+    """A name, short enough to be remembered for whoever comes along."""
+    if name is None or len(name) <= MAX_KEPT_CHARACTERS:
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return name[: MAX_KEPT_CHARACTERS - 33] + "…" + digest
 
 
 class ClientQuotas:
@@ -140,23 +153,25 @@ class ClientQuotas:
 
     def holding(self, key: str, user: str, client_id: str) -> Holding | None:
         """The quota of a kind that holds for a client."""
-        found, who = self._found[key], (user, client_id)
+        known, who = self._found[key], (user, client_id)
         try:
-            return found[who]
+            return known[who]
         except KeyError:
             pass
-        if len(found) >= MAX_BUDGETS:
-            found.clear()
         limits = self._limits[key]
-        found[who] = next(
+        found = next(
             (
-                Holding(entity, shared_by, limits[entity])
+                Holding(entity, (kept(shared_by[0]), kept(shared_by[1])), limits[entity])
                 for entity, shared_by in candidates(user, client_id)
                 if entity in limits
             ),
             None,
         )
-        return found[who]
+        if len(user) + len(client_id) <= 2 * MAX_KEPT_CHARACTERS:
+            if len(known) >= MAX_BUDGETS:
+                known.clear()
+            known[who] = found
+        return found
 
     # --- what was taken ---
 

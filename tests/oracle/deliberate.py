@@ -86,7 +86,22 @@ NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unex
 
 NO_AUTHORIZER = "a broker without an authorizer refuses what it is asked of ACLs, known or not"
 
+NO_NAMES = (
+    "a quota is for an address: whom it is for may not hang on a server of names at each start"
+)
+NAMED_TWICE = (
+    "an entity that is named twice is answered that nothing was changed, and nothing is; Apache"
+    " Kafka makes the first change"
+)
+LARGE_BATCH = (
+    "a batch that is larger than what a consumer may take in a whole window comes once it was quiet"
+    " for one, and makes it wait; with Apache Kafka it never comes"
+)
+
 DELIBERATE = (
+    Deviation("quotas_that_are_kept_otherwise", '"invalid_request"', '"none"', NO_NAMES),
+    Deviation("quotas_that_are_kept_otherwise", "0", "1", NAMED_TWICE),
+    Deviation("a_batch_above_the_quota_of_a_window", "1", "0", LARGE_BATCH),
     Deviation(
         "rights",
         '{"error_code": "security_disabled", "resources": []}',

@@ -393,6 +393,31 @@ def quotas_that_are_kept(t: Tracer) -> None:
     t("alter_client_quotas", 1, entries=[gone], validate_only=False)
 
 
+def quotas_that_are_kept_otherwise(t: Tracer) -> None:
+    """Names of hosts, and an entity that is named twice."""
+
+    def altered(entity: tuple[str, str], key: str, *values: float | None) -> None:
+        named = [{"entity_type": entity[0], "entity_name": entity[1]}]
+        ops = [{"key": key, "value": value or 0.0, "remove": value is None} for value in values]
+        entries = [{"entity": named, "ops": [op]} for op in ops]
+        t("alter_client_quotas", 1, entries=entries, validate_only=False)
+
+    altered(("ip", "localhost"), "connection_creation_rate", None)
+    altered(("user", "twice"), "request_percentage", 1e6, 2e6)
+    altered(("user", "once"), "request_percentage", 1e6)
+    once = [{"entity_type": "user", "match_type": 0, "match": "once"}]
+
+    def heard() -> bool:
+        return bool(t.quietly("describe_client_quotas", 1, components=once)["entries"])
+
+    until(heard, "the broker has heard of it")
+    twice = [{"entity_type": "user", "match_type": 0, "match": "twice"}]
+    found = t.quietly("describe_client_quotas", 1, components=twice)
+    t.note("kept", len(found["entries"]))
+    for name in ("once", "twice"):
+        altered(("user", name), "request_percentage", None)
+
+
 def credentials(t: Tracer) -> None:
     for users in (None, [], ["alice"], ["alice", "bob", "alice"], [""]):
         asked = None if users is None else [{"name": name} for name in users]
@@ -513,6 +538,7 @@ TRACES = [
     rights,
     quotas,
     quotas_that_are_kept,
+    quotas_that_are_kept_otherwise,
     quotas_that_are_refused,
     credentials,
     credentials_that_are_refused,

@@ -122,6 +122,19 @@ def bytes_of_records(t: Tracer) -> None:
             t.note("told", [len(answer["responses"]), answer["session_id"]])
 
 
+def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
+    t.cluster.create_topic("large")
+    t.cluster.produce("large", [b"x" * 1000])
+    part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2000}
+    fetch = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 2000}
+    with _limited(t, consumer_byte_rate=50):
+        topics = [{"topic": "large", "partitions": [part]}]
+        answer = t.quietly("fetch", 11, session_epoch=-1, topics=topics, **fetch)
+        t.note("waits", answer["throttle_time"] > 0)
+        t.note("told", len(answer["responses"]))
+        t.close()
+
+
 def time_of_the_broker(t: Tracer) -> None:
     """Every answer tells of it."""
     t.cluster.create_topic("timed")
@@ -151,5 +164,6 @@ TRACES = [
     changes_of_topics,
     changes_that_are_only_checked,
     bytes_of_records,
+    a_batch_above_the_quota_of_a_window,
     time_of_the_broker,
 ]

@@ -366,6 +366,23 @@ def test_no_number_of_names_takes_more_than_so_much_memory(clients, monkeypatch,
     assert ("", "c0") not in budgets
 
 
+def test_long_names_take_no_more_memory_than_short_ones(clients):
+    clients.set("", None, 500)
+    long, other = "x" * 30_000, "x" * 29_999 + "y"
+    clients.set("", long, 1000)
+    assert clients.limit("alice", long) == 1000
+    assert clients.limit("alice", other) == 500
+    assert clients.waits("alice", long, 11_000)
+    assert not clients.waits("alice", other, 4000)
+    budgets = clients.quotas.budgets[PRODUCE]
+    assert len(budgets) == 2
+    assert max(len(name or "") for names in budgets for name in names) <= 128
+    assert not clients.quotas._found[PRODUCE]
+    # Up to there a name is kept as it is.
+    clients.waits("alice", "z" * 128, 1)
+    assert ("", "z" * 128) in budgets
+
+
 def test_quotas_are_there_after_a_restart(tmp_path, clock):
     first = storage(tmp_path, clock=clock)
     table = QuotaTable(first.metadata)

@@ -19,6 +19,7 @@ LONG = frozenset(
         "docs/operating.md",
         "docs/pipelines.md",
         "docs/recipes.md",
+        "docs/security.md",
         "docs/testing.md",
         "testing/README.md",
     }

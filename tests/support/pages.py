@@ -82,7 +82,9 @@ class Block:
 
     @property
     def serves(self) -> bool:
-        return self.language == "sh" and self.runs and _SERVE.search(self.text) is not None
+        """Whether a broker goes on behind it."""
+        is_run = self.language == "sh" and self.runs and "fails" not in self.words
+        return is_run and _SERVE.search(self.text) is not None
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,9 @@ class Reader:
     """Someone who runs a page's blocks one after the other, in a folder that was empty before.
 
     Each address of this machine on the page is another, free one, and a ``fencepost serve`` that
-    says no address listens on that of port 9092. What the page installs is there already, unless
-    there is something to install in place of the ``clone`` (``.``) into the environment of
-    ``bin_dir``.
+    says no address, nor does its file, listens on that of port 9092. What the page installs is
+    there already, unless there is something to install in place of the ``clone`` (``.``) into the
+    environment of ``bin_dir``.
     """
 
     def __init__(
@@ -263,10 +265,15 @@ class Reader:
         else:
             text = _INSTALL.sub(self._install, text)
             listen = f"127.0.0.1:{self._port(_KAFKA_PORT)}"
-            if "--listen" not in text:
+            if "--listen" not in text and not self._says_listeners(text):
                 text = _SERVE.sub(rf"\g<0> --listen {listen}", text)
             command = ["bash", "-euo", "pipefail", "-c", text]
         self._start(command, block, self._logs / f"block-{number}.log")
+
+    def _says_listeners(self, text: str) -> bool:
+        """Whether a file of settings that ``text`` names says where the broker listens."""
+        files = re.findall(r"--config-file (\S+)", text)
+        return any(b"listeners" in (self.here / file).read_bytes() for file in files)
 
     def _start(self, command: list[str], block: Block, log: Path) -> None:
         with log.open("wb") as output:

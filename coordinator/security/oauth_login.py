@@ -117,9 +117,9 @@ def oauth_login(
     """The mechanism of a listener; ``options`` are those of its JAAS. Raises ConfigError."""
 
     def of(name: str) -> Any:
-        return config.on_listener(listener, f"sasl.oauthbearer.{name}", OAUTHBEARER)
+        return config.on_listener(listener, name, OAUTHBEARER)
 
-    url = of("jwks.endpoint.url")
+    url = of(URL)
     if url is None:
         return OauthLogin(_unsecured(options), clock.now_ms)
     if urlsplit(url).scheme not in SCHEMES:
@@ -129,17 +129,22 @@ def oauth_login(
     keys = KeySet(
         url,
         clock,
-        refresh_ms=of("jwks.endpoint.refresh.ms"),
-        backoff_ms=of("jwks.endpoint.retry.backoff.ms"),
-        max_backoff_ms=of("jwks.endpoint.retry.backoff.max.ms"),
+        refresh_ms=of("sasl.oauthbearer.jwks.endpoint.refresh.ms"),
+        backoff_ms=of("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms"),
+        max_backoff_ms=of("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms"),
     )
     claims = Claims(
-        of("sub.claim.name"),
-        of("scope.claim.name"),
-        skew_ms=of("clock.skew.seconds") * 1000,
+        of("sasl.oauthbearer.sub.claim.name"),
+        of("sasl.oauthbearer.scope.claim.name"),
+        skew_ms=of("sasl.oauthbearer.clock.skew.seconds") * 1000,
         needs_issued_at=True,
     )
-    signed = SignedTokens(keys, claims, of("expected.issuer"), of("expected.audience"))
+    signed = SignedTokens(
+        keys,
+        claims,
+        of("sasl.oauthbearer.expected.issuer"),
+        of("sasl.oauthbearer.expected.audience"),
+    )
     return OauthLogin(signed, clock.now_ms)
 
 

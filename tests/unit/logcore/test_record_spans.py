@@ -27,7 +27,7 @@ def _outcome(read):
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(record_lists(), st.sampled_from(list(Codec)), st.none() | st.integers(0, 2**42), st.data())
 def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, data):
     batch = encode_batch(records, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3)
@@ -68,7 +68,7 @@ def test_what_can_not_be_decoded_is_refused(payload):
         spans_of(record_bytes(batch, 0, header), header)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(record_lists(), EDITS)
 def test_damage_is_refused_where_decoding_refuses_it(records, edits):
     batch = encode_batch(records)

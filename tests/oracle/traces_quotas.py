@@ -15,16 +15,17 @@ from tests.support.raw import Answer, errors_in
 from tests.support.waits import until
 
 
-def _change(t: Tracer, **values: float | None) -> None:
-    """Give the client quotas, and wait until the broker has heard of it."""
-    entity = [{"entity_type": "client-id", "entity_name": t.cluster.client_id}]
+def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> None:
+    """Give the client quotas, by its id or as a user, and wait until the broker has heard of it."""
+    name = t.cluster.client_id if kind == "client-id" else "ANONYMOUS"
+    entity = [{"entity_type": kind, "entity_name": name}]
     ops = [
         {"key": key, "value": value or 0.0, "remove": value is None}
         for key, value in values.items()
     ]
     t.quietly("alter_client_quotas", 1, entries=[{"entity": entity, "ops": ops}])
     wanted = {key: value for key, value in values.items() if value is not None}
-    asked = [{"entity_type": "client-id", "match_type": 0, "match": t.cluster.client_id}]
+    asked = [{"entity_type": kind, "match_type": 0, "match": name}]
 
     def heard() -> bool:
         t.close()  # who has to wait asks on another connection
@@ -37,10 +38,10 @@ def _change(t: Tracer, **values: float | None) -> None:
 
 
 @contextmanager
-def _limited(t: Tracer, **values: float) -> Iterator[None]:
-    _change(t, **values)
+def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator[None]:
+    _change(t, kind, **values)
     yield
-    _change(t, **dict.fromkeys(values))
+    _change(t, kind, **dict.fromkeys(values))
 
 
 def _asks(t: Tracer, api: str, version: int, /, **body: Any) -> Answer:
@@ -127,7 +128,8 @@ def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
     t.cluster.produce("large", [b"x" * 1000])
     part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2000}
     fetch = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 2000}
-    with _limited(t, consumer_byte_rate=50):
+    # As a user, who took nothing before.
+    with _limited(t, "user", consumer_byte_rate=50):
         topics = [{"topic": "large", "partitions": [part]}]
         answer = t.quietly("fetch", 11, session_epoch=-1, topics=topics, **fetch)
         t.note("waits", answer["throttle_time"] > 0)

@@ -103,7 +103,7 @@ spark-examples: $(VENV)/.story  ## the examples on Spark, each with its own chec
 
 SPARK_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile
 # What else is marked judge runs on Apache Kafka with ARGS=tests/spark.
-SPARK_JUDGED := tests/spark/test_crashes.py tests/spark/test_broker_failures.py
+SPARK_JUDGED := tests/spark/test_crashes.py tests/spark/test_broker_failures.py tests/spark/test_secured.py
 spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
 	$(SPARK_RUN) --stock $(or $(ARGS),tests/spark)
 	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),$(SPARK_JUDGED))

@@ -47,7 +47,13 @@ from fencepost.pipelines.metrics import Metrics
 from fencepost.pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
 from fencepost.pipelines.producers import close_consumer, close_producer, open_producer, send_all
 from fencepost.pipelines.records import Batch
-from fencepost.pipelines.security import PLAINTEXT, Security, aiokafka_options, check_login
+from fencepost.pipelines.security import (
+    PLAINTEXT,
+    Security,
+    aiokafka_options,
+    check_login,
+    watched,
+)
 from fencepost.pipelines.serde import BYTES, Serde
 
 POLL_MS = 200
@@ -314,7 +320,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         """Run ``work`` so that a rebalance can wait for it or cancel it."""
         self._work = asyncio.create_task(work)
         try:
-            await asyncio.shield(self._work)
+            await watched(self._work, self._bootstrap, self.options.security)
+            self._work.result()
         except asyncio.CancelledError:
             if self._work.cancelled():
                 raise RebalancedError("the group has taken the partitions back") from None

@@ -21,6 +21,9 @@ from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, Secu
 from fencepost.coordinator.wire.client.tls import ssl_context
 from fencepost.coordinator.wire.client.tokens import token_source
 
+FIRST_CHECK_S, LAST_CHECK_S = 2.0, 30.0
+"""How long work goes on before somebody looks whether logins are refused; pauses double."""
+
 CHECK_TIMEOUT_MS = 10_000
 """How long a look at why nobody can log in may take."""
 
@@ -75,6 +78,23 @@ async def check_login(bootstrap: str, security: Security) -> None:
         pass
 
 
+async def watched(work: asyncio.Future[Any], bootstrap: str, security: Security) -> None:
+    """Wait for the end of ``work``; look now and then whether the brokers still take us.
+
+    A client that loses its connection and may not log in again tries that for ever, several times a
+    second. Raises what :func:`check_login` does, with the work cancelled and at its end.
+    """
+    pause_s: float | None = FIRST_CHECK_S if security != PLAINTEXT else None
+    while not (await asyncio.wait([work], timeout=pause_s))[0] and pause_s is not None:
+        try:
+            await check_login(bootstrap, security)
+        except BaseException:
+            work.cancel()
+            await asyncio.wait([work])
+            raise
+        pause_s = min(2 * pause_s, LAST_CHECK_S)
+
+
 class _NoSecrets(logging.Filter):
     """aiokafka writes every request into its log at DEBUG, those with a password in them too."""
 
@@ -92,4 +112,11 @@ def _hush() -> None:
     logging.getLogger("aiokafka.conn").addFilter(_filter)
 
 
-__all__ = ["PLAINTEXT", "Security", "SecurityError", "aiokafka_options", "check_login"]
+__all__ = [
+    "PLAINTEXT",
+    "Security",
+    "SecurityError",
+    "aiokafka_options",
+    "check_login",
+    "watched",
+]

@@ -79,7 +79,7 @@ from fencepost.pipelines.mqtt.session import (
 )
 from fencepost.pipelines.producers import close_producer, open_producer, read_committed, send_all
 from fencepost.pipelines.records import MAX_REASON_CHARS, REASON, Headers, Output
-from fencepost.pipelines.security import PLAINTEXT, Security
+from fencepost.pipelines.security import PLAINTEXT, Security, watched
 from fencepost.pipelines.serde import BYTES
 
 _log = structlog.get_logger()
@@ -366,7 +366,11 @@ class Bridge:
                 if not gathering.done():
                     return  # what has not been gathered is not acknowledged
                 tasks.discard(gathering)
-                await self._transact(gathering.result(), session, producer)
+                work = asyncio.ensure_future(self._transact(gathering.result(), session, producer))
+                tasks.add(work)
+                await watched(work, self._bootstrap, self._security)
+                tasks.discard(work)
+                work.result()
                 self._patience.succeeded()
         finally:
             for task in tasks:

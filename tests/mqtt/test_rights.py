@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from fencepost.coordinator.wire.client.client import AuthenticationError
-from fencepost.pipelines.failures import NotAuthorizedError
+from fencepost.coordinator.wire.client.security import Security
+from fencepost.pipelines.failures import NotAuthorizedError, RetryPolicy
 from fencepost.pipelines.mqtt.bridge import Bridge, BridgeOptions
+from fencepost.pipelines.mqtt.session import Address
 from tests.mqtt.test_sessions import Gateway
 from tests.support.mosquitto import Mosquitto
 from tests.support.realm import Realm, Right, realm
@@ -108,6 +110,31 @@ async def test_a_right_that_is_lost_under_way(owner: Realm, gateway: Guarded) ->
     async with gateway.running(gateway.of(user)):
         await gateway.publish(b"3")
         await gateway.written(b"1", b"2", b"3")
+
+
+async def test_a_password_changes_under_the_bridge(owner: Realm, gateway: Guarded) -> None:
+    user = owner.new_user(*gateway.rights, gateway.creation)
+    told = [owner.security(user)]
+
+    def renewed() -> tuple[Address, Security]:
+        return Address("127.0.0.1", gateway.port, gateway.client_id), told[0]
+
+    retry = RetryPolicy(backoff_ms=100, max_backoff_ms=100)
+    bridge = gateway.of(user, renewed=renewed, retry=retry)
+
+    async def is_refused() -> bool:
+        return bridge.counters.restarts >= 3
+
+    async with gateway.running(bridge):
+        await gateway.publish(b"1")
+        await gateway.written(b"1")
+        owner.set_password(user, "another")
+        await asyncio.to_thread(owner.restart)
+        gateway.cluster = owner.operator
+        await gateway.publish(b"2")
+        await until_async(is_refused, "refused logins")
+        told[0] = owner.security(user)
+        await gateway.written(b"1", b"2")
 
 
 async def test_a_refused_login_ends_it_at_once(owner: Realm, gateway: Guarded) -> None:

@@ -111,7 +111,6 @@ def test_each_right_is_needed_and_all_of_them_suffice(
     assert_exactly_once(owner.operator, job, 40)
 
 
-@pytest.mark.judge
 def test_a_right_that_is_lost_under_way(spark: SparkSession, owner: Realm, tmp_path: Path) -> None:
     job = secured(owner, tmp_path, mode="direct")
     user = owner.new_user(*rights(job))

@@ -25,6 +25,7 @@ from tests.support.waits import until
 MECHANISM = "SCRAM-SHA-512"
 LISTENERS: Mapping[str, str] = {"LOGIN": "SASL_SSL", "MUTUAL": "SSL", "BRIEF": "SASL_SSL"}
 """Besides the operator's PLAINTEXT. MUTUAL wants a certificate of the client."""
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 BRIEF_MS = 1_500
 """How long a login at BRIEF holds."""
 
@@ -32,10 +33,16 @@ RULES: Mapping[str, str] = {
     **SETTINGS,
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
-    "sasl.enabled.mechanisms": MECHANISM,
+    "sasl.enabled.mechanisms": f"{MECHANISM},OAUTHBEARER",
     **{
         f"listener.name.{name}.{MECHANISM.lower()}.sasl.jaas.config": (
             "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        )
+        for name in ("login", "brief")
+    },
+    **{
+        f"listener.name.{name}.oauthbearer.sasl.jaas.config": (
+            f'{OAUTH} required unsecuredLoginStringClaim_sub="broker";'
         )
         for name in ("login", "brief")
     },

@@ -22,7 +22,7 @@ from fencepost.pipelines.metrics import Metrics
 from fencepost.pipelines.records import Batch, Output
 from tests.support.certificates import Authority
 from tests.support.cluster import READ_COMMITTED, unique
-from tests.support.realm import BRIEF_MS, Realm, Right, realm
+from tests.support.realm import BRIEF_MS, OAUTH, Realm, Right, realm
 from tests.support.waits import until_async
 
 SMALL = Limits(max_records=50, max_ms=50)
@@ -182,6 +182,19 @@ async def test_a_certificate_is_a_login_as_well(owner: Realm, copier: Copier) ->
         await copier.run_to_end(security, bootstrap=mutual)
     owner.allow(user, copier.rights[:1])
     await copier.run_to_end(security, bootstrap=mutual)
+    copier.assert_exact()
+
+
+async def test_a_token_is_a_login_as_well(owner: Realm, copier: Copier) -> None:
+    user = unique("worker")
+    owner.allow(user, copier.rights)
+    settings = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": f'{OAUTH} required unsecuredLoginStringClaim_sub="{user}";',
+        "ssl.truststore.location": str(owner.authority.truststore),
+    }
+    await copier.run_to_end(Security.of(settings))
     copier.assert_exact()
 
 

@@ -134,14 +134,17 @@ class Certificates:
         found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 
         async def tell() -> None:
+            refusal: Exception | None = None
             try:
                 await self._check(config)
-            except ConfigError as error:
-                refusal: ConfigError | None = error
-            else:
-                refusal = None
-            if not found.done():  # whoever asked may have gone
+            except Exception as error:  # noqa: BLE001 - whoever asked has to know
+                refusal = error
+            if found.done():  # whoever asked may have gone
+                return
+            if refusal is None or isinstance(refusal, ConfigError):
                 found.set_result(refusal)
+            else:
+                found.set_exception(refusal)
 
         spawn(tell(), "check certificates")
         return found

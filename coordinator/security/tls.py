@@ -193,7 +193,7 @@ def stamps_of(settings: TlsSettings) -> tuple[Stamp | None, ...]:
 def _stamp(path: str) -> Stamp | None:
     try:
         state = Path(path).stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return state.st_mtime_ns, state.st_ino, state.st_size
 
@@ -253,11 +253,16 @@ def _authorities(settings: TlsSettings) -> list[str]:
 
 
 def _read(key: str, store: str, path: str) -> str:
+    where = Path(path)
+    if where.is_fifo() or where.is_char_device():
+        # To open it may wait for ever, and a client may name it.
+        raise ConfigError(key, path, "it is no file")
     try:
-        with Path(path).open("rb") as file:
+        with where.open("rb") as file:
             content = file.read(MAX_STORE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(key, path, f"it can't be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        reason = getattr(error, "strerror", error)
+        raise ConfigError(key, path, f"it can't be read: {reason}") from None
     if len(content) > MAX_STORE_BYTES:
         raise ConfigError(key, path, f"it is longer than {MAX_STORE_BYTES} bytes")
     form = store_type(content)

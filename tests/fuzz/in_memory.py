@@ -10,6 +10,7 @@ from typing import Any
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.net.server import Server
+from fencepost.coordinator.security.principal import ANONYMOUS
 from fencepost.coordinator.wire.writer import Chunk
 
 
@@ -36,7 +37,7 @@ class Link(asyncio.Transport):
         self.answers: list[bytes] = []
         self.is_closed = False
         self.most_held = 0
-        """The most bytes that were kept of this client at a time."""
+        """The most bytes that were kept of this client at a time, before it has logged in."""
         self.connection = Connection(server, listener)
         self._tls = server._encrypted(self.connection) if listener.is_tls else None
         self._protocol: asyncio.BufferedProtocol = self._tls or self.connection
@@ -94,6 +95,8 @@ class Link(asyncio.Transport):
     def measure(self) -> None:
         """Look at what is kept."""
         connection = self.connection
+        if connection.session.principal != ANONYMOUS:
+            return
         held = len(connection._frames._buffer) + connection._stream.unsent_bytes
         if self._tls is not None:
             held += self._tls._incoming.pending + self._tls._outgoing.pending

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import ssl
 import subprocess
 import time
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
+from fencepost.coordinator.daemon.certificates import Certificates
 from fencepost.coordinator.security.cipher_suites import openssl_name
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
 from fencepost.coordinator.security.tls import (
@@ -21,6 +24,7 @@ from fencepost.coordinator.security.tls import (
     load,
     tls_settings,
 )
+from fencepost.logcore.clock import SystemClock
 from tests.support.certificates import KEY_PASSWORD, Authority, subject, trust_settings
 
 SSL = ListenerConfig("SSL", protocol=SecurityProtocol.SSL)
@@ -296,3 +300,34 @@ def test_principals(authority: Authority) -> None:
     assert tls.principal_of(b"") is None
     default = ListenerTls(loaded(keystore)).principal_of(alice)
     assert default == Principal("User", "CN=Alice,OU=ServiceUsers,O=Acme\\, Inc.,C=DE")
+
+
+# --- what a client asks for while the broker runs ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"ssl.keystore.location": "nowhere\0else"}, "it can't be read"),
+        ({"ssl.keystore.location": "/dev/stdin/x"}, "it can't be read"),
+        ({"ssl.keystore.location": "PIPE"}, "it is no file"),
+        ({"ssl.keystore.location": "/dev/tty"}, "it is no file"),
+        ({"ssl.truststore.location": "PIPE"}, "it is no file"),
+        ({"ssl.keystore.location": "LOCKED", "ssl.key.password": "x" * 5_000}, "is wrong"),
+    ],
+)
+async def test_every_change_has_an_answer_whatever_it_names(
+    authority: Authority, tmp_path: Path, settings: dict[str, str], reason: str
+) -> None:
+    os.mkfifo(tmp_path / "PIPE")
+    locked = authority.server("locked", password=KEY_PASSWORD).file
+    named = {"PIPE": str(tmp_path / "PIPE"), "LOCKED": str(locked)}
+    before = BrokerConfig({**authority.server("broker").keystore, **trust_settings(authority)})
+    found = Certificates(before, [SSL], SystemClock())
+    await found.load()
+    asked = {f"listener.name.ssl.{key}": named.get(one, one) for key, one in settings.items()}
+    async with asyncio.timeout(20):
+        refusal = await found.check(before.proposed(ConfigSource.DYNAMIC_BROKER, asked))
+        await found.stop()
+    assert refusal is not None
+    assert reason in str(refusal)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from fencepost.coordinator.config.broker_config import (
     load,
     log_config,
 )
+from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import MAX_VALUE_CHARACTERS, text_of
+from fencepost.coordinator.config.security_keys import OF_LISTENERS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.logcore.config import LogConfig
 
@@ -234,6 +237,55 @@ def test_only_updatable_keys_can_be_dynamic():
         config.check_dynamic({"no.such.key": "2"})
     with pytest.raises(ConfigError):
         config.check_dynamic({"log.retention.ms": "x"})
+
+
+CODE_AND_FILES = re.compile(
+    r"class|jaas|url|handler|provider|module|reporter|plugin|assignor|listeners|path|\bdirs?\b"
+    r"|location"
+)
+"""What names of settings have in them that name code, addresses or files."""
+
+CERTIFICATES = {"ssl.keystore.location", "ssl.truststore.location"}
+
+
+def test_no_client_names_code_addresses_or_files_other_than_certificates():
+    """What CVE-2023-25194, 2025-27818 and 2025-27819 were about."""
+    keys = {**BROKER_KEYS, **OF_LISTENERS, **TOPIC_KEYS, **GROUP_OWN_KEYS}
+    found = {name for name, key in keys.items() if key.updatable and CODE_AND_FILES.search(name)}
+    assert found <= CERTIFICATES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.jaas.config",
+        "listener.name.in.sasl.jaas.config",
+        "listener.name.in.plain.sasl.jaas.config",
+        "listener.name.in.scram-sha-256.sasl.jaas.config",
+        "listener.name.in.oauthbearer.sasl.oauthbearer.jwks.endpoint.url",
+        "listener.name.in.oauthbearer.sasl.server.callback.handler.class",
+        "listener.name.in.sasl.enabled.mechanisms",
+        "listener.name.in.ssl.client.auth",
+        "listener.name.in.ssl.principal.mapping.rules",
+        "listener.name.in.ssl.engine.factory.class",
+        "ssl.keystore.location",
+        "listeners",
+        "listener.security.protocol.map",
+        "authorizer.class.name",
+        "super.users",
+        "allow.everyone.if.no.acl.found",
+        "metric.reporters",
+        "log.dirs",
+        "config.providers",
+        "principal.builder.class",
+    ],
+)
+def test_who_may_do_what_is_not_set_while_the_broker_runs(name):
+    config = BrokerConfig()
+    with pytest.raises((ConfigError, InvalidRequestError)) as refused:
+        config.check_dynamic({name: "com.sun.security.auth.module.JndiLoginModule required;"})
+    if "jaas" in name:  # may hold passwords
+        assert "Jndi" not in str(refused.value)
 
 
 def test_settings_without_effect_are_named():

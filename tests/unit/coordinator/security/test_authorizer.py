@@ -314,6 +314,26 @@ def test_a_denial_comes_before_any_permission():
     assert may(of, "random", "READ T t", "192.0.4.4")
 
 
+@pytest.mark.parametrize(
+    "name", ["*", "admin;User:x", "admin\n", "Admin", " admin", "", "User:admin"]
+)
+def test_a_name_that_looks_like_others_is_nobody_elses(name):
+    """Whoever gives users their names gives them no more than that."""
+    of = authorizer(
+        "ALLOW READ User:bob * TOPIC LITERAL foo",
+        "ALLOW READ User:* * TOPIC LITERAL public",
+        "DENY READ User:* * TOPIC LITERAL closed",
+        super_users=parse_super_users("User:admin;User:*"),
+    )
+    who = Session("127.0.0.1", "IN", Principal("User", name))
+    is_named = name == "*"  # the super user of that name, and no wildcard
+    assert [may(of, who, f"READ T {one}") for one in ("foo", "public", "closed")] == [
+        is_named,
+        True,
+        is_named,
+    ]
+
+
 def test_super_users_stand_above_every_denial():
     users = [Principal("User", "superuser1"), Principal("User", "superuser2")]
     of = authorizer("DENY ALL User:* * TOPIC LITERAL t", super_users=users)

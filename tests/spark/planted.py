@@ -1,8 +1,8 @@
 """Everything a Spark job tells of itself, with secrets among its options.
 
-``python -m tests.spark.planted OPTIONS SOURCE SINK HOME``: what it shows goes to standard output,
-Spark's log at DEBUG, its event log, its scratch files and the checkpoint below HOME. ``OPTIONS`` is
-a file of JSON.
+``python -m tests.spark.planted OPTIONS SOURCE SINK HOME ARCHIVE``: what it shows goes to standard
+output, Spark's log (of SQL at DEBUG), its event log, its scratch files and the checkpoint below
+HOME. ``OPTIONS`` is a file of JSON, ``ARCHIVE`` that of loaded classes.
 """
 
 from __future__ import annotations
@@ -84,12 +84,14 @@ def pages(spark: SparkSession) -> None:
 
 
 def main() -> None:
-    options, source, sink, home = sys.argv[1:]
+    options, source, sink, home, archive = sys.argv[1:]
     folder = Path(home)
     (folder / "events").mkdir()
     log = folder / "log4j2.properties"
     log.write_text(LOG.format(home=home))
-    java.launch(options=[f"-Dlog4j2.configurationFile=file:{log}"], scratch=folder)
+    java.launch(
+        options=[f"-Dlog4j2.configurationFile=file:{log}"], scratch=folder, archive=Path(archive)
+    )
     from tests.spark.conftest import session
 
     spark = session(

@@ -139,7 +139,7 @@ def test_refused_logins_are_fatal(spark: SparkSession, owner: Realm, tmp_path: P
     assert_exactly_once(owner.operator, job, 40)
 
 
-def test_no_secret_is_told_or_left_anywhere(owner: Realm, tmp_path: Path) -> None:
+def test_no_secret_is_told_or_left_anywhere(owner: Realm, archive: Path, tmp_path: Path) -> None:
     source = owner.operator.create_topic(unique("in"))
     sink = owner.operator.create_topic(unique("out"))
     owner.operator.produce(source, [b"%d" % number for number in range(10)])
@@ -158,8 +158,9 @@ def test_no_secret_is_told_or_left_anywhere(owner: Realm, tmp_path: Path) -> Non
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_GATEWAY")
     }
+    arguments = [str(given), source, sink, str(home), str(archive)]
     child = Child(
-        [sys.executable, "-m", "tests.spark.planted", str(given), source, sink, str(home)],
+        [sys.executable, "-m", "tests.spark.planted", *arguments],
         env={**environment, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
     )

@@ -423,6 +423,12 @@ class Router:
             young = _now() - self._metadata_at_ms < METADATA_MAX_AGE_MS
             if young and (topic is None or topic in cached.topics):
                 return cached
+        fresh = cluster_metadata(await self._ask_for_topics(deadline))
+        self._metadata, self._metadata_at_ms = fresh, _now()
+        return fresh
+
+    async def _ask_for_topics(self, deadline: float, name: str | None = None) -> Entity:
+        """The answer to Metadata of one topic, or of all."""
         api = APIS[ApiKey.METADATA]
         # An open connection may have died unnoticed: all are tried, and two new ones.
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
@@ -430,18 +436,17 @@ class Router:
             attempts -= 1
             node = await self._any(deadline)
             version = self._version(node, api)
+            make = request_factory(api.key, version)
             # Version 0 has no null: there an empty list means all topics.
-            body = request_factory(api.key, version).message(
-                topics=None if version else (), allow_auto_topic_creation=False
-            )
+            topics: tuple[Entity, ...] | None = None if version else ()
+            if name is not None:
+                topics = (make.MetadataRequestTopic(name=name),)
+            body = make.message(topics=topics, allow_auto_topic_creation=False)
             try:
-                fresh = cluster_metadata(await self._exchange(node, api, version, body, deadline))
-                break
+                return await self._exchange(node, api, version, body, deadline)
             except ConnectionLostError:
                 if not attempts or _now() >= deadline:
                     raise
-        self._metadata, self._metadata_at_ms = fresh, _now()
-        return fresh
 
     async def leader(self, topic: str, partition: int, deadline: float) -> Node:
         """An open connection to a partition's leader."""
@@ -452,6 +457,10 @@ class Router:
             code = ErrorCode.leader_not_available
             if leader is None:
                 code = ErrorCode.unknown_topic_or_partition
+            if topic not in metadata.topics:
+                # It may be there all the same, and be left out where all are told: ask by name.
+                (row,) = (await self._ask_for_topics(deadline, topic)).topics
+                code = row.error_code or code
             raise ApiError(code, "Metadata", f"{topic}-{partition}")
         return await self._connect(metadata.brokers[leader].address, deadline)
 

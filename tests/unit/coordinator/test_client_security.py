@@ -18,8 +18,11 @@ from typing import Any
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire.client.client import (
+    ApiError,
     AsyncWireClient,
     AuthenticationError,
     BrokerUnreachable,
@@ -47,6 +50,8 @@ from fencepost.coordinator.wire.scram import (
     signed_text,
 )
 from tests.support.certificates import Authority, replace
+from tests.support.cluster import Cluster
+from tests.support.guarded import ADMIN, Guarded, topic
 
 SECRET = "hunter2-;='\"\\"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -548,3 +553,20 @@ class TestScram:
         last = spoken.send(answer.encode())
         with pytest.raises(ScramError, match="it is not the one it says it is"):
             spoken.send(end(last))
+
+
+def test_a_topic_that_its_user_may_not_see_is_told_from_one_that_is_not_there(
+    tmp_path: Path,
+) -> None:
+    with Guarded(tmp_path, {}) as broker:
+        with Cluster(broker.bootstrap) as admin:
+            broker.log_in(admin, ADMIN).create_topic("hidden")
+        broker.allow(topic(Operation.DESCRIBE, "absent"))
+        with WireClient(broker.bootstrap) as client:
+            for name, code in (
+                ("hidden", ErrorCode.topic_authorization_failed),
+                ("absent", ErrorCode.unknown_topic_or_partition),
+            ):
+                with pytest.raises(ApiError) as refused:
+                    client.call("ListOffsets", to_leader=(name, 0))
+                assert refused.value.code is code

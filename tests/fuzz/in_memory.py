@@ -35,6 +35,9 @@ class Link(asyncio.Transport):
         """What the client has sent, one by one, whole or not."""
         self._stream = bytearray()
         self.answers: list[bytes] = []
+        """Whole frames of the broker, likewise; none where it encrypts."""
+        self.encrypted = bytearray()
+        """What it has sent where it encrypts, for the client to take."""
         self.is_closed = False
         self.most_held = 0
         """The most bytes that were kept of this client at a time, before it has logged in."""
@@ -49,7 +52,7 @@ class Link(asyncio.Transport):
         """Send bytes, whatever they are."""
         self.messages += 1
         self._inbox += data
-        self._stream += data
+        self._stream += b"" if self._tls else data
         while len(self._stream) >= 4:
             size = int.from_bytes(self._stream[:4], signed=True)
             if size < 0 or len(self._stream) < size + 4:
@@ -65,6 +68,14 @@ class Link(asyncio.Transport):
                 self._changed.clear()
                 await self._changed.wait()
         return len(self.answers) >= count
+
+    async def drained(self, turns: int = 200_000) -> None:
+        """Wait until the broker has read all, or has closed, but no more turns of the loop."""
+        for _ in range(turns):
+            if not self._inbox or self.is_closed:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("not read")
 
     def leave(self) -> None:
         """Close, as a client does."""
@@ -111,6 +122,9 @@ class Link(asyncio.Transport):
 
     def write(self, data: Chunk) -> None:
         if self.is_closed:
+            return
+        if self._tls is not None:
+            self.encrypted += data
             return
         self._out += data
         while len(self._out) >= 4:

@@ -454,6 +454,23 @@ def test_a_login_that_begins_anew(tmp_path: Path) -> None:
         assert served.logins.expired == 0
 
 
+def test_a_user_who_is_deleted_is_in_until_the_login_ends(tmp_path: Path) -> None:
+    """As with Apache Kafka: rights are what is taken away at once."""
+    with (
+        serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
+        RawClient(served.bootstrap) as client,
+        RawClient(served.open) as operator,
+    ):
+        log_in(client)
+        gone = [{"name": "alice", "mechanism": SCRAM_SHA_256.number}]
+        operator.call("alter_user_scram_credentials", 0, deletions=gone, upsertions=[])
+        assert client.call("metadata", 1, topics=[])["brokers"]
+        with RawClient(served.bootstrap) as newcomer:
+            assert log_in(newcomer)["error_code"] == "sasl_authentication_failed"
+        assert log_in(client)["error_code"] == "sasl_authentication_failed"
+        assert is_closed(client)
+
+
 @pytest.mark.parametrize("version", [0, 1])
 def test_another_user_or_mechanism_can_not_go_on(tmp_path: Path, version: int) -> None:
     with serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served:

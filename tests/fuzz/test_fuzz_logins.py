@@ -1,7 +1,7 @@
 """Whatever strangers send: an answer or an end, nothing served, nobody let in, little kept.
 
 Each script is one connection that is fed in memory. It is drawn from the seed and its number, so
-one that fails can be repeated. More of them: ``--inputs 1000000 --seed 7``.
+one that fails can be repeated. More of them: ``--inputs 1000000 --seed 7 -o timeout=0``.
 """
 
 from __future__ import annotations

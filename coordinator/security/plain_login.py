@@ -16,7 +16,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
 from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.principal import USER, Principal
-from fencepost.coordinator.security.scram_login import OTHER_USER
+from fencepost.coordinator.security.scram_login import OTHER_USER, check_size
 from fencepost.coordinator.security.users import Users
 from fencepost.coordinator.wire.scram import stored_key
 
@@ -58,6 +58,7 @@ class PlainExchange:
 
     def step(self, token: bytes) -> Work[bytes]:
         """Nothing, if the password is right. Raises AuthenticationFailed, TooManyLoginsError."""
+        check_size(token)
         parts = token.decode(errors="replace").split("\0", _PARTS)
         if len(parts) != _PARTS:
             told = f"Invalid SASL/PLAIN response: expected {_PARTS} tokens, got {len(parts)}"

@@ -9,6 +9,7 @@ Source: ``ScramSaslServer``; Apache Kafka fails an unknown user at the first mes
 from __future__ import annotations
 
 import hmac
+from typing import Final
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
@@ -28,10 +29,21 @@ from fencepost.coordinator.wire.scram import (
     signed_text,
 )
 
+MAX_TOKEN_BYTES: Final = 8_192
+"""The longest message with a name that a client may log in with. A login keeps several times as
+much from one step to the next, or while a password is hashed; honest ones have a hundred bytes."""
+
 OTHER_USER = (
     "Authentication failed: Client requested an authorization id that is different from username"
 )
 """What a client is told that wants to be somebody else; the same of any user."""
+
+
+def check_size(token: bytes) -> None:
+    """Raise AuthenticationFailed for a message that is too long."""
+    if len(token) > MAX_TOKEN_BYTES:
+        cause = f"a message of {len(token)} bytes; the limit is {MAX_TOKEN_BYTES}"
+        raise AuthenticationFailed(cause)
 
 
 class ScramLogin:
@@ -68,6 +80,7 @@ class ScramExchange:
             raise AuthenticationFailed(str(error), user=user) from error
 
     def _begin(self, token: bytes) -> bytes:
+        check_size(token)
         first = ClientFirst.parse(token)
         if first.authorized not in {"", first.user}:
             raise AuthenticationFailed(

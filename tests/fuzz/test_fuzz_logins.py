@@ -12,6 +12,7 @@ import json
 import random
 import struct
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -34,6 +35,7 @@ from fencepost.coordinator.security.oauth_login import OAUTHBEARER, OauthLogin
 from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PLAIN, PlainLogin
 from fencepost.coordinator.security.principal import ANONYMOUS
+from fencepost.coordinator.security.scram_login import MAX_TOKEN_BYTES
 from fencepost.coordinator.security.tokens import Claims, SignedTokens, UnsecuredTokens
 from fencepost.coordinator.wire import scram
 from fencepost.coordinator.wire.api import APIS, ApiKey
@@ -496,3 +498,38 @@ async def test_whatever_strangers_say(tmp_path: Path, request: pytest.FixtureReq
         watch.check()
         print(dict(ended), dict(seen), f"longest turn {watch.cpu.judged_ms:.1f} ms")
     assert seen["logins"] > 0
+
+
+@pytest.mark.parametrize("more_bytes", [0, 1])
+@pytest.mark.parametrize("what", ["name", "nonce", "extension"])
+async def test_what_is_kept_between_two_steps(tmp_path: Path, what: str, more_bytes: int) -> None:
+    """All that is in memory, with the longest message that SCRAM may begin with, and a longer."""
+    size = MAX_TOKEN_BYTES - len(b"n,,n=a,r=b,x=c") + 1 + more_bytes
+    name, nonce, value = (
+        "n" * size if what == one else one[0] for one in ("name", "nonce", "extension")
+    )
+    token = scram.ClientFirst.of(name, nonce, {"x": value}).encode()
+    assert len(token) == MAX_TOKEN_BYTES + more_bytes
+    rng = random.Random(2)
+    frames = [handshake(rng, "SCRAM-SHA-512", 1), authenticate(rng, token)]
+    async with serving(tmp_path) as server:
+        links = [Link(server, LISTENERS["STRICT"], rng) for _ in range(21)]
+        await _begin(links[0], frames)
+        tracemalloc.start()
+        for link in links[1:]:
+            await _begin(link, frames)
+        held = tracemalloc.get_traced_memory()[0] / 20
+        tracemalloc.stop()
+        assert held <= MAX_HELD_BYTES
+        assert all(link.is_closed == bool(more_bytes) for link in links)
+        for link in links:
+            link.leave()
+
+
+async def _begin(link: Link, frames: list[bytes]) -> None:
+    for data in frames:
+        link.send(struct.pack(">i", len(data)) + data)
+    await link.heard(len(frames))
+    await asyncio.sleep(0)
+    link.sent.clear()
+    link.answers.clear()

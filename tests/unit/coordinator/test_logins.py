@@ -36,6 +36,7 @@ from fencepost.coordinator.security.mechanism import AuthenticationFailed, TooMa
 from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PlainExchange, PlainLogin
 from fencepost.coordinator.security.principal import USER, Principal
+from fencepost.coordinator.security.scram_login import MAX_TOKEN_BYTES
 from fencepost.coordinator.security.users import Users, new_salt
 from fencepost.coordinator.wire.scram import (
     SCRAM_SHA_256,
@@ -424,3 +425,18 @@ def test_connections_of_an_address_are_bounded() -> None:
     made.leave("a")
     assert made.enter("a")
     assert (made.trying, made.refused) == (3, 1)
+
+
+@pytest.mark.parametrize("more_bytes", [0, 1])
+async def test_a_message_of_plain_has_a_bound(tmp_path: Path, more_bytes: int) -> None:
+    checks = PasswordChecks()
+    exchange = PlainLogin(users_in(tmp_path), checks, {}).begin()
+    token = b"\0alice\0" + b"p" * (MAX_TOKEN_BYTES - len(b"\0alice\0") + more_bytes)
+    steps = exchange.step(token)
+    if more_bytes:
+        with pytest.raises(AuthenticationFailed, match="the limit is"):
+            next(steps)
+    else:
+        assert isinstance(next(steps), asyncio.Future)
+    steps.close()
+    checks.close()

@@ -20,6 +20,7 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.key_set import SCHEMES, KeySet
 from fencepost.coordinator.security.mechanism import AuthenticationFailed, Identity
+from fencepost.coordinator.security.scram_login import check_size
 from fencepost.coordinator.security.tokens import (
     Claims,
     SignedTokens,
@@ -33,6 +34,10 @@ OAUTHBEARER: Final = "OAUTHBEARER"
 URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
 UNSECURED: Final = "unsecured"
 """How the options of ``sasl.jaas.config`` begin that ask for tokens which nobody has signed."""
+
+MAX_MESSAGE_BYTES: Final = 24_576
+"""The longest message with a token: four times as much is kept while the issuer's keys are fetched.
+Web servers take tokens of 8 to 16 KiB."""
 
 _FIRST = re.compile(
     r"n,(?:a=(?P<authzid>(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,\x01"
@@ -71,6 +76,7 @@ class OauthExchange:
             if token == _NOTED:
                 raise AuthenticationFailed(cause, told=told)
             self._refused = None
+        check_size(token, MAX_MESSAGE_BYTES)
         wanted, bearer = _first(token)
         try:
             identity = yield from self._login.tokens.check(bearer, self._login.now_ms())

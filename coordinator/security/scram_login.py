@@ -39,10 +39,10 @@ OTHER_USER = (
 """What a client is told that wants to be somebody else; the same of any user."""
 
 
-def check_size(token: bytes) -> None:
+def check_size(token: bytes, limit: int = MAX_TOKEN_BYTES) -> None:
     """Raise AuthenticationFailed for a message that is too long."""
-    if len(token) > MAX_TOKEN_BYTES:
-        cause = f"a message of {len(token)} bytes; the limit is {MAX_TOKEN_BYTES}"
+    if len(token) > limit:
+        cause = f"a message of {len(token)} bytes; the limit is {limit}"
         raise AuthenticationFailed(cause)
 
 

@@ -24,7 +24,11 @@ from fencepost.coordinator.security import key_set
 from fencepost.coordinator.security.key_set import KeySet, KeySetError, fetch_keys
 from fencepost.coordinator.security.logins import check_logins
 from fencepost.coordinator.security.mechanism import AuthenticationFailed
-from fencepost.coordinator.security.oauth_login import OauthExchange, OauthLogin
+from fencepost.coordinator.security.oauth_login import (
+    MAX_MESSAGE_BYTES,
+    OauthExchange,
+    OauthLogin,
+)
 from fencepost.coordinator.security.tokens import Claims, SignedTokens, UnsecuredTokens
 from tests.support.clock import ManualClock
 
@@ -142,6 +146,15 @@ async def test_another_token_may_follow_one_that_does_not_hold() -> None:
     exchange = believing()
     assert await taken(exchange, first(unsecured(exp=NOW))) == b'{"status":"invalid_token"}'
     assert await taken(exchange, first(unsecured())) == b""
+
+
+async def test_a_message_has_a_bound() -> None:
+    size = MAX_MESSAGE_BYTES - len(first(unsecured(), extensions="x=\x01"))
+    longest = first(unsecured(), extensions=f"x={'y' * size}\x01")
+    assert len(longest) == MAX_MESSAGE_BYTES
+    assert await taken(believing(), longest) == b""
+    with pytest.raises(AuthenticationFailed, match="the limit is"):
+        await taken(believing(), first(unsecured(), extensions=f"x={'y' * (size + 1)}\x01"))
 
 
 # --- tokens that nobody has signed (OAuthBearerUnsecuredValidatorCallbackHandlerTest) ---

@@ -234,7 +234,11 @@ class Connection:
             lambda f: offset_fetch(f, group, partitions, require_stable=True),
             to_group=group,
         )
-        rows = dict(rows_of(of_group(answer)))
+        of_this = of_group(answer)
+        if of_this.error_code:
+            check_right("OffsetFetch", of_this.error_code, group)
+            raise ApiError(of_this.error_code, "OffsetFetch", f"group {group}")
+        rows = dict(rows_of(of_this))
         for (topic, _), row in rows.items():
             if row.error_code:
                 check_right("OffsetFetch", row.error_code, topic)

@@ -85,7 +85,7 @@ class LoggedIn:
 class Authenticator:
     """One login. ``previous`` is the session that it prolongs, if that is what it does.
 
-    ``versions`` answers ApiVersions, ``now_ms`` is the broker's time.
+    ``versions`` answers ApiVersions, ``now_ms`` is the broker's time, ``host`` the client's.
     """
 
     def __init__(
@@ -94,8 +94,10 @@ class Authenticator:
         versions: Callable[[Request], Entity],
         now_ms: Callable[[], int],
         previous: Session | None = None,
+        host: str = "",
     ) -> None:
         self._rules, self._versions, self._now_ms = rules, versions, now_ms
+        self._host = host
         self._previous = previous
         self._has_told_versions = False
         self._exchange: Exchange | None = None
@@ -152,7 +154,7 @@ class Authenticator:
             self._is_other_mechanism = True
         else:
             self._is_bare = request.api_version == 0
-            self._exchange = found.begin()
+            self._exchange = found.begin(self._host)
         return answer
 
     # --- tokens ---
@@ -319,7 +321,11 @@ class Gate:
         rules = self._rules
         self._stream.frames.max_bytes = rules.max_receive_bytes
         self._login = Authenticator(
-            rules, self._connection.versions, lambda: self._logins.now_ms, previous
+            rules,
+            self._connection.versions,
+            lambda: self._logins.now_ms,
+            previous,
+            self._connection.peer_host,
         )
         self._timer = call_later(self._loop, rules.timeout_ms, "login", self._is_late)
         return self._login

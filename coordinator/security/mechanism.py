@@ -58,5 +58,5 @@ class Mechanism(Protocol):
 
     name: str
 
-    def begin(self) -> Exchange:
-        """A login that has just begun."""
+    def begin(self, host: str = "") -> Exchange:
+        """A login that has just begun, by a client at the address ``host``."""

@@ -55,7 +55,7 @@ class OauthLogin:
         self.name = OAUTHBEARER
         self.tokens, self.now_ms = tokens, now_ms
 
-    def begin(self) -> OauthExchange:
+    def begin(self, host: str = "") -> OauthExchange:  # noqa: ARG002 - nothing depends on it
         """A login that has just begun."""
         return OauthExchange(self)
 

@@ -7,7 +7,9 @@ may wait for it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from fencepost.coordinator.security.mechanism import TooManyLoginsError
@@ -17,6 +19,9 @@ from fencepost.coordinator.wire.scram import salted_password
 MAX_WAITING: Final = 256
 """Passwords that wait for the thread: half a second to three, by their iterations."""
 
+MAX_WAITING_PER_HOST: Final = 128
+"""Those of one address: it leaves places to others."""
+
 
 class PasswordChecks:
     """The thread and who waits for it."""
@@ -24,11 +29,18 @@ class PasswordChecks:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self.waiting = 0
+        self._of_host: Counter[str] = Counter()
 
-    def begin(self, credential: Credential, password: str) -> asyncio.Future[bytes]:
-        """Hash a password as that of ``credential`` was. Raises TooManyLoginsError."""
+    def begin(self, credential: Credential, password: str, host: str = "") -> asyncio.Future[bytes]:
+        """Hash a password as that of ``credential`` was, for a client at an address.
+
+        Raises TooManyLoginsError.
+        """
         if self.waiting >= MAX_WAITING:
             raise TooManyLoginsError(f"{MAX_WAITING} passwords wait to be checked (MAX_WAITING)")
+        if self._of_host[host] >= MAX_WAITING_PER_HOST:
+            most = f"{MAX_WAITING_PER_HOST} passwords of its address"
+            raise TooManyLoginsError(f"{most} wait to be checked (MAX_WAITING_PER_HOST)")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="passwords")
         mechanism, salt, iterations = (
@@ -40,11 +52,15 @@ class PasswordChecks:
             self._pool, salted_password, mechanism, password, salt, iterations
         )
         self.waiting += 1
-        future.add_done_callback(self._done)
+        self._of_host[host] += 1
+        future.add_done_callback(partial(self._done, host))
         return future
 
-    def _done(self, _future: asyncio.Future[bytes]) -> None:
+    def _done(self, host: str, _future: asyncio.Future[bytes]) -> None:
         self.waiting -= 1
+        self._of_host[host] -= 1
+        if not self._of_host[host]:
+            del self._of_host[host]
 
     def close(self) -> None:
         """End the thread; nobody waits any more."""

@@ -35,9 +35,9 @@ class PlainLogin:
         self.users, self.checks = users, checks
         self._digests = {user: _digest(one) for user, one in (passwords or {}).items()}
 
-    def begin(self) -> PlainExchange:
+    def begin(self, host: str = "") -> PlainExchange:
         """A login that has just begun."""
-        return PlainExchange(self)
+        return PlainExchange(self, host)
 
     def is_configured(self, user: str, password: str) -> bool:
         """Whether the configuration names the user with this password."""
@@ -52,9 +52,9 @@ class PlainLogin:
 class PlainExchange:
     """One login: a single token."""
 
-    def __init__(self, login: PlainLogin) -> None:
+    def __init__(self, login: PlainLogin, host: str) -> None:
         self.identity: Identity | None = None
-        self._login = login
+        self._login, self._host = login, host
 
     def step(self, token: bytes) -> Work[bytes]:
         """Nothing, if the password is right. Raises AuthenticationFailed, TooManyLoginsError."""
@@ -74,7 +74,7 @@ class PlainExchange:
         stand_in = login.users.stand_in(user)
         found = login.users.any_credential(user)
         credential = stand_in if found is None else found
-        check = login.checks.begin(credential, password)
+        check = login.checks.begin(credential, password, self._host)
         yield check
         stored = stored_key(credential.mechanism, check.result())
         is_right = hmac.compare_digest(stored, credential.stored_key) and found is not None

@@ -53,7 +53,7 @@ class ScramLogin:
         self.name = mechanism.name
         self._mechanism, self._users = mechanism, users
 
-    def begin(self) -> ScramExchange:
+    def begin(self, host: str = "") -> ScramExchange:  # noqa: ARG002 - nothing depends on it
         """A login that has just begun."""
         return ScramExchange(self._mechanism, self._users)
 

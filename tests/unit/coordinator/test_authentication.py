@@ -48,7 +48,7 @@ class Tokens:
 
     name = "TOKEN"
 
-    def begin(self) -> TokenExchange:
+    def begin(self, host: str = "") -> TokenExchange:
         return TokenExchange()
 
 

@@ -146,17 +146,26 @@ async def test_every_name_costs_one_check(plain: Plain, monkeypatch: pytest.Monk
 
 
 async def test_few_wait_for_a_check(plain: Plain) -> None:
-    """A flood of logins ends at the bound, and what was let in goes on."""
+    """A flood of logins ends at the bounds, and what was let in goes on."""
     credential = plain.login.users.stand_in("x")
-    waiting = [plain.checks.begin(credential, "no") for _ in range(password_checks.MAX_WAITING)]
-    with pytest.raises(TooManyLoginsError):
-        plain.checks.begin(credential, "no")
+
+    def begin(host: str) -> asyncio.Future[bytes]:
+        return plain.checks.begin(credential, "no", host)
+
+    of_one = password_checks.MAX_WAITING_PER_HOST
+    waiting = [begin("198.51.100.1") for _ in range(of_one)]
+    with pytest.raises(TooManyLoginsError, match="MAX_WAITING_PER_HOST"):
+        begin("198.51.100.1")
+    waiting += [begin(f"203.0.113.{n}") for n in range(password_checks.MAX_WAITING - of_one)]
+    with pytest.raises(TooManyLoginsError, match="MAX_WAITING"):
+        begin("192.0.2.1")
     waiting[-1].cancel()
     await asyncio.wait({waiting[0]})
     assert plain.checks.waiting < password_checks.MAX_WAITING
     for one in waiting:
         one.cancel()
     await asyncio.sleep(0)
+    assert begin("198.51.100.1").cancel()
     exchange = await plain.tell(b"\0alice\0right")
     assert exchange.identity is not None
 

@@ -84,6 +84,7 @@ def test_under_librdkafka(daemon: Daemon, request: pytest.FixtureRequest) -> Non
     check(daemon, sent, acknowledged)
 
 
+@pytest.mark.slow
 async def test_under_aiokafka(daemon: Daemon) -> None:
     chance = random.Random(20_240_602)
     acknowledged: list[int] = []
@@ -116,6 +117,7 @@ async def test_under_aiokafka(daemon: Daemon) -> None:
     check(daemon, sent, acknowledged)
 
 
+@pytest.mark.slow
 def test_what_one_client_was_told_outlives_the_kill(daemon: Daemon) -> None:
     """Without retries: the last acknowledged append is there after a kill right behind it."""
     acknowledged = 0

@@ -73,6 +73,7 @@ def test_what_fails_on_a_page_is_told(text: str, complaint: str, tmp_path: Path)
         Reader(tmp_path / "reader", broker="fencepost" in text).read(page_of(tmp_path, text))
 
 
+@pytest.mark.slow
 def test_the_readme_shows_the_whole_report_of_its_test(tmp_path: Path) -> None:
     blocks = Page(ROOT / "README.md").blocks
     test = next(block.text for block in blocks if "def test_" in block.text)

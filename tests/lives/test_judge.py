@@ -25,6 +25,7 @@ def test_a_seed_is_a_life() -> None:
     assert shapes(Life(7), 3_000) != shapes(Life(8), 3_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calm", [False, True])
 def test_every_api_is_asked_in_every_version(calm: bool) -> None:
     from tests.lives.draw import VERSIONS

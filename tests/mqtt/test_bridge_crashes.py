@@ -193,9 +193,9 @@ def batches(count: int) -> Iterator[list[Message]]:
 @pytest.mark.parametrize(
     ("qos", "version", "with_ids"),
     [
-        pytest.param(1, "5", True, id="qos1-v5-message-id"),
+        pytest.param(1, "5", True, id="qos1-v5-message-id", marks=pytest.mark.slow),
         pytest.param(2, "3.1.1", False, id="qos2-v311-packet-id"),
-        pytest.param(2, "5", True, id="qos2-v5-message-id"),
+        pytest.param(2, "5", True, id="qos2-v5-message-id", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_lost_or_doubled(tmp_path: Path, qos: int, version: str, with_ids: bool) -> None:

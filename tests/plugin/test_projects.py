@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 SAMPLES = Path(__file__).with_name("samples")
 
 
@@ -43,6 +45,7 @@ def run(
     return counted, done.stdout
 
 
+@pytest.mark.slow
 def test_functions_coroutines_and_unittest(tmp_path: Path) -> None:
     counted, output = run(
         tmp_path,
@@ -54,6 +57,7 @@ def test_functions_coroutines_and_unittest(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "base").glob("kafka*")] == [], "nothing is kept"
 
 
+@pytest.mark.slow
 def test_anyio(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "import pytest\n\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
@@ -62,6 +66,7 @@ def test_anyio(tmp_path: Path) -> None:
     assert counted == {"passed": 3 + 1 + (find_spec("trio") is not None)}, output
 
 
+@pytest.mark.slow
 def test_shared_brokers_and_workers(tmp_path: Path) -> None:
     addresses = tmp_path / "addresses"
     environment = {"ADDRESSES": str(addresses)}

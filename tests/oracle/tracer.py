@@ -174,6 +174,8 @@ class Tracer:
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
+        self.client_id = "raw"
+        """Of the connections that are opened from now on."""
         self.steps: list[Step] = []
         self._masks = Masks()
         self._connection: Cluster | None = None
@@ -182,7 +184,7 @@ class Tracer:
     def cluster(self) -> Cluster:
         """The connection, opened again if the broker closed it."""
         if self._connection is None:
-            self._connection = Cluster(self.bootstrap, deadline_s=60)
+            self._connection = Cluster(self.bootstrap, client_id=self.client_id, deadline_s=60)
         return self._connection
 
     def close(self) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 
 from tests.oracle.tracer import Tracer
 from tests.support.batches import batch
+from tests.support.cluster import unique
 from tests.support.raw import Answer, errors_in
 from tests.support.waits import until
 
 
 def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> None:
     """Give the client quotas, by its id or as a user, and wait until the broker has heard of it."""
-    name = t.cluster.client_id if kind == "client-id" else "ANONYMOUS"
+    name = t.client_id if kind == "client-id" else "ANONYMOUS"
     entity = [{"entity_type": kind, "entity_name": name}]
     ops = [
         {"key": key, "value": value or 0.0, "remove": value is None}
@@ -39,6 +40,10 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
 
 @contextmanager
 def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator[None]:
+    # Nobody has taken anything by that name: how long Apache Kafka remembers depends on which kinds
+    # of quotas it has ever had, and others have given it some.
+    t.close()
+    t.client_id = unique("limited")
     _change(t, kind, **values)
     yield
     _change(t, kind, **dict.fromkeys(values))

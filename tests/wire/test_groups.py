@@ -170,9 +170,12 @@ def test_offsets_carry_metadata_and_are_read_by_another_client(
         )
     with confluent_consumer(bootstrap, group_id=group) as reader:
         asked = [confluent_kafka.TopicPartition(topic, p) for p in (0, 1)]
-        first, second = reader.committed(asked, timeout=60)
-        assert (first.offset, first.metadata) == (7, "état 🦔")
-        assert second.offset == 9
+        # Not their metadata: librdkafka copies it without an end, and whatever follows in memory is
+        # read as part of it, once in some thousand times as what is no UTF-8.
+        assert [one.offset for one in reader.committed(asked, timeout=60)] == [7, 9]
+    topics = [{"name": topic, "partition_indexes": [0, 1]}]
+    told = cluster.call("offset_fetch", 5, group_id=group, topics=topics)["topics"][0]["partitions"]
+    assert [one["metadata"] for one in told] == ["état 🦔", ""]
     with kp_admin(bootstrap) as admin:
         listed = admin.list_group_offsets({group: None})[group]
     assert {(tp.partition, meta.offset) for tp, meta in listed.items()} == {(0, 7), (1, 9)}

@@ -307,7 +307,7 @@ def clients() -> Iterator[Mapping[str, Client]]:
         unavailable("`go` or `kcat` is not on the PATH", "a client of another language")
     binary = CACHE / "franz-go"
     built = subprocess.run(
-        [str(compiler), "build", "-o", str(binary), "."],
+        [str(compiler), "build", "-buildvcs=false", "-o", str(binary), "."],
         cwd=GO,
         env={**os.environ, "CGO_ENABLED": "0"},
         capture_output=True,

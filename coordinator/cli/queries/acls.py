@@ -38,17 +38,24 @@ def find(session: Session, filters: Iterable[AclFilter]) -> list[Acl]:
     for wanted in filters:
         answer = session.client.call(
             "DescribeAcls",
-            resource_type_filter=int(wanted.resource_type),
-            resource_name_filter=wanted.resource_name,
-            pattern_type_filter=int(wanted.pattern_type),
-            principal_filter=wanted.principal,
-            host_filter=wanted.host,
-            operation=int(wanted.operation),
-            permission_type=int(wanted.permission),
+            **_fields(wanted),
         )
         for resource in answer.resources:
             found.update(dict.fromkeys(_rule(resource, one) for one in resource.acls))
     return sorted(found, key=_order)
+
+
+def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
+    """A filter as DescribeAcls and DeleteAcls spell it; that of a rule finds just this rule."""
+    return {
+        "resource_type_filter": int(wanted.resource_type),
+        "resource_name_filter": wanted.resource_name,
+        "pattern_type_filter": int(wanted.pattern_type),
+        "principal_filter": wanted.principal,
+        "host_filter": wanted.host,
+        "operation": int(wanted.operation),
+        "permission_type": int(wanted.permission),
+    }
 
 
 def create(session: Session, rules: Sequence[Acl]) -> None:
@@ -86,18 +93,7 @@ def delete(session: Session, rules: Sequence[Acl]) -> int:
             "DeleteAcls",
             check=False,
             entity=lambda f, some=some: f.message(
-                filters=[
-                    f.DeleteAclsFilter(
-                        resource_type_filter=int(one.resource_type),
-                        resource_name_filter=one.resource_name,
-                        pattern_type_filter=int(one.pattern_type),
-                        principal_filter=one.principal,
-                        host_filter=one.host,
-                        operation=int(one.operation),
-                        permission_type=int(one.permission),
-                    )
-                    for one in some
-                ]
+                filters=[f.DeleteAclsFilter(**_fields(one)) for one in some]
             ),
         )
         for rule, result in zip(some, answer.filter_results, strict=True):

@@ -45,15 +45,15 @@ MIN_RECORD_SIZE: Final = 7
 _INT32_MAX: Final = 0x7FFFFFFF
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
-_CRC_POS: Final = 17
+CRC_POS: Final = 17
 _CRC_START: Final = 21
-_LOG_APPEND_TIME: Final = 0x08
-_TRANSACTIONAL: Final = 0x10
+LOG_APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
 _CONTROL: Final = 0x20
 _DELETE_HORIZON: Final = 0x40
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_AFTER_CRC: Final = struct.Struct(">hiqqqhii")
+AFTER_CRC: Final = struct.Struct(">hiqqqhii")
 _BEFORE_CRC: Final = struct.Struct(">qiibI")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
@@ -115,12 +115,12 @@ class BatchHeader(NamedTuple):
     @property
     def is_log_append_time(self) -> bool:
         """Whether every record's timestamp is ``max_timestamp``, given by the broker."""
-        return bool(self.attributes & _LOG_APPEND_TIME)
+        return bool(self.attributes & LOG_APPEND_TIME_BIT)
 
     @property
     def is_transactional(self) -> bool:
         """Whether the batch belongs to a transaction (its marker does as well)."""
-        return bool(self.attributes & _TRANSACTIONAL)
+        return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def is_control(self) -> bool:
@@ -168,6 +168,10 @@ class LogRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+LogRow = LogRecord | tuple[int, int, bytes | None, bytes | None, tuple[()]]
+"""A record, or the same without headers for who makes many."""
 
 
 class ControlRecord(NamedTuple):
@@ -224,11 +228,11 @@ def verify_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
 def stamp_log_append_time(buf: bytearray | memoryview, pos: int, timestamp_ms: int) -> None:
     """Make ``timestamp_ms`` the time of every record of the batch, in place; renews the CRC."""
     size = _INT32.unpack_from(buf, pos + 8)[0] + LOG_OVERHEAD
-    attributes = _INT16.unpack_from(buf, pos + 21)[0] | _LOG_APPEND_TIME
+    attributes = _INT16.unpack_from(buf, pos + 21)[0] | LOG_APPEND_TIME_BIT
     _INT16.pack_into(buf, pos + 21, attributes)
     _INT64.pack_into(buf, pos + 35, timestamp_ms)
     crc = crc32c(memoryview(buf)[pos + _CRC_START : pos + size])
-    _UINT32.pack_into(buf, pos + _CRC_POS, crc)
+    _UINT32.pack_into(buf, pos + CRC_POS, crc)
 
 
 def decode_records(
@@ -416,9 +420,9 @@ def encode_batch(
         raise ValueError(f"a last offset delta of {last_offset_delta}")
     attributes = int(codec)
     if log_append_time:
-        attributes |= _LOG_APPEND_TIME
+        attributes |= LOG_APPEND_TIME_BIT
     if transactional:
-        attributes |= _TRANSACTIONAL
+        attributes |= TRANSACTIONAL_BIT
     if control:
         attributes |= _CONTROL
     base_timestamp = records[0].timestamp_ms if records else NO_TIMESTAMP
@@ -429,10 +433,10 @@ def encode_batch(
         max_timestamp_ms = max((record.timestamp_ms for record in records), default=NO_TIMESTAMP)
     payload = b""
     if records:
-        payload = _encode_records(records, base_offset, base_timestamp, last_offset_delta)
+        payload = encode_records(records, base_offset, base_timestamp, last_offset_delta)
         if codec is not Codec.NONE:
             payload = compress(codec, payload)
-    after_crc = _AFTER_CRC.pack(
+    after_crc = AFTER_CRC.pack(
         attributes,
         last_offset_delta,
         base_timestamp,
@@ -442,10 +446,10 @@ def encode_batch(
         base_sequence,
         len(records),
     )  # fmt: skip
-    return _assemble(base_offset, leader_epoch, after_crc, payload)
+    return assemble(base_offset, leader_epoch, after_crc, payload)
 
 
-def _assemble(base_offset: int, leader_epoch: int, after_crc: bytes, payload: Buffer) -> bytes:
+def assemble(base_offset: int, leader_epoch: int, after_crc: bytes, payload: Buffer) -> bytes:
     """Join a batch from what the CRC covers; ``after_crc`` is the header from byte 21 on."""
     length = HEADER_SIZE - LOG_OVERHEAD + len(payload)
     crc = crc32c(payload, crc32c(after_crc))
@@ -469,16 +473,17 @@ def batch_of_payload(
 
     They stand at offsets 0 to ``count - 1``, as a producer sends them.
     """
-    attributes = int(codec) | (_TRANSACTIONAL if transactional else 0)
+    attributes = int(codec) | (TRANSACTIONAL_BIT if transactional else 0)
     times = base_timestamp_ms, max_timestamp_ms
     producer = producer_id, producer_epoch, base_sequence
-    after_crc = _AFTER_CRC.pack(attributes, count - 1, *times, *producer, count)
-    return _assemble(0, NO_LEADER_EPOCH, after_crc, payload)
+    after_crc = AFTER_CRC.pack(attributes, count - 1, *times, *producer, count)
+    return assemble(0, NO_LEADER_EPOCH, after_crc, payload)
 
 
-def _encode_records(
-    records: Sequence[LogRecord], base_offset: int, base_timestamp: int, last_offset_delta: int
+def encode_records(
+    records: Sequence[LogRow], base_offset: int, base_timestamp: int, last_offset_delta: int
 ) -> bytes:
+    """The records of a batch, one behind the other; ValueError where the offsets do not ascend."""
     small, table = SMALL, len(SMALL)
     join = b"".join
     out: list[bytes] = []
@@ -532,16 +537,16 @@ def with_fewer_records(header: BatchHeader, payload: bytes) -> bytes:
     """A batch of ``header`` less size and CRC; ``payload`` are its records before compression."""
     codec = header.codec
     stored = payload if codec is Codec.NONE else compress(codec, payload)
-    return _assemble(header.base_offset, header.leader_epoch, _AFTER_CRC.pack(*header[5:]), stored)
+    return assemble(header.base_offset, header.leader_epoch, AFTER_CRC.pack(*header[5:]), stored)
 
 
 def recompress(
     header: BatchHeader, records: Buffer, codec: Codec, *, level: int | None = None
 ) -> bytes:
     """Return a batch of the same header whose ``records``, encoded, are under ``codec``."""
-    after_crc = _AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
+    after_crc = AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
     stored = compress(codec, records, level)
-    return _assemble(header.base_offset, header.leader_epoch, after_crc, stored)
+    return assemble(header.base_offset, header.leader_epoch, after_crc, stored)
 
 
 def end_marker(

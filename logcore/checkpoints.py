@@ -21,12 +21,12 @@ import binascii
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from crc32c import crc32c
 
 from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, replace_file, write_file
+from fencepost.logcore.values import dataclass
 
 RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
@@ -34,8 +34,11 @@ HIGH_WATERMARK_CHECKPOINT: Final = "replication-offset-checkpoint"
 CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
+QUORUM_STATE: Final = "quorum-state"
+"""Beside the log of metadata: how a broker of Apache Kafka has voted, or that none may go on."""
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+_BROKER_EPOCH: Final = re.compile(rb'"brokerEpoch":\s*(-?\d{1,18})\b')
 LOCK: Final = ".lock"
 
 COPY_SUFFIX: Final = ".copy"
@@ -272,9 +275,22 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
         raise CheckpointError(f"{META_PROPERTIES} has no {error.args[0]}") from error
 
 
-def write_clean_shutdown(fs: FileSystem, directory: str) -> None:
-    """Leave the mark that every log of the directory was closed; the last step of a shutdown."""
-    replace_file(fs, directory, CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int = -1) -> None:
+    """Leave the mark that every log of the directory was closed; the last step of a shutdown.
+
+    ``broker_epoch`` is that of the run which ends, -1 outside of a cluster.
+    """
+    mark = b'{"version":0,"brokerEpoch":%d}' % broker_epoch
+    replace_file(fs, directory, CLEAN_SHUTDOWN, mark)
+
+
+def clean_shutdown_epoch(fs: FileSystem, directory: str) -> int:
+    """The broker epoch in the mark of a clean shutdown; -1 if there is none, or it is damaged.
+
+    Source: ``CleanShutdownFileHandler``.
+    """
+    found = _BROKER_EPOCH.search(fs.read_file(f"{directory}/{CLEAN_SHUTDOWN}") or b"")
+    return -1 if found is None else int(found[1])
 
 
 def take_clean_shutdown(fs: FileSystem, directory: str) -> bool:

@@ -29,7 +29,6 @@ import errno
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -50,6 +49,7 @@ from fencepost.logcore.record_retention import (
     map_offsets,
 )
 from fencepost.logcore.segment import SEGMENT_SUFFIXES, TXN_INDEX_SUFFIX, Segment, file_stem
+from fencepost.logcore.values import dataclass
 
 DEDUPE_BUFFER_BYTES: Final = 134_217_728
 """``log.cleaner.dedupe.buffer.size``: memory of a round for the keys of the dirty part."""

@@ -14,6 +14,7 @@ Source: ``DumpLogSegments``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
@@ -22,6 +23,7 @@ from fencepost.logcore.batch import (
     HEADER_SIZE,
     MAGIC,
     BatchHeader,
+    ControlType,
     LogRecord,
     decode_records,
     parse_control,
@@ -36,6 +38,7 @@ from fencepost.logcore.checkpoints import (
     LOG_START_CHECKPOINT,
     META_PROPERTIES,
     PARTITION_METADATA,
+    QUORUM_STATE,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
     read_copy,
@@ -85,6 +88,9 @@ OFFSET_CHECKPOINTS: Final = (
     HIGH_WATERMARK_CHECKPOINT,
     CLEANER_CHECKPOINT,
 )
+SNAPSHOT_OF_METADATA_SUFFIX: Final = ".checkpoint"
+"""Ends the name of a snapshot of ``__cluster_metadata-0``, which is a log of batches."""
+
 _ON_THE_WAY: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 _OFFSET_DIGITS: Final = len(file_stem(0))
 
@@ -105,6 +111,8 @@ def dump_file(
     plain = without_stray_suffix(name)
     for suffix in _ON_THE_WAY:
         plain = plain.removesuffix(suffix)
+    if name.endswith(SNAPSHOT_OF_METADATA_SUFFIX):
+        plain = SNAPSHOT_OF_METADATA_SUFFIX  # its offsets begin at 0, whatever it is called
     dump = _Dump(fs, directory, name, plain, verify=verify, records=records, decoder=decoder)
     if name.removesuffix(COPY_SUFFIX) in OFFSET_CHECKPOINTS:
         return dump.offsets()
@@ -112,6 +120,7 @@ def dump_file(
         LEADER_EPOCH_CHECKPOINT: dump.epochs,
         PARTITION_METADATA: dump.partition,
         META_PROPERTIES: dump.meta,
+        QUORUM_STATE: dump.quorum,
     }
     if name in small:
         return small[name]()
@@ -122,6 +131,8 @@ def dump_file(
         TXN_INDEX_SUFFIX: dump.txn_index,
         SNAPSHOT_SUFFIX: dump.snapshot,
     }
+    if plain == SNAPSHOT_OF_METADATA_SUFFIX:
+        return dump.log()
     suffix = plain[_OFFSET_DIGITS:]
     if plain[:_OFFSET_DIGITS].isdecimal() and suffix in by_suffix:
         return by_suffix[suffix]()
@@ -204,7 +215,8 @@ class _Dump:
             control = parse_control(record)
             row["control"] = control.type.name
             row["coordinator_epoch"] = control.coordinator_epoch
-        elif self._decoder is not None:
+        is_marker = row.get("control") in {ControlType.ABORT.name, ControlType.COMMIT.name}
+        if self._decoder is not None and not is_marker:
             decoded = self._decoder(record)
             if decoded is not None:
                 row["decoded"] = dict(decoded)
@@ -390,6 +402,14 @@ class _Dump:
                 "node_id": meta.node_id,
                 "directory_id": uuid_to_text(meta.directory_id),
             }
+
+    def quorum(self) -> Iterator[Row]:
+        try:
+            state = json.loads(self._read())
+        except ValueError as error:
+            yield _problem(error)
+        else:
+            yield {"kind": "identity", "quorum": state}
 
     def _read(self) -> bytes:
         raw = self._fs.read_file(f"{self._directory}/{self._name}")

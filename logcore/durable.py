@@ -1,8 +1,9 @@
 """How a log gets to disk: by itself inside an append, or by a scheduler that many logs share.
 
 With a scheduler the end of the log is *held* while a flush that ``flush.messages`` asked for is
-under way. The high watermark stays where the disk is, readers see nothing beyond it, and an append
-is answered once :attr:`Marks.recovery_point` is behind it.
+under way. :attr:`Marks.own_end` stays where the disk is, and with it the high watermark of a log
+that has one replica. Readers see nothing beyond that, and an append is answered once
+:attr:`Marks.recovery_point` is behind it.
 
 What a roll has sealed is forced to disk as well. No setting asks for that, and no request waits for
 it. From then on a recovery has no business there, and no damage in it can cost what lies behind.
@@ -61,27 +62,32 @@ class FlushState:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the end of the log waits for a flush and nobody may be told of it yet."""
+        """Whether the end of the log waits for a flush and no client may be told of it yet."""
         marks = self.marks
-        return marks.high_watermark != self._log.log_end_offset and marks.stopped is None
+        return marks.own_end != self._log.log_end_offset and marks.stopped is None
 
     def appended(self, offset: int, now_ms: int) -> None:
-        """Show readers what was just written at ``offset``, and flush if that is due.
+        """Vouch for what was just written at ``offset``, and flush if that is due.
 
-        With a scheduler the high watermark stays until the flush that ``flush_messages`` asks for
-        is done, and the append waits for it. No append waits for what ``flush_ms`` asks for.
+        With a scheduler the own end stays until the flush that ``flush_messages`` asks for is done,
+        and the append waits for it. No append waits for what ``flush_ms`` asks for.
         """
         marks, config, end = self.marks, self._log.config, self._log.log_end_offset
-        held = marks.high_watermark != offset or end - marks.recovery_point >= config.flush_messages
+        held = marks.own_end != offset or end - marks.recovery_point >= config.flush_messages
         if held or now_ms - self._flushed_at_ms >= config.flush_ms:
-            if self._scheduler is None:
-                self.run(now_ms)
-                held = False
-            else:
-                self._scheduler.join(self)
+            self.begin(now_ms)
+            held = held and self._scheduler is not None
         if not held:
-            marks.move_high_watermark(end)
+            marks.move_own_end(end)
+        if not held or marks.is_replicated:
             marks.notify()
+
+    def begin(self, now_ms: int) -> None:
+        """Have all of it flushed soon; at once where no scheduler does that."""
+        if self._scheduler is None:
+            self.run(now_ms)
+        else:
+            self._scheduler.join(self)
 
     def roll(self, now_ms: int) -> Segment:
         """Begin a new segment, and see to it that the sealed one gets to disk."""
@@ -172,15 +178,16 @@ class FlushState:
         if self.marks.stopped is not None:
             return
         if failure is not None:
-            is_awaited = self.is_awaited and flush.end > self.marks.high_watermark
+            is_awaited = self.is_awaited and flush.end > self.marks.own_end
             if is_refusal(failure) and not is_awaited:
                 flush.take_back()
                 return
             self.marks.fail(failure)
             return
-        self.marks.recovery_point = max(self.marks.recovery_point, flush.end)
-        if flush.end > self.marks.high_watermark:
-            self.marks.move_high_watermark(flush.end)
+        marks = self.marks
+        marks.recovery_point = max(marks.recovery_point, min(flush.end, marks.recovery_limit))
+        if flush.end > self.marks.own_end:
+            self.marks.move_own_end(flush.end)
             self.marks.notify()
 
     def run_if_due(self, now_ms: int) -> bool:
@@ -195,10 +202,7 @@ class FlushState:
             now_ms - self._flushed_at_ms >= self._log.config.flush_ms
             and self._log.log_end_offset > self.marks.recovery_point
         ):
-            if self._scheduler is None:
-                self.run(now_ms)
-            else:
-                self._scheduler.join(self)
+            self.begin(now_ms)
             return True
         if self.has_sealed:
             self._run_sealed()

@@ -78,6 +78,10 @@ class InvalidTxnStateError(LogError):
     """A batch does not fit the producer's transaction on this partition (INVALID_TXN_STATE)."""
 
 
+class UnexpectedAppendOffsetError(LogError):
+    """A leader's batch begins before the log ends; between brokers alone, no client sees it."""
+
+
 class FencedLeaderEpochError(LogError):
     """The request's leader epoch is older than ours (FENCED_LEADER_EPOCH)."""
 

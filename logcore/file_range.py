@@ -34,6 +34,12 @@ class FileRange:
     def __len__(self) -> int:
         return self._end - self._start
 
+    def peek(self, count: int) -> bytes:
+        """Read the next ``count`` bytes and leave them there; OSError as :meth:`take`."""
+        start, data = self._start, self.take(count)
+        self._start = start
+        return data
+
     def take(self, count: int) -> bytes:
         """Read the next ``count`` bytes, or all that is left.
 
@@ -42,9 +48,24 @@ class FileRange:
         stop = min(self._start + count, self._end)
         data = self._file.read(self._start, stop)
         if len(data) != stop - self._start:
-            raise OSError(errno.EIO, "the file is shorter than it was", self._file.path)
+            raise self._is_short
         self._start = stop
         return data
+
+    def send(self, count: int, target: int) -> int:
+        """Have the kernel send up to ``count`` bytes to the socket ``target``; how many it took.
+
+        OSError as ``FileSystem.send``, and as :meth:`take`.
+        """
+        sent = self._file.send(self._start, min(self._start + count, self._end), target)
+        if not sent:
+            raise self._is_short
+        self._start += sent
+        return sent
+
+    @property
+    def _is_short(self) -> OSError:
+        return OSError(errno.EIO, "the file is shorter than it was", self._file.path)
 
     def __del__(self) -> None:
         self._file.unpin()

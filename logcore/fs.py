@@ -91,6 +91,13 @@ class FileSystem(Protocol):
     def read(self, handle: int, count: int, position: int) -> bytes:
         """Read up to ``count`` bytes at ``position``; fewer only at the end of the file."""
 
+    def send(self, handle: int, count: int, position: int, target: int) -> int:
+        """Have the kernel send up to ``count`` bytes to a socket, ``target``; how many it took.
+
+        It takes none at the end of the file. BlockingIOError where the socket is full; any other
+        OSError may be that of the file, or of the socket, or say that there is no such call.
+        """
+
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         """Write ``buffers`` at ``position`` in one system call; return the bytes written."""
 
@@ -207,6 +214,9 @@ class OsFileSystem:
             parts.append(data)
             done += len(data)
         return b"".join(parts)
+
+    def send(self, handle: int, count: int, position: int, target: int) -> int:
+        return os.sendfile(target, handle, position, count)
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         return os.pwritev(handle, buffers, position)

@@ -132,13 +132,16 @@ class MappedIndex:
         self._stretched = True
         self._allocated = 0
 
-    def reserve(self) -> None:
-        """See to it that the next entry can be stored; the only step of that which may fail."""
+    def reserve(self, count: int = 1) -> None:
+        """See to it that ``count`` more entries can be stored; all of that which may fail.
+
+        There may be room for fewer: then the index is full, and takes no more.
+        """
         if not self._stretched:
             self._stretch()
         start = self.entries * self.ENTRY_SIZE
-        end = start + self.ENTRY_SIZE
-        if self._allocated < end <= self.max_entries * self.ENTRY_SIZE:
+        end = min(start + count * self.ENTRY_SIZE, self.max_entries * self.ENTRY_SIZE)
+        if self._allocated < end > start:
             self._allocate(start, end)
 
     def _following(self, offset: int, lowest: int) -> int:

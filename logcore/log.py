@@ -17,6 +17,7 @@ from sortedcontainers import SortedDict
 from fencepost.logcore.batch import BatchHeader
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.disk_steps import DiskSteps, run_here
+from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
 from fencepost.logcore.fs import FileSystem, ReadableBuffer
@@ -56,6 +57,8 @@ class Log:
         self.config = config
         self._now_ms = now_ms
         self._segments: SortedDict[int, Segment] = SortedDict()
+        self._active: Segment | None = None
+        """The last of them, once somebody has asked for it."""
         self._looked_into = MappedIndexes()
         self._doomed: list[tuple[int, str]] = []
         self.remove_later: Callable[[str], None] | None = None
@@ -74,8 +77,10 @@ class Log:
     @property
     def active(self) -> Segment:
         """The segment that takes appends."""
-        segment: Segment = self._segments.peekitem()[1]
-        return segment
+        active = self._active
+        if active is None:
+            active = self._active = self._segments.peekitem()[1]
+        return active
 
     @property
     def segments(self) -> list[Segment]:
@@ -115,6 +120,7 @@ class Log:
             looked_into=self._looked_into,
         )
         self._segments[base_offset] = segment
+        self._active = None
         return segment
 
     def create_segment(self, base_offset: int, now_ms: int) -> Segment:
@@ -130,6 +136,7 @@ class Log:
             looked_into=self._looked_into,
         )
         self._segments[base_offset] = segment
+        self._active = None
         self.directory_changed = True
         return segment
 
@@ -142,6 +149,14 @@ class Log:
         """The offset behind a segment of this log: where the next one begins, or the log ends."""
         slot = self._segments.bisect_right(segment.base_offset)
         return self._segments.keys()[slot] if slot < len(self._segments) else self.log_end_offset
+
+    def end_before(self, offset: int) -> int:
+        """Where the log ends once it is cut to an ``offset`` that it holds."""
+        segment: Segment = self._segments.values()[self._floor(offset)]
+        try:
+            return segment.end_before(offset)
+        except CorruptRecordError:
+            return segment.base_offset
 
     def _floor(self, offset: int) -> int:
         return max(int(self._segments.bisect_right(offset)) - 1, 0)
@@ -187,6 +202,18 @@ class Log:
         """Write one batch that begins at the log end."""
         active.append(buffers, size, last_offset, max_timestamp)
         self.log_end_offset = last_offset + 1
+
+    def skip_to(self, offset: int, now_ms: int) -> Segment:
+        """Begin the empty active segment at ``offset``, behind a hole that is too wide for it."""
+        self.remove([self.active], now_ms=now_ms, delay_ms=0)
+        return self.create_segment(offset, now_ms)
+
+    def append_run(
+        self, data: ReadableBuffer, headers: Sequence[BatchHeader], active: Segment
+    ) -> None:
+        """Write batches that stand one behind the other in ``data``; they may leave gaps."""
+        active.append_run(data, headers)
+        self.log_end_offset = headers[-1].next_offset
 
     # --- reading ---
 
@@ -284,7 +311,7 @@ class Log:
     # --- cutting ---
 
     def truncate_to(self, offset: int) -> None:
-        """Remove everything from the batch that holds ``offset`` on.
+        """Remove everything from the batch that holds ``offset`` on; the log ends where that began.
 
         Later segments go first and from the end, so that a kill on the way leaves no hole.
         """
@@ -294,7 +321,9 @@ class Log:
                 self.remove([segment], now_ms=0, delay_ms=0)
         active = self.active
         active.truncate_to(offset)
-        self.log_end_offset = min(self.log_end_offset, offset)
+        if offset < self.log_end_offset:
+            # Not the offset itself: a hole before what comes next would look like a loss.
+            self.log_end_offset = active.next_offset()
 
     def restart_at(self, offset: int, now_ms: int) -> None:
         """Remove everything and begin anew at ``offset``."""
@@ -323,6 +352,7 @@ class Log:
         removed = list(segments)
         for segment in removed:
             del self._segments[segment.base_offset]
+            self._active = None
             segment.close()
             self._remove_file(segment.stem + LOG_SUFFIX, now_ms, delay_ms)
         if removed:
@@ -338,6 +368,7 @@ class Log:
         Its other files are removed, durably behind it.
         """
         del self._segments[segment.base_offset]
+        self._active = None
         segment.close()
         self._fs.rename(segment.path, path)
         self._fs.sync_directory(self.directory)
@@ -372,6 +403,7 @@ class Log:
         for segment in old:
             segment.retire()
             del self._segments[segment.base_offset]
+            self._active = None
             # The producers as of the beginning of the new segment are what they were.
             also = () if segment.base_offset == base_offset else (SNAPSHOT_SUFFIX,)
             for suffix in (*SEGMENT_SUFFIXES, *also):
@@ -466,3 +498,4 @@ class Log:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+        self._active = None

@@ -74,6 +74,10 @@ class LogFile:
         """The bytes from ``start`` to ``stop``, fewer where the file ends."""
         return self._fs.read(self._handle, stop - start, start)
 
+    def send(self, start: int, stop: int, target: int) -> int:
+        """Send the bytes from ``start`` to ``stop``, or some of them; see ``FileSystem.send``."""
+        return self._fs.send(self._handle, stop - start, start, target)
+
     @property
     def ends_in_zeros(self) -> bool:
         """Whether the file may not have been trimmed; a record may end so as well."""

@@ -26,8 +26,10 @@ Source: the shape is that of Kafka's ``CoordinatorShard``, ``CoordinatorResult``
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol
+
+from fencepost.logcore.values import dataclass, made_often
 
 Token = int
 """Names one request that waits for an answer; the runtime hands tokens out and never reuses one."""
@@ -52,6 +54,7 @@ class Record(NamedTuple):
     value: bytes | None
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
     """The producer identity under which records are appended transactionally."""
@@ -74,6 +77,7 @@ class EndMarker:
     transaction_version: int = 0
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to the request behind ``token``.
@@ -86,6 +90,7 @@ class Reply:
     response: object
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class Timer:
     """Set (or with ``deadline_ms`` None cancel) the timer named ``key``.
@@ -112,6 +117,7 @@ class Event:
     """Whether it changed nothing for anybody else: the history keeps it, the log is not for it."""
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a machine wants done, in the order of the module's docstring.
@@ -175,13 +181,14 @@ class DecisionBuilder:
 
     def build(self) -> Decision:
         """Return everything collected."""
+        timers = self._timers
         return Decision(
-            records=tuple(self.records),
-            replies=tuple(self._replies),
-            timers=tuple(Timer(key, deadline) for key, deadline in self._timers.items()),
-            effects=tuple(self._effects),
-            events=tuple(self._events),
-            stamp=self.stamp if self.records else None,
+            tuple(self.records),
+            tuple(self._replies),
+            tuple([Timer(key, timers[key]) for key in timers]) if timers else (),
+            tuple(self._effects),
+            tuple(self._events),
+            self.stamp if self.records else None,
         )
 
 

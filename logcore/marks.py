@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
 from fencepost.logcore.index import CorruptIndexError
@@ -27,8 +28,15 @@ class Marks:
     """The marks of one log, which its parts share and move, and who waits for news of them."""
 
     def __init__(
-        self, name: str, loaded: LoadedLog, producers: ProducerStateManager, *, leader_epoch: int
+        self,
+        name: str,
+        loaded: LoadedLog,
+        producers: ProducerStateManager,
+        *,
+        leader_epoch: int,
+        high_watermark: int | None = None,
     ) -> None:
+        """``high_watermark``: the last that is known of a log with other replicas, None alone."""
         self.name = name
         """Topic and index as logs and messages have them."""
         self._producers = producers
@@ -38,6 +46,8 @@ class Marks:
         """The first offset that can be read."""
         self.recovery_point = loaded.recovery_point
         """The offset below which everything survives power loss."""
+        self.recovery_limit = MAX_INT64
+        """Beyond it the recovery point does not move: the log is about to be cut there."""
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
         self.stopped: StorageError | None = None
@@ -46,7 +56,39 @@ class Marks:
         """Why the log is off line, None while it serves and after a clean close."""
         self.on_offline: Callable[[StorageError], None] | None = None
         """Called once, with the cause, when the file system fails under the log."""
-        self.move_high_watermark(loaded.log.log_end_offset)
+        self.is_replicated = high_watermark is not None
+        """Whether the high watermark comes from outside: other replicas, or the leader, say it."""
+        self.on_own_end: Callable[[int], None] | None = None
+        """Told of each move of :attr:`own_end` of a replicated log, before :meth:`notify`."""
+        self.move_own_end(loaded.log.log_end_offset)
+        if high_watermark is not None:
+            self.replicate(high_watermark)
+
+    def move_own_end(self, offset: int) -> None:
+        """Vouch for the log up to ``offset``; :meth:`notify` has to follow.
+
+        The high watermark goes along where there is no other replica.
+        """
+        self.own_end = offset
+        """What this replica has: the end of the log, or where the disk is if ``flush.messages``
+        asks for that."""
+        if not self.is_replicated:
+            self.move_high_watermark(offset)
+        elif self.on_own_end is not None:
+            self.on_own_end(offset)
+
+    def replicate(self, high_watermark: int) -> None:
+        """From now on let the high watermark come from outside; :meth:`notify` has to follow.
+
+        It begins at the one given, as far as that lies within the log.
+        """
+        self.is_replicated = True
+        self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.own_end)))
+
+    def stand_alone(self) -> None:
+        """Let the high watermark be the own end again; :meth:`notify` has to follow."""
+        self.is_replicated, self.on_own_end = False, None
+        self.move_high_watermark(self.own_end)
 
     def move_high_watermark(self, offset: int) -> None:
         """Show readers the log up to ``offset``; :meth:`notify` has to follow."""

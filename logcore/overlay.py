@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, ReadableBuffer
+from fencepost.logcore.values import dataclass
 
 PAGE_BYTES: Final = 4096
 """What is written is kept in pages of so many bytes; what nobody wrote takes no memory."""
@@ -168,6 +169,9 @@ class OverlayFileSystem:
 
     def read(self, handle: int, count: int, position: int) -> bytes:
         return self.read_from(self._handles[handle], count, position)
+
+    def send(self, handle: int, count: int, position: int, target: int) -> int:  # noqa: ARG002 - of all
+        raise OSError(errno.ENOTSUP, "what was changed stands in no file")
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         data = b"".join(buffers)

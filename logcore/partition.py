@@ -12,14 +12,12 @@ import struct
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fencepost.logcore.batch import (
     LOG_OVERHEAD,
     BatchHeader,
     Buffer,
-    LogRecord,
-    encode_batch,
     end_marker,
     parse_header,
 )
@@ -30,7 +28,7 @@ from fencepost.logcore.checkpoints import (
 )
 from fencepost.logcore.cleanup import Cleanup
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.config import LOG_APPEND_TIME, LogConfig
+from fencepost.logcore.config import LOG_APPEND_TIME, MAX_INT64, LogConfig
 from fencepost.logcore.durable import FlushScheduler, FlushState
 from fencepost.logcore.epochs import LeaderEpochs
 from fencepost.logcore.errors import (
@@ -43,16 +41,20 @@ from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.index import AbortedTxn, CorruptIndexError
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from fencepost.logcore.marks import STORAGE_FAILURES, Marks
+from fencepost.logcore.own_batch import own_batch
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.producers import (
     PRODUCER_ID_EXPIRATION_MS,
     ProducerStateManager,
 )
 from fencepost.logcore.reading import LogReader
-from fencepost.logcore.recovery import LoadedLog, OpenOptions, load_log, replay_producers
+from fencepost.logcore.recovery import LoadedLog, OpenOptions, load_log
 from fencepost.logcore.segment import Segment
 from fencepost.logcore.traffic import Traffic
 from fencepost.logcore.validation import Admitted
+
+if TYPE_CHECKING:
+    from fencepost.logcore.replica import Arrived, ReplicaLog
 
 __all__ = ["Appended", "Partition"]
 
@@ -84,7 +86,7 @@ class Partition:
     """One partition's log and its parts. Made by :meth:`open`; ended by :meth:`close` or a failure.
 
     Records are appended here; they are read by :attr:`reader`, get to disk by :attr:`flushes`, and
-    go by :attr:`cleanup`.
+    go by :attr:`cleanup`. What a leader says is done by :attr:`replica`.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Partition:
         self._epochs = epochs
         self._clock = clock
         self._metadata_pending = False
+        self._replica: ReplicaLog | None = None
 
     @classmethod
     def open(
@@ -135,6 +138,7 @@ class Partition:
         leader_epoch: int = 0,
         compacted_below: int = 0,
         is_replica: bool = False,
+        is_replicated: bool = False,
         keeps_removed: bool = True,
         producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
         producer_limit: ProducerLimit | None = None,
@@ -145,6 +149,7 @@ class Partition:
 
         ``clean``: the last shutdown closed every log. A recovery point or high watermark beyond the
         log end shows in :attr:`recovery` as lost offsets; for the rest see :class:`OpenOptions`.
+        ``is_replicated``: other brokers have replicas, and the high watermark is the one given.
         Without a ``flusher`` due flushes run inside the append. Raises StorageError if the
         directory can't be read or belongs to another topic id.
         """
@@ -163,6 +168,7 @@ class Partition:
             compacted_below=compacted_below,
             remove_later=remove_later,
             is_replica=is_replica,
+            is_replicated=is_replicated,
             keeps_removed=keeps_removed,
         )
         try:
@@ -171,7 +177,13 @@ class Partition:
         except (OSError, CorruptIndexError, CorruptRecordError) as error:
             raise StorageError(f"{name} can't be opened: {error}") from error
         # What is in the log can't be from the future of its leader.
-        marks = Marks(name, loaded, producers, leader_epoch=max(leader_epoch, epochs.latest))
+        marks = Marks(
+            name,
+            loaded,
+            producers,
+            leader_epoch=max(leader_epoch, epochs.latest),
+            high_watermark=high_watermark if is_replicated else None,
+        )
         flushes = FlushState(loaded.log, producers, epochs, marks, flusher, clock.now_ms())
         flushes.is_new = not clean
         partition = cls(fs, topic, index, topic_id, loaded, producers, epochs, flushes, clock)
@@ -266,14 +278,16 @@ class Partition:
         self.marks.throw_if_stopped()
         if producer is not None:
             self.producers.check_epoch(producer.producer_id, producer.producer_epoch)
-        data = encode_batch(
-            [LogRecord(at, now_ms, one.key, one.value) for at, one in enumerate(records)],
-            producer_id=-1 if producer is None else producer.producer_id,
-            producer_epoch=-1 if producer is None else producer.producer_epoch,
-            base_sequence=-1 if producer is None else 0,
-            transactional=producer is not None,
-            log_append_time=self.log.config.message_timestamp_type == LOG_APPEND_TIME,
-        )
+        is_stamped = self.log.config.message_timestamp_type == LOG_APPEND_TIME
+        header, data = own_batch(records, now_ms, producer, log_append_time=is_stamped)
+        return self._append_data(header, data, now_ms)
+
+    def append_batch(self, data: bytes, now_ms: int) -> Appended:
+        """Append a batch that the log's only writer has made, of records or of control records.
+
+        It names no producer. StorageError.
+        """
+        self.marks.throw_if_stopped()
         return self._append_data(parse_header(data), data, now_ms)
 
     def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
@@ -339,18 +353,21 @@ class Partition:
 
     def _segment_for(self, header: BatchHeader, offset: int, now_ms: int) -> Segment:
         """Return the segment the batch goes to, once all is there that has to be before it."""
-        if self._metadata_pending:
-            write_partition_metadata(self._fs, self.log.directory, self.topic_id, sync=False)
-            self._metadata_pending = False
-            self.flushes.is_new = True
-        if not self._epochs.is_checked:
-            self.reader.check_epochs()
+        self._prepare()
         if self._epochs.latest != self.marks.leader_epoch:
             self._epochs.assign(self.marks.leader_epoch, offset)
         last_offset = offset + header.last_offset_delta
         if self.log.must_roll(header.size, last_offset, header.max_timestamp, now_ms):
             return self.flushes.roll(now_ms)
         return self.log.active
+
+    def _prepare(self) -> None:
+        if self._metadata_pending:
+            write_partition_metadata(self._fs, self.log.directory, self.topic_id, sync=False)
+            self._metadata_pending = False
+            self.flushes.is_new = True
+        if not self._epochs.is_checked:
+            self.reader.check_epochs()
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
         """Move the marks behind what was written, flush if that is due, wake the readers."""
@@ -364,37 +381,33 @@ class Partition:
 
     # --- replication ---
 
-    def truncate_to(self, offset: int) -> None:
-        """Remove the batch that holds ``offset`` and all behind it (``UnifiedLog.truncateTo``).
+    @property
+    def replica(self) -> ReplicaLog:
+        """The log of one replica among several; most have one alone, and nothing of this."""
+        if self._replica is None:
+            from fencepost.logcore.replica import ReplicaLog  # noqa: PLC0415 - most are alone
 
-        For a replica that has to agree with its leader; never called for acknowledged data of a
-        log that stands alone.
-        """
-        log, marks, now_ms = self.log, self.marks, self._clock.now_ms()
-        marks.throw_if_stopped()
-        try:
-            if offset < log.first_offset:
-                log.restart_at(offset, now_ms)
-                self.producers.remove_snapshots_above(-1)
-            elif offset < log.log_end_offset:
-                log.truncate_to(offset)
-                if self.log.config.is_compacted or log.active.next_offset() != offset:
-                    # Recovery expects no holes in the last segment; compaction may have made some,
-                    # and a cut inside of a batch leaves one before what comes next. No flush to
-                    # come looks at that segment any more.
-                    log.active.file.sync()
-                    self.flushes.roll(now_ms)
-            self._epochs.truncate_from_end(offset)
-            end = log.log_end_offset
-            marks.log_start_offset = min(marks.log_start_offset, end)
-            marks.recovery_point = min(marks.recovery_point, end)
-            self.producers.remove_snapshots_above(end)
-            start = self.producers.load_snapshot(end, log.first_offset, now_ms)
-            replay_producers(log, self.producers, start, end)
-            marks.move_high_watermark(min(marks.high_watermark, end))
-        except STORAGE_FAILURES as error:
-            raise marks.fail(error) from error
-        marks.notify()
+            self._replica = ReplicaLog(
+                self.log,
+                self.producers,
+                self._epochs,
+                self.flushes,
+                self.reader,
+                self._clock,
+                self.traffic,
+                self._prepare,
+            )
+        return self._replica
+
+    def append_as_follower(
+        self, records: Buffer, leader_epoch_limit: int, *, start: int = 0, most: int = MAX_INT64
+    ) -> Arrived:
+        """Append what the leader has answered: see :meth:`ReplicaLog.append`."""
+        return self.replica.append(records, leader_epoch_limit, start=start, most=most)
+
+    def truncate_to(self, offset: int) -> None:
+        """Agree with a leader: see :meth:`ReplicaLog.truncate_to`."""
+        self.replica.truncate_to(offset)
 
     # --- the end ---
 

@@ -12,7 +12,7 @@ Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -42,6 +42,7 @@ from fencepost.logcore.log import SNAPSHOT_SUFFIX
 from fencepost.logcore.producer_limit import ProducerLimit
 from fencepost.logcore.producer_snapshot import (
     MAX_SEQUENCE,
+    NO_EPOCH,
     NO_SEQUENCE,
     SNAPSHOT_ENTRY,
     CachedBatch,
@@ -105,6 +106,7 @@ class ProducerStateManager:
         self._limit = limit or ProducerLimit()
         self._producers: dict[int, ProducerEntry] = {}
         self._refused = RefusedSequences()
+        self._guards: dict[int, object] = {}
         # First offset → producer id of transactions without marker.
         self._open: SortedDict[int, int] = SortedDict()
         # First offset → marker offset of transactions whose marker is not below the high watermark.
@@ -157,6 +159,14 @@ class ProducerStateManager:
             and entry.current_txn_first_offset is not None
         )
 
+    def guard(self, producer_id: int) -> object:
+        """What stays the same until the producer's transaction here is ended, open or not.
+
+        Whoever asks another broker about the transaction looks at it before and after
+        (kafka: ``VerificationGuard``).
+        """
+        return self._guards.setdefault(producer_id, object())
+
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the first offset that a ``read_committed`` reader may not see."""
         unstable = self.first_unstable_offset
@@ -166,7 +176,7 @@ class ProducerStateManager:
 
     def refused(self, header: BatchHeader) -> None:
         """Remember that a batch of a client was refused, if its producer is unknown."""
-        if header.producer_id not in self._producers:
+        if header.producer_id >= 0 and header.producer_id not in self._producers:
             self._refused.note(header.producer_id, header.producer_epoch, header.base_sequence)
 
     def refused_unread(self, data: Buffer) -> None:
@@ -218,7 +228,7 @@ class ProducerStateManager:
             if lowest is not None and header.base_sequence > lowest:
                 raise OutOfOrderSequenceError(
                     f"producer {header.producer_id} sends sequence {header.base_sequence} where"
-                    f" {lowest} was refused and has to come first"
+                    f" {lowest} has to come first"
                 )
             if transactional and transaction_version >= 2 and header.base_sequence:
                 raise OutOfOrderSequenceError(
@@ -318,6 +328,8 @@ class ProducerStateManager:
     ) -> CompletedTxn | None:
         """Take over an end marker; None if the producer had no transaction open here."""
         entry = self._producers.get(producer_id) or self._add(ProducerEntry(producer_id))
+        if self._guards:
+            self._guards.pop(producer_id, None)
         entry.move_to(epoch)
         entry.coordinator_epoch = coordinator_epoch
         entry.last_timestamp = timestamp
@@ -348,6 +360,60 @@ class ProducerStateManager:
         return AbortedTxn(
             completed.producer_id, completed.first_offset, completed.last_offset, oldest
         )
+
+    def fetched(self, header: BatchHeader, data: Buffer, pos: int) -> str:
+        """Take over a batch of a producer that a leader has let in; what is odd about it, if so.
+
+        Nothing is refused: an epoch that goes back is the leader's business (KAFKA-9144).
+        """
+        entry = self._producers.get(header.producer_id)
+        epoch, coordinator_epoch = (NO_EPOCH, NO_EPOCH)
+        if entry is not None:
+            epoch, coordinator_epoch = entry.epoch, entry.coordinator_epoch
+        self.replay(header, memoryview(data)[pos : pos + header.size])
+        if header.producer_epoch < epoch:
+            return (
+                f"producer {header.producer_id} has epoch {epoch},"
+                f" the batch at offset {header.base_offset} {header.producer_epoch}"
+            )
+        now = coordinator_epoch if entry is None else entry.coordinator_epoch
+        if now < coordinator_epoch:
+            return (
+                f"coordinator epoch {now} of the marker at offset {header.base_offset} is older"
+                f" than {coordinator_epoch}"
+            )
+        return ""
+
+    def unreplicated_below(self, offset: int) -> dict[int, int]:
+        """First offset → marker offset, below ``offset``, of what the LSO still waits for."""
+        return {first: last for first, last in self._unreplicated.items() if last < offset}
+
+    def hold_unreplicated(self, known: Mapping[int, int]) -> None:
+        """Have the LSO wait for these as well: a snapshot does not know them."""
+        self._unreplicated.update(known)
+        self._update_first_unstable()
+
+    def unanswered(self, high_watermark: int) -> list[tuple[int, int, int]]:
+        """Id, epoch and first sequence of the producers of whose window nothing is committed.
+
+        With acks=all nobody was told of these batches: their clients send them again, the first of
+        them first.
+        """
+        return [
+            (one.producer_id, one.epoch, one.batches[0].first_sequence)
+            for one in self._producers.values()
+            if one.batches and one.batches[0].last_offset >= high_watermark
+        ]
+
+    def expect(self, unanswered: Iterable[tuple[int, int, int]]) -> None:
+        """Have those that are unknown behind a cut begin where they did.
+
+        A late copy of a batch behind the first one would be taken for a beginning otherwise, and
+        the first refused for good.
+        """
+        for producer_id, epoch, sequence in unanswered:
+            if producer_id not in self._producers:
+                self._refused.note(producer_id, epoch, sequence)
 
     def replay(self, header: BatchHeader, batch: memoryview) -> CompletedTxn | None:
         """Take over a batch read back from the log, whatever it is."""
@@ -406,6 +472,7 @@ class ProducerStateManager:
     def clear(self, offset: int) -> None:
         """Forget all producers; what is known begins at ``offset``."""
         self.release()
+        self._guards.clear()
         self._open.clear()
         self._unreplicated.clear()
         self.first_unstable_offset = None

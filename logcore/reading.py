@@ -29,6 +29,8 @@ class Isolation(IntEnum):
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
+    LOG_END = 2
+    """What other replicas see: all that there is. No client may ask for that."""
 
 
 class LogReadInfo(NamedTuple):
@@ -78,6 +80,8 @@ class LogReader:
         high_watermark, stable = marks.high_watermark, marks.last_stable_offset
         committed = isolation == Isolation.READ_COMMITTED
         limit = stable if committed else high_watermark
+        if isolation == Isolation.LOG_END:
+            limit = log.log_end_offset
         aborted: tuple[tuple[int, int], ...] | None = None
         try:
             read = log.read(
@@ -106,7 +110,7 @@ class LogReader:
         """Count the bytes a reader at ``offset`` could get; 0 outside of the log."""
         if self._marks.stopped is not None or offset < self._marks.log_start_offset:
             return 0
-        limit = self._limit(isolation)
+        limit = self.end_of(isolation)
         if offset >= limit:
             return 0
         try:
@@ -114,9 +118,12 @@ class LogReader:
         except STORAGE_FAILURES as error:
             raise self._marks.refuse(error) from error
 
-    def _limit(self, isolation: Isolation) -> int:
+    def end_of(self, isolation: Isolation) -> int:
+        """The offset up to which somebody may read."""
         if isolation == Isolation.READ_COMMITTED:
             return self._marks.last_stable_offset
+        if isolation == Isolation.LOG_END:
+            return self._log.log_end_offset
         return self._marks.high_watermark
 
     def offset_for_timestamp(self, timestamp_ms: int, isolation: Isolation) -> Search:
@@ -134,7 +141,7 @@ class LogReader:
 
     def _searched(self, search: Search, isolation: Isolation) -> Search:
         self._marks.throw_if_stopped()
-        limit = self._limit(isolation)
+        limit = self.end_of(isolation)
         try:
             found = yield from search
         except STORAGE_FAILURES as error:
@@ -155,6 +162,11 @@ class LogReader:
     def epoch_of(self, offset: int) -> int:
         """Return the epoch under which ``offset`` was written, −1 if that is not known."""
         return self._checked_epochs().epoch_at(offset)
+
+    @property
+    def latest_epoch(self) -> int:
+        """The newest leader epoch, −1 while there is none."""
+        return self._checked_epochs().latest
 
     def _checked_epochs(self) -> LeaderEpochs:
         self._marks.throw_if_stopped()

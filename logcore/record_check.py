@@ -9,7 +9,6 @@ Source: ``DefaultRecordBatch.RecordIterator``, ``DefaultRecord``, ``Lz4BlockOutp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from fencepost.logcore.batch import (
@@ -22,6 +21,7 @@ from fencepost.logcore.batch import (
 )
 from fencepost.logcore.compression import Codec, inflate
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.values import dataclass
 from fencepost.logcore.varint import read_varlong
 
 MAX_RECORD_ERRORS: Final = 100

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from fencepost.logcore.batch import LOG_OVERHEAD, MAGIC, BatchHeader
@@ -48,6 +48,7 @@ from fencepost.logcore.segment import (
     file_stem,
 )
 from fencepost.logcore.strays import Strays
+from fencepost.logcore.values import dataclass
 
 
 class Damage(NamedTuple):
@@ -106,6 +107,8 @@ class OpenOptions:
     """Up to where compaction may have made holes, Kafka's of whole segments: no loss there."""
     is_replica: bool = False
     """Whether the batches may have been fetched from a leader that compacts: holes anywhere."""
+    is_replicated: bool = False
+    """Whether what is behind the high watermark may not be in the other replicas."""
     keeps_removed: bool = True
     """Whether what is cut off is kept beside the log."""
 
@@ -227,7 +230,7 @@ class _Loader:
             has_txn_index = offset in bases[TXN_INDEX_SUFFIX]
             segment = self._log.open_segment(offset, has_txn_index=has_txn_index)
             usable = offset in bases[INDEX_SUFFIX] or segment.size == 0
-            if self._options.config.preallocate and segment.file.ends_in_zeros:
+            if self._options.config.preallocate and self._may_be_untrimmed(segment):
                 # Power loss may have taken the trim back, also below the recovery point.
                 usable = False
             if has_txn_index:
@@ -238,6 +241,18 @@ class _Loader:
             if not usable and first_bad is None:
                 first_bad = offset
         return first_bad
+
+    def _may_be_untrimmed(self, segment: Segment) -> bool:
+        """Whether zeros may follow the batches: many, or few in a file of the full size."""
+        if segment.file.ends_in_zeros:
+            return True
+        if segment.size != self._options.config.segment_bytes:
+            return False
+        try:
+            segment.next_offset()
+        except CorruptRecordError:
+            return True
+        return False
 
     # --- scanning ---
 
@@ -287,13 +302,13 @@ class _Loader:
         A gap between two segments is what a power loss leaves. Compaction makes gaps as well: below
         the recovery point, and hardly ever at the end of a segment that has none inside. Ours makes
         none between segments; Apache Kafka's leaves an empty segment, below the cleaner's
-        checkpoint.
+        checkpoint. What a replica fetches has holes, and never one between its segments.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
-        if self._is_dense and end >= max(
-            self._options.recovery_point, self._options.compacted_below
-        ):
+        options = self._options
+        knows_no_gaps = self._is_dense or options.is_replicated
+        if knows_no_gaps and end >= max(options.recovery_point, options.compacted_below):
             return f"offsets {end} to {base_offset - 1} are missing"
         return ""
 
@@ -414,13 +429,18 @@ class _Loader:
             self._new_epochs = [one for one in self._new_epochs if one[0] <= self._epoch]
 
     def _check_gap(self, segment: Segment, behind: int, header: BatchHeader) -> None:
-        """Check a batch behind a gap against what follows it: no CRC covers its base offset."""
+        """Check a batch behind a gap against what follows it: no CRC covers its base offset.
+
+        A write that was torn behind it, or never got there, says nothing about it.
+        """
         if behind + LOG_OVERHEAD <= segment.size:
             following = int.from_bytes(segment.file.read(behind, behind + 8), "big")
+            is_told = header.next_offset <= following or is_intact(segment, behind)
         else:
             later = self._log.from_offset(segment.base_offset)[1:]
             following = later[0].base_offset if later else header.next_offset
-        if header.next_offset > following:
+            is_told = True
+        if header.next_offset > following and is_told:
             raise CorruptRecordError(
                 f"offset {header.base_offset} before a batch at offset {following}"
             )
@@ -488,9 +508,26 @@ class _Loader:
 
     def _load_producers(self, upto: int) -> None:
         """Build the producer state as of ``upto``: newest snapshot, then the log behind it."""
-        producers = self._producers
-        offset = producers.load_snapshot(upto, self._log.first_offset, self._options.now_ms)
+        producers, first = self._producers, self._log.first_offset
+        limit = self._unreplicated_from(upto)
+        offset = producers.load_snapshot(limit, first, self._options.now_ms)
         self._report.damaged += replay_producers(self._log, producers, offset, upto)
+
+    def _unreplicated_from(self, upto: int) -> int:
+        """Where a snapshot may stand at most: it does not tell of transactions that have ended.
+
+        The last stable offset waits for those whose marker is not below the high watermark.
+        """
+        options, mark = self._options, self._options.high_watermark
+        if not options.is_replicated or not options.log_start_offset < mark < upto:
+            return upto
+        with suppress(CorruptRecordError):
+            for _, header, _ in self._log.batches(mark, with_payload=False):
+                if header.base_offset >= upto:
+                    break
+                if header.is_control and header.has_producer:
+                    return mark
+        return upto
 
     def _finish(self, start: int) -> LoadedLog:
         log, producers = self._log, self._producers

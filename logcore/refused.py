@@ -1,9 +1,9 @@
-"""The batches that a partition refused from producers it does not know.
+"""The batches that a partition refused, or cut off, from producers it does not know.
 
 A producer that is unknown may begin with any sequence: its earlier batches may have been deleted,
 or its state forgotten. But where its first batch has just been refused, for want of room or because
-its transaction could not be verified, the ones behind it must not overtake it: the first would then
-be out of order at each repetition, for good.
+its transaction could not be verified, or was cut off before anybody had been told of it, the ones
+behind it must not overtake it: the first would then be out of order at each repetition, for good.
 
 Source: ``VerificationStateEntry`` (KIP-890), which knows of refused verifications alone.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,7 @@ from fencepost.logcore.fs import FileSystem, opened
 from fencepost.logcore.log import SNAPSHOT_SUFFIX
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES, file_stem
+from fencepost.logcore.values import dataclass
 from fencepost.logcore.verify import bases_of, verify_partition
 
 COPY_BYTES: Final = 1 << 20

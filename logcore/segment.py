@@ -149,13 +149,31 @@ class Segment:
     ) -> None:
         """Write one batch of ``size`` bytes, then index it; see :meth:`LogFile.append`."""
         if not self._index_checked or self._max_timestamp is None:
-            with suppress(CorruptRecordError):  # damage keeps nobody from appending
-                self._load_max_timestamp()
+            self._know_index()
         if self._bytes_since_index_entry > self._index_interval_bytes:
             self.offset_index.reserve()
             self.time_index.reserve()
         position = self.file.append(buffers, size)
         self.index_batch(last_offset, max_timestamp, position, size)
+
+    def append_run(self, data: ReadableBuffer, headers: Sequence[BatchHeader]) -> None:
+        """Write the batches that ``data`` consists of with one call, then index each."""
+        if not self._index_checked or self._max_timestamp is None:
+            self._know_index()
+        size = len(data)
+        # Between two entries lies more than the interval.
+        entries = (self._bytes_since_index_entry + size) // (self._index_interval_bytes + 1)
+        if entries:
+            self.offset_index.reserve(entries)
+            self.time_index.reserve(entries)
+        position = self.file.append((data,), size)
+        for header in headers:
+            self.index_batch(header.last_offset, header.max_timestamp, position, header.size)
+            position += header.size
+
+    def _know_index(self) -> None:
+        with suppress(CorruptRecordError):  # damage keeps nobody from appending
+            self._load_max_timestamp()
 
     def index_batch(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
         """Account for a batch that is in the file; recovery and append follow the same rule."""
@@ -388,6 +406,18 @@ class Segment:
         if not self._index_checked:
             self._check_index()
         return self._last_offset() + 1
+
+    def end_before(self, offset: int) -> int:
+        """Return the offset behind the last batch that ends below ``offset``; the base if none."""
+        end = self.base_offset
+        if self.size:
+            if not self._index_checked:
+                self._check_index()
+            for _, _, _, last_offset in self._walk(self.offset_index.lookup(offset - 1)[1]):
+                if last_offset >= offset:
+                    break
+                end = last_offset + 1
+        return end
 
     def batches(
         self, position: int = 0, *, with_payload: bool = True

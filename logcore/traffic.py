@@ -6,7 +6,7 @@ from __future__ import annotations
 class Traffic:
     """Of one log, or of several added up."""
 
-    __slots__ = ("bytes_in", "bytes_out", "markers", "records_in")
+    __slots__ = ("bytes_in", "bytes_out", "markers", "records_in", "replicated_in")
 
     def __init__(self) -> None:
         self.bytes_in = 0
@@ -17,6 +17,8 @@ class Traffic:
         """Bytes of batches that fetches were answered with."""
         self.markers = 0
         """Ends of transactions that were appended."""
+        self.replicated_in = 0
+        """Bytes of the batches that were fetched from a leader."""
 
     def add(self, other: Traffic) -> None:
         """Count what another has counted."""
@@ -24,3 +26,4 @@ class Traffic:
         self.records_in += other.records_in
         self.bytes_out += other.bytes_out
         self.markers += other.markers
+        self.replicated_in += other.replicated_in

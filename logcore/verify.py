@@ -20,6 +20,7 @@ from fencepost.logcore.checkpoints import (
     COPIED_CHECKPOINTS,
     COPY_SUFFIX,
     LEADER_EPOCH_CHECKPOINT,
+    LOG_START_CHECKPOINT,
     META_PROPERTIES,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
@@ -29,6 +30,7 @@ from fencepost.logcore.checkpoints import (
 from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.dump import (
     OFFSET_CHECKPOINTS,
+    SNAPSHOT_OF_METADATA_SUFFIX,
     Decoder,
     Row,
     dump_file,
@@ -102,16 +104,23 @@ def _flushed_below(fs: FileSystem, directory: str) -> int:
 
     All of it after a clean stop, and where nothing tells.
     """
+    names = fs.list_directory(str(Path(directory).parent)) or ()
+    if CLEAN_SHUTDOWN in names or META_PROPERTIES not in names:
+        return MAX_INT64
+    return _checkpointed(fs, directory, RECOVERY_POINT_CHECKPOINT, MAX_INT64)
+
+
+def _checkpointed(fs: FileSystem, directory: str, name: str, default: int) -> int:
+    """What a checkpoint beside ``directory`` says of it; ``default`` if that is no partition's."""
     path = Path(directory)
     match = _DIRECTORY.fullmatch(path.name)
-    names = fs.list_directory(str(path.parent)) or ()
-    if match is None or CLEAN_SHUTDOWN in names or META_PROPERTIES not in names:
-        return MAX_INT64
+    if match is None:
+        return default
     try:
-        points = read_offsets(fs, str(path.parent), RECOVERY_POINT_CHECKPOINT)
+        offsets = read_offsets(fs, str(path.parent), name)
     except CheckpointError:
         return 0  # said of the file itself
-    return points.get((match["topic"], int(match["index"])), 0)
+    return offsets.get((match["topic"], int(match["index"])), 0)
 
 
 def bases_of(names: list[str]) -> list[int]:
@@ -124,6 +133,12 @@ def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
     return {
         offset for offset, name in found if offset is not None and name[OFFSET_DIGITS:] == suffix
     }
+
+
+def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
+    """Where the log of metadata begins, whatever a checkpoint says: behind its snapshot."""
+    found = (one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX))
+    return [int(digits) for digits in found if digits.isdecimal()]
 
 
 def verify_partition(
@@ -292,7 +307,13 @@ class _Replay:
                 yield _problem(file, "the file is missing")
             return
         starts = dict(cached)
-        for epoch, offset in self._epochs:
+        begin = _checkpointed(self._fs, self._directory, LOG_START_CHECKPOINT, 0)
+        begin = max(begin, *_offsets_of_metadata_snapshots(self._names), 0)
+        ends = [offset for _, offset in self._epochs[1:]] + [MAX_INT64]
+        for (epoch, first), end in zip(self._epochs, ends, strict=True):
+            offset = max(first, begin)
+            if end <= begin:
+                continue  # it is forgotten with the log start
             if epoch not in starts and offset >= flushed:
                 continue  # it is written with the flush, and a start finds it again
             if epoch not in starts:

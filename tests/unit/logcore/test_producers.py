@@ -376,6 +376,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
     assert again.last_stable_offset == 1
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_producers_keep_the_thread_for_no_long_turn(tmp_path: Path) -> None:
     """At a roll, at the plan of a compaction, and when all of them expire."""
     partition = open_partition(tmp_path)

@@ -258,6 +258,7 @@ def test_records_of_a_batch() -> None:
             admitted(with_payload(two, two[HEADER_SIZE:], **said))
 
 
+@pytest.mark.slow
 @COMPRESSED
 def test_inflated_bytes_of_a_batch(codec: Codec) -> None:
     config = LogConfig(max_message_bytes=1 << 24)

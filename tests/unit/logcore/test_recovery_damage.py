@@ -50,7 +50,10 @@ def bases(partition: Partition) -> list[int]:
 # --- below the recovery point: stepped over ------------------------------------------------------
 
 
-@pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
+MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x80))]
+
+
+@pytest.mark.parametrize("mask", MASKS)
 def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int) -> None:
     """Every byte of the flushed batches in the active segment, and an append behind them."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
@@ -92,7 +95,7 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
     assert strays(root)
 
 
-@pytest.mark.parametrize("mask", [0x02, 0x80])
+@pytest.mark.parametrize("mask", [0x80, pytest.param(0x02, marks=pytest.mark.slow)])
 def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, mask: int) -> None:
     """No recovery walks it; what it says of offsets and epochs must not mislead one either."""
     whole = segments(tmp_path / "whole")

@@ -76,6 +76,27 @@ def test_nor_one_for_which_there_was_no_producer_left(tmp_path: Path) -> None:
     append(partition, producer_id=PID, sequence=0)
 
 
+@pytest.mark.parametrize("committed", [0, 1, 2])
+def test_nor_one_behind_what_was_cut_before_anybody_had_heard_of_it(
+    tmp_path: Path, committed: int
+) -> None:
+    """Led, cut by the next leader, led again; and then a late copy of the second batch."""
+    partition = open_partition(tmp_path, is_replica=True, is_replicated=True)
+    for sequence in (0, 1):
+        append(partition, producer_id=PID, sequence=sequence)
+    partition.replica.move_high_watermark(committed)
+    partition.replica.truncate_to(0)
+    if committed:
+        # Its client was told that they are there, and goes on behind them.
+        append(partition, producer_id=PID, sequence=2)
+        return
+    with pytest.raises(OutOfOrderSequenceError):
+        append(partition, producer_id=PID, sequence=1)
+    for sequence in (0, 1):
+        append(partition, producer_id=PID, sequence=sequence)
+    assert sequences(partition) == [0, 1]
+
+
 def test_a_batch_with_a_wrong_crc_says_nothing(tmp_path: Path) -> None:
     partition = open_partition(tmp_path)
     torn = bytearray(client_batch(producer_id=PID, sequence=0, transactional=True))

@@ -110,6 +110,29 @@ def test_what_is_missing_is_named(directory: Path) -> None:
     assert ("notes.txt", "no file of a log") in found
 
 
+def test_epochs_before_the_log_start_are_not_missed(tmp_path: Path) -> None:
+    """The log start lies in the first segment, which still holds batches of epochs before it."""
+    for epoch in (0, 1, 2):
+        partition = open_partition(tmp_path, leader_epoch=epoch)
+        append(partition, 4)
+        if epoch < 2:
+            partition.close()
+    partition.cleanup.delete_records_before(6)
+    partition.close()
+    directory = tmp_path / "orders-0"
+    assert (directory / "leader-epoch-checkpoint").read_text() == "0\n2\n1 6\n2 8\n"
+    assert {text for _, text in problems(directory)} == {
+        "epoch 0, from offset 0 on, is missing",
+        "epoch 1 begins at 6, the log has it at 4",
+    }
+    write_offsets(FS, str(tmp_path), LOG_START_CHECKPOINT, {("orders", 0): 6})
+    assert problems(directory) == []
+    write_epochs(FS, str(directory), [(2, 8)])
+    assert problems(directory) == [
+        ("leader-epoch-checkpoint", "epoch 1, from offset 6 on, is missing")
+    ]
+
+
 def test_a_snapshot_of_other_producers_is_named(directory: Path) -> None:
     first, *_, last = files(directory, ".snapshot")
     last.write_bytes(first.read_bytes())

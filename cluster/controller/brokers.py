@@ -1,0 +1,445 @@
+"""Brokers come, are heard, are fenced and go.
+
+Source: ``ClusterControlManager``, ``ReplicationControlManager.processBrokerHeartbeat``; KIP-631,
+KIP-841, KIP-858, KIP-966.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.controller.errors import (
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    InconsistentClusterIdError,
+    InvalidRegistrationError,
+    UnsupportedFeatureLevelError,
+)
+from fencepost.cluster.controller.heartbeats import (
+    BrokerControlState,
+    Heartbeat,
+    Heartbeats,
+    Step,
+    state_of,
+    step,
+)
+from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.view import METADATA_VERSION, View
+from fencepost.cluster.image import BrokerRegistration, TopicImage
+from fencepost.cluster.records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    BrokerRegistrationChangeRecord,
+    MetadataRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnregisterBrokerRecord,
+)
+from fencepost.logcore.machine import Event
+from fencepost.logcore.values import dataclass
+
+_FENCE, _UNFENCE = 1, -1
+MAX_CHANGES: Final = 1_000
+"""Partitions that one decision changes for the sake of a broker. Where it has more, what can be
+done ahead comes in decisions of its own, and the one that ends it last: the network may ask for it,
+and nobody else is served meanwhile. Apache Kafka's controller has no such bound."""
+_RESERVED_DIRECTORIES: Final = 100
+"""Directory ids below this number stand for something else (kafka: ``DirectoryId``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A broker wants to join (kafka: ``BrokerRegistrationRequest``)."""
+
+    broker_id: int
+    cluster_id: str
+    incarnation_id: UUID
+    end_points: tuple[BrokerEndpoint, ...]
+    features: tuple[BrokerFeature, ...]
+    log_dirs: tuple[UUID, ...]
+    rack: str | None = None
+    previous_broker_epoch: int = -1
+    """The epoch of its last life, if that ended in order; its logs are whole then."""
+    is_migrating_zk_broker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """The answer to a heartbeat."""
+
+    is_caught_up: bool
+    is_fenced: bool
+    should_shut_down: bool
+    is_more: bool = False
+    """Whether the same is to be asked again at once: there is more to change."""
+
+
+# --- coming ---
+
+
+def register(
+    view: View, heartbeats: Heartbeats, request: Registration, next_offset: int, now_ms: int
+) -> Outcome[int | None]:
+    """Let a broker join; the answer is its epoch, None where there is more to do before.
+
+    ``next_offset`` is that of the first record that will be written, and a new epoch. Raises
+    InconsistentClusterIdError, DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError,
+    InvalidRegistrationError, UnsupportedFeatureLevelError.
+    """
+    if request.cluster_id != view.settings.cluster_id:
+        raise InconsistentClusterIdError(
+            f"Expected cluster ID {view.settings.cluster_id}, but got cluster ID "
+            f"{request.cluster_id}"
+        )
+    broker_id = request.broker_id
+    existing = view.image.brokers.get(broker_id)
+    is_same = existing is not None and existing.incarnation_id == request.incarnation_id
+    if not is_same and heartbeats.has_valid_session(broker_id, now_ms):
+        raise DuplicateBrokerRegistrationError(
+            "Another broker is registered with that broker id. If the broker was recently "
+            "restarted this should self-resolve once the heartbeat manager expires the broker's "
+            "session."
+        )
+    if request.is_migrating_zk_broker:
+        raise BrokerIdNotRegisteredError("Controller does not support registering ZK brokers.")
+    _check_directories(view, request)
+    _check_features(view, request)
+
+    record = RegisterBrokerRecord(
+        broker_id=broker_id,
+        incarnation_id=request.incarnation_id,
+        broker_epoch=next_offset,
+        end_points=request.end_points,
+        features=request.features,
+        rack=request.rack,
+        log_dirs=request.log_dirs,
+    )
+    if existing is not None and is_same:
+        record = replace(
+            record,
+            broker_epoch=existing.epoch,
+            fenced=existing.fenced,
+            in_controlled_shutdown=existing.in_controlled_shutdown,
+        )
+        return Outcome(record.broker_epoch, (record,), is_atomic=True)
+    is_clean = existing is not None and existing.epoch == request.previous_broker_epoch
+    changes = _shut_down(view, broker_id, is_clean=is_clean)
+    if len(changes) > MAX_CHANGES:
+        ahead = _first_of(changes)
+        return Outcome(None, ahead.records, events=ahead.events)
+    event = Event(
+        "broker-registered",
+        f"broker {broker_id}",
+        {
+            "broker_epoch": record.broker_epoch,
+            "incarnation_id": str(request.incarnation_id),
+            "after": "clean shutdown" if is_clean else "unclean shutdown or first start",
+        },
+    )
+    records: tuple[MetadataRecord, ...] = (*(one.record for one in changes), record)
+    return Outcome(record.broker_epoch, records, is_atomic=True, events=(event, *told(changes)))
+
+
+def _check_directories(view: View, request: Registration) -> None:
+    directories = request.log_dirs
+    if not directories:
+        raise InvalidRegistrationError("No directories specified in request")
+    if any(one.int < _RESERVED_DIRECTORIES for one in directories):
+        raise InvalidRegistrationError("Reserved directory ID in request")
+    if len(set(directories)) != len(directories):
+        raise InvalidRegistrationError("Duplicate directory ID in request")
+    for other in view.image.brokers.values():
+        if other.broker_id != request.broker_id:
+            for shared in set(directories) & set(other.directories):
+                raise InvalidRegistrationError(
+                    f"Broker {other.broker_id} is already registered with directory {shared}"
+                )
+
+
+def _check_features(view: View, request: Registration) -> None:
+    """Every finalized level must lie in the broker's range; a range that is not given is 0-0."""
+    ranges = {
+        one.name: (one.min_supported_version, one.max_supported_version) for one in request.features
+    }
+    if METADATA_VERSION not in ranges:
+        raise InvalidRegistrationError("Request features do not contain 'metadata.version'")
+    for name in dict.fromkeys((*ranges, *view.image.features)):
+        low, high = ranges.get(name, (0, 0))
+        finalized = view.image.features.get(name, 0)
+        if not low <= finalized <= high:
+            raise UnsupportedFeatureLevelError(
+                f"Unable to register because the broker does not support finalized version "
+                f"{finalized} of {name}. The broker wants a version between {low} and {high}, "
+                "inclusive."
+            )
+
+
+def register_controller(record: RegisterControllerRecord) -> Outcome[None]:
+    """A controller tells where it listens and what it supports."""
+    return Outcome(None, (record,), is_atomic=True)
+
+
+# --- being heard ---
+
+
+def heartbeat(
+    view: View, heartbeats: Heartbeats, request: Heartbeat, now_ms: int
+) -> Outcome[HeartbeatReply]:
+    """Take a sign of life; raises StaleBrokerEpochError."""
+    broker = view.registered(request.broker_id, request.broker_epoch)
+    leads = request.want_shut_down and any(
+        partition.leader == broker.broker_id for _, _, partition in view.partitions()
+    )
+    following = heartbeats.next_state(view.image, request, leads=leads)
+    outcome = _directories_offline(view, broker, request.offline_log_dirs)
+    if outcome.records:
+        # The next step must see what this one changes: it is taken with the next heartbeat.
+        following = state_of(broker)
+    else:
+        now = state_of(broker)
+        if now is following is BrokerControlState.CONTROLLED_SHUTDOWN:
+            outcome = _go_on_shutting_down(view, heartbeats, request)
+        else:
+            outcome = _STEPS[step(now, following)](view, heartbeats, request)
+        if outcome.answer and following is not BrokerControlState.CONTROLLED_SHUTDOWN:
+            following = now  # there is more to do before
+    cordoned = _directories_cordoned(broker, request.cordoned_log_dirs)
+    heartbeats.touch(request.broker_id, request.current_metadata_offset, now_ms)
+    is_fenced = following in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
+    reply = HeartbeatReply(
+        is_caught_up=heartbeats.is_caught_up(request),
+        is_fenced=is_fenced,
+        should_shut_down=following is BrokerControlState.SHUTDOWN_NOW,
+        is_more=outcome.answer,
+    )
+    return Outcome(reply, (*outcome.records, *cordoned), events=outcome.events)
+
+
+def _stay(_view: View, _heartbeats: Heartbeats, _request: Heartbeat) -> Outcome[bool]:
+    return Outcome(False)
+
+
+def _fence_at_wish(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+    wish = "it shuts down" if request.want_shut_down else "it wants to be fenced"
+    return fence(view, view.image.brokers[request.broker_id], wish)
+
+
+def _unfence(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+    broker = view.image.brokers[request.broker_id]
+    leaderless = [
+        (topic, index)
+        for topic, index, partition in view.partitions()
+        if partition.leader < 0 and broker.broker_id in partition.replicas
+    ]
+    cause = f"broker {broker.broker_id} was unfenced"
+    heartbeats.elect_soon(leaderless[MAX_CHANGES:], cause)
+    changes = view.leader_and_isr_updates(leaderless[:MAX_CHANGES], cause, added=broker.broker_id)
+    record = BrokerRegistrationChangeRecord(broker.broker_id, broker.epoch, fenced=_UNFENCE)
+    event = Event(
+        "broker-unfenced",
+        f"broker {broker.broker_id}",
+        {
+            "broker_epoch": broker.epoch,
+            "cause": "it has caught up with the record of its registration",
+        },
+    )
+    return _with(changes, before=(record,), events=(event,))
+
+
+def _begin_shutdown(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+    """The last record that says so is the one whose offset others have to reach."""
+    broker = view.image.brokers[request.broker_id]
+    cause = f"broker {broker.broker_id} is in controlled shutdown"
+    changes = view.leader_and_isr_updates(
+        _in_isr(view, broker.broker_id), cause, removed=broker.broker_id, at_most=MAX_CHANGES
+    )
+    record = BrokerRegistrationChangeRecord(
+        broker.broker_id, broker.epoch, in_controlled_shutdown=1
+    )
+    event = Event(
+        "broker-in-controlled-shutdown",
+        f"broker {broker.broker_id}",
+        {"broker_epoch": broker.epoch, "partitions": len(changes)},
+    )
+    done = _with(changes, before=(record,), events=(event,))
+    return replace(done, answer=len(changes) == MAX_CHANGES)
+
+
+def _go_on_shutting_down(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
+    """What its first heartbeat of that kind has left, or what has come since."""
+    some = next(_in_isr(view, request.broker_id), None)
+    return Outcome(False) if some is None else _begin_shutdown(view, heartbeats, request)
+
+
+def _directories_offline(
+    view: View, broker: BrokerRegistration, offline: tuple[UUID, ...]
+) -> Outcome[bool]:
+    gone = set(offline) & set(broker.directories)
+    if not gone:
+        return Outcome(False)
+    inside = (
+        (topic, index)
+        for topic, index in _in_isr(view, broker.broker_id)
+        if topic.partitions[index].directory_of(broker.broker_id) in gone
+    )
+    cause = f"a log directory of broker {broker.broker_id} is offline"
+    changes = view.leader_and_isr_updates(
+        inside, cause, removed=broker.broker_id, at_most=MAX_CHANGES + 1
+    )
+    if len(changes) > MAX_CHANGES:
+        return _first_of(changes)
+    online = tuple(one for one in broker.directories if one not in gone)
+    record = BrokerRegistrationChangeRecord(broker.broker_id, broker.epoch, log_dirs=online)
+    event = Event(
+        "log-directories-offline",
+        f"broker {broker.broker_id}",
+        {"offline": sorted(map(str, gone)), "online": sorted(map(str, online))},
+    )
+    return _with(changes, after=(record,), events=(event,))
+
+
+def _directories_cordoned(
+    broker: BrokerRegistration, cordoned: tuple[UUID, ...] | None
+) -> tuple[MetadataRecord, ...]:
+    known = broker.cordoned_directories
+    if cordoned is None or (known is not None and set(known) == set(cordoned)):
+        return ()
+    return (
+        BrokerRegistrationChangeRecord(broker.broker_id, broker.epoch, cordoned_log_dirs=cordoned),
+    )
+
+
+_STEPS: Final[Mapping[Step, Callable[[View, Heartbeats, Heartbeat], Outcome[bool]]]] = {
+    Step.NOTHING: _stay,
+    Step.FENCE: _fence_at_wish,
+    Step.UNFENCE: _unfence,
+    Step.BEGIN_SHUTDOWN: _begin_shutdown,
+}
+
+
+# --- going ---
+
+
+def fence(view: View, broker: BrokerRegistration, cause: str) -> Outcome[bool]:
+    """Take a broker out of every ISR, elect others where it led, and say that it is fenced.
+
+    The answer says that there is more: it is not yet fenced then.
+    """
+    broker_id = broker.broker_id
+    changes = view.leader_and_isr_updates(
+        _in_isr(view, broker_id),
+        f"broker {broker_id} was fenced",
+        removed=broker_id,
+        at_most=MAX_CHANGES + 1,
+    )
+    if len(changes) > MAX_CHANGES:
+        return _first_of(changes)
+    record = BrokerRegistrationChangeRecord(broker_id, broker.epoch, fenced=_FENCE)
+    event = Event(
+        "broker-fenced",
+        f"broker {broker_id}",
+        {"broker_epoch": broker.epoch, "cause": cause, "partitions": len(changes)},
+    )
+    return _with(changes, after=(record,), events=(event,))
+
+
+def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
+    """Fence the broker whose session ended first.
+
+    One at a time, so that the next one is judged by what this one left; the answer says whether to
+    ask again at once.
+    """
+    broker_id = heartbeats.expired(now_ms)
+    if broker_id is None:
+        return Outcome(False)
+    broker = view.image.brokers[broker_id]
+    if not broker.fenced:
+        outcome = fence(view, broker, "its session has timed out")
+        if not outcome.answer:
+            heartbeats.end_session(broker_id)
+        return replace(outcome, answer=True)
+    heartbeats.end_session(broker_id)
+    return Outcome(True)
+
+
+def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
+    """Let somebody lead where a broker that has come back may; the answer says that it did so."""
+    asked, cause = heartbeats.take_elections(MAX_CHANGES)
+    leaderless = [
+        (topic, index)
+        for topic_id, index in asked
+        if (topic := view.image.topics_by_id.get(topic_id)) is not None
+        and topic.partitions[index].leader < 0
+    ]
+    changes = view.leader_and_isr_updates(leaderless, cause)
+    return replace(_with(changes, events=()), answer=bool(asked))
+
+
+def unregister(view: View, broker_id: int) -> Outcome[bool]:
+    """Forget a broker; raises BrokerIdNotRegisteredError. The answer says that there is more.
+
+    What it had counts no longer: it leaves the eligible leader replicas as well.
+    """
+    broker = view.image.brokers.get(broker_id)
+    if broker is None:
+        raise BrokerIdNotRegisteredError(f"Broker ID {broker_id} is not currently registered")
+    changes = view.leader_and_isr_updates(
+        _in_isr(view, broker_id, with_elr=True),
+        f"broker {broker_id} was unregistered",
+        removed=broker_id,
+        is_unclean_shutdown=True,
+        at_most=MAX_CHANGES + 1,
+    )
+    if len(changes) > MAX_CHANGES:
+        return _first_of(changes)
+    record = UnregisterBrokerRecord(broker_id, broker.epoch)
+    event = Event("broker-unregistered", f"broker {broker_id}", {"broker_epoch": broker.epoch})
+    return _with(changes, after=(record,), events=(event,))
+
+
+def _shut_down(view: View, broker_id: int, *, is_clean: bool) -> list[Change]:
+    """What a former life of a broker leaves behind (kafka: ``handleBrokerShutdown``)."""
+    is_unclean = view.elr_enabled and not is_clean
+    return view.leader_and_isr_updates(
+        _in_isr(view, broker_id, with_elr=is_unclean),
+        f"broker {broker_id} came anew after "
+        + ("a clean shutdown" if is_clean else "an unclean shutdown"),
+        removed=broker_id,
+        is_unclean_shutdown=is_unclean,
+        at_most=MAX_CHANGES + 1,
+    )
+
+
+def _in_isr(
+    view: View, broker_id: int, *, with_elr: bool = False
+) -> Iterator[tuple[TopicImage, int]]:
+    """Where it is in the ISR; but for those that keep it there as the last one, without a leader.
+
+    ``with_elr``: those as well, and where it is an eligible leader replica.
+    """
+    keeps_last = not (view.elr_enabled or with_elr)
+    for topic, index, partition in view.partitions():
+        if broker_id in partition.isr:
+            if len(partition.isr) > 1 or partition.leader >= 0 or not keeps_last:
+                yield topic, index
+        elif with_elr and broker_id in partition.elr:
+            yield topic, index
+
+
+def _first_of(changes: Sequence[Change]) -> Outcome[bool]:
+    """As many as one decision takes, ahead of the one that ends it."""
+    return replace(_with(changes[:MAX_CHANGES], events=()), answer=True)
+
+
+def _with(
+    changes: Sequence[Change],
+    *,
+    before: tuple[MetadataRecord, ...] = (),
+    after: tuple[MetadataRecord, ...] = (),
+    events: tuple[Event, ...],
+) -> Outcome[bool]:
+    records = (*before, *(one.record for one in changes), *after)
+    return Outcome(False, records, events=(*events, *told(changes)))

@@ -1,0 +1,134 @@
+"""Dynamic settings change.
+
+What a key may have is for others to say; here stands what becomes of the values, and what eligible
+leader replicas ask of ``min.insync.replicas``.
+
+Source: ``ConfigurationControlManager``; KIP-339, KIP-966.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from fencepost.cluster.controller.errors import InvalidConfigError
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import MIN_INSYNC_REPLICAS, View
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.records import ClearElrRecord, ConfigRecord, MetadataRecord
+
+Resource = tuple[int, str]
+"""Type and name of what settings belong to; the name "" of a broker stands for all."""
+
+CheckConfigs = Callable[[int, str, Mapping[str, str], Mapping[str, str]], None]
+"""Raises a DomainError unless a resource (type, name) can have all of these settings, where it had
+those. It also says whether there is such a resource."""
+
+
+class OpType(IntEnum):
+    """What to do with a setting (kafka: ``AlterConfigOp.OpType``)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class AlterConfig(NamedTuple):
+    """One setting's change."""
+
+    name: str
+    op: OpType
+    value: str | None = None
+
+
+def incremental_alter_configs(
+    view: View,
+    resource: Resource,
+    changes: Sequence[AlterConfig],
+    *,
+    check_configs: CheckConfigs,
+    list_default: Callable[[int, str], str | None],
+) -> Outcome[None]:
+    """Change some settings of a resource; raises what ``check_configs`` does, InvalidConfigError.
+
+    ``list_default`` has the default of a list, by type of resource and key; it is None where a
+    setting is no list, which nothing can be appended to.
+    """
+    current = view.image.configs.get(resource, {})
+    wanted: dict[str, str | None] = {}
+    for change in changes:
+        if change.op in (OpType.APPEND, OpType.SUBTRACT):
+            default = list_default(resource[0], change.name)
+            if default is None:
+                raise InvalidConfigError(
+                    f"Can't {change.op.name} to key {change.name} because its type is not LIST."
+                )
+            parts = [one for one in current.get(change.name, default).split(",") if one]
+            for one in (change.value or "").split(","):
+                if change.op is OpType.APPEND and one not in parts:
+                    parts.append(one)
+                elif change.op is OpType.SUBTRACT and one in parts:
+                    parts.remove(one)
+            wanted[change.name] = ",".join(parts)
+        else:
+            wanted[change.name] = None if change.op is OpType.DELETE else change.value
+    return _altered(view, resource, wanted, check_configs)
+
+
+def legacy_alter_configs(
+    view: View,
+    resource: Resource,
+    configs: Mapping[str, str | None],
+    *,
+    check_configs: CheckConfigs,
+) -> Outcome[None]:
+    """Replace all settings of a resource: what is not named is gone.
+
+    Raises what ``check_configs`` does, and InvalidConfigError.
+    """
+    current = view.image.configs.get(resource, {})
+    gone: dict[str, str | None] = {name: None for name in current if name not in configs}
+    return _altered(view, resource, {**configs, **gone}, check_configs)
+
+
+def _altered(
+    view: View,
+    resource: Resource,
+    wanted: Mapping[str, str | None],
+    check_configs: CheckConfigs,
+) -> Outcome[None]:
+    kind, name = resource
+    current = view.image.configs.get(resource, {})
+    after = {key: value for key, value in {**current, **wanted}.items() if value is not None}
+    check_configs(kind, name, after, current)
+    _check_min_isr(view, resource, after, wanted)
+    records: list[MetadataRecord] = [
+        ConfigRecord(kind, name, key, value)
+        for key, value in wanted.items()
+        # Files that a broker's setting names may have changed (KAFKA-14136).
+        if current.get(key) != value or kind == BROKER_RESOURCE
+    ]
+    is_min_isr_new = current.get(MIN_INSYNC_REPLICAS) != after.get(MIN_INSYNC_REPLICAS)
+    if is_min_isr_new and view.elr_enabled:
+        # Who is eligible was decided by the former number.
+        records.append(ClearElrRecord(name if kind == TOPIC_RESOURCE else ""))
+    return Outcome(None, tuple(records), is_atomic=True)
+
+
+def _check_min_isr(
+    view: View, resource: Resource, after: Mapping[str, str], wanted: Mapping[str, str | None]
+) -> None:
+    """All brokers must agree on the number that eligible leader replicas are kept by."""
+    kind, name = resource
+    if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in wanted or not view.elr_enabled:
+        return
+    if name:
+        raise InvalidConfigError(
+            f"Broker-level {MIN_INSYNC_REPLICAS} cannot be altered while ELR is enabled."
+        )
+    if MIN_INSYNC_REPLICAS not in after:
+        raise InvalidConfigError(
+            f"Cluster-level {MIN_INSYNC_REPLICAS} cannot be removed while ELR is enabled."
+        )

@@ -1,0 +1,126 @@
+"""Elections that somebody asks for, and those that the controller holds by itself.
+
+Source: ``ReplicationControlManager.electLeaders``/``maybeBalancePartitionLeaders``/
+``maybeElectUncleanLeaders``; KIP-460.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fencepost.cluster.controller.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    PreferredLeaderNotAvailableError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import PartitionRegistration
+from fencepost.logcore.machine import DomainError
+
+Partition = tuple[str, int]
+"""A topic's name and an index."""
+
+
+def elect_leaders(
+    view: View, election: Election, partitions: Sequence[Partition] | None
+) -> Outcome[list[tuple[Partition, DomainError | None]]]:
+    """Hold the election, PREFERRED or UNCLEAN, for each partition; None means all.
+
+    Asked for all, those that have the leader they should have are not in the answer.
+    """
+    asked = (
+        [(topic.name, index) for topic, index, _ in view.partitions()]
+        if partitions is None
+        else partitions
+    )
+    answers: list[tuple[Partition, DomainError | None]] = []
+    changes: list[Change] = []
+    for topic, index in asked:
+        try:
+            changes += _elect(view, topic, index, election, "ElectLeaders")
+        except ElectionNotNeededError as error:
+            if partitions is not None:
+                answers.append(((topic, index), error))
+        except DomainError as error:
+            answers.append(((topic, index), error))
+        else:
+            answers.append(((topic, index), None))
+    return Outcome(answers, tuple(one.record for one in changes), events=tuple(told(changes)))
+
+
+def _elect(view: View, name: str, index: int, election: Election, cause: str) -> list[Change]:
+    topic = view.image.topics.get(name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        # Not with the name: that may be long, and one request may ask thousands of times.
+        raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
+    partition = topic.partitions[index]
+    is_preferred = election is Election.PREFERRED
+    if _has_preferred_leader(partition) if is_preferred else partition.leader >= 0:
+        raise ElectionNotNeededError("Leader election not needed for topic partition.")
+    change = view.change(topic, index)
+    change.election = election
+    changes = view.changed(topic, change, cause)
+    if not changes:
+        if is_preferred:
+            raise PreferredLeaderNotAvailableError("The preferred leader was not available.")
+        raise EligibleLeadersNotAvailableError(
+            "Eligible topic partition leaders are not available."
+        )
+    return changes
+
+
+def _has_preferred_leader(partition: PartitionRegistration) -> bool:
+    return partition.leader == partition.replicas[0]
+
+
+def balance_leaders(view: View) -> Outcome[bool]:
+    """Elect the preferred leader wherever another one leads.
+
+    The answer says whether there is more to do.
+    """
+    return _swept(
+        view,
+        (
+            (topic.name, index)
+            for topic, index, partition in view.partitions()
+            if not _has_preferred_leader(partition)
+        ),
+        Election.PREFERRED,
+        "the preferred leader was not leading",
+    )
+
+
+def elect_unclean_leaders(view: View) -> Outcome[bool]:
+    """Elect any replica where there is no leader and the topic allows an unclean election.
+
+    The answer says whether there is more to do.
+    """
+    return _swept(
+        view,
+        (
+            (topic.name, index)
+            for topic, index, partition in view.partitions()
+            if partition.leader < 0 and view.allows_unclean_election(topic.name)
+        ),
+        Election.UNCLEAN,
+        "the partition had no leader, and the topic allows an unclean election",
+    )
+
+
+def _swept(
+    view: View, partitions: Iterator[Partition], election: Election, cause: str
+) -> Outcome[bool]:
+    changes: list[Change] = []
+    for topic, index in partitions:
+        if len(changes) >= view.settings.max_elections:
+            break
+        try:
+            changes += _elect(view, topic, index, election, cause)
+        except DomainError:
+            continue
+    records = tuple(one.record for one in changes)
+    is_more = len(changes) >= view.settings.max_elections
+    return Outcome(is_more, records, events=tuple(told(changes)))

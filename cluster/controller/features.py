@@ -1,0 +1,134 @@
+"""Raising and lowering the finalized level of a feature: what is allowed, and in which words.
+
+Source: ``FeatureControlManager.updateFeatures``, ``QuorumFeatures.reasonNotSupported``; KIP-584,
+KIP-778, KIP-966.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+
+from fencepost.cluster.controller.errors import InvalidUpdateVersionError
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import (
+    ELR_VERSION,
+    METADATA_VERSION,
+    MIN_INSYNC_REPLICAS,
+    View,
+)
+from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.cluster.records import (
+    BeginTransactionRecord,
+    ConfigRecord,
+    EndTransactionRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+)
+from fencepost.logcore.machine import Event
+from fencepost.logcore.values import dataclass
+
+
+class UpgradeType(IntEnum):
+    """Which way the sender means to go; anything else is UNKNOWN."""
+
+    UNKNOWN = 0
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureUpdate:
+    """Give feature ``name`` the finalized ``level``; 0 turns it off."""
+
+    name: str
+    level: int
+    upgrade_type: UpgradeType = UpgradeType.UPGRADE
+
+
+def bootstrap(levels: Mapping[str, int], min_insync_replicas: str) -> tuple[MetadataRecord, ...]:
+    """The first records of a cluster: one transaction with the levels that it begins with."""
+    records: list[MetadataRecord] = [BeginTransactionRecord("Bootstrap records")]
+    records += [FeatureLevelRecord(name, level) for name, level in sorted(levels.items())]
+    if levels.get(ELR_VERSION):
+        records.append(ConfigRecord(BROKER_RESOURCE, "", MIN_INSYNC_REPLICAS, min_insync_replicas))
+    return (*records, EndTransactionRecord())
+
+
+def update_features(view: View, updates: Sequence[FeatureUpdate]) -> Outcome[Mapping[str, int]]:
+    """Check all of ``updates``, then make them, all or none; of one name the last one counts.
+
+    A level that a feature has already is no change; the answer holds those that change. Raises
+    InvalidUpdateVersionError.
+    """
+    wanted = {update.name: update for update in updates}
+    for update in wanted.values():
+        reason = next(_reasons_against(view, update), None)
+        if reason is not None:
+            raise InvalidUpdateVersionError(
+                "The update failed for all features since the following feature had an error: "
+                f"Invalid update version {update.level} for feature {update.name}. {reason}"
+            )
+    changed = {
+        name: update.level
+        for name, update in wanted.items()
+        if update.level != view.image.features.get(name, 0)
+    }
+    records: list[MetadataRecord] = []
+    if changed.get(ELR_VERSION):
+        records += _one_min_isr(view)
+    records += [FeatureLevelRecord(name, level) for name, level in changed.items()]
+    events = [
+        Event(
+            "feature-finalized",
+            name,
+            {"from": view.image.features.get(name, 0), "to": level, "cause": "UpdateFeatures"},
+        )
+        for name, level in changed.items()
+    ]
+    return Outcome(changed, tuple(records), is_atomic=True, events=tuple(events))
+
+
+def _reasons_against(view: View, update: FeatureUpdate) -> Iterator[str]:
+    if update.upgrade_type is UpgradeType.UNKNOWN:
+        yield "The controller does not support the given upgrade type."
+    if update.level < 0:
+        yield "A feature version cannot be less than 0."
+    controller = f"Local controller {view.settings.node_id}"
+    yield from _unsupported(controller, view.settings.features.get(update.name), update.level)
+    for broker in view.image.brokers.values():
+        found = broker.features.get(update.name, None if update.level else (0, 0))
+        yield from _unsupported(f"Broker {broker.broker_id}", found, update.level)
+    current = view.image.features.get(update.name, 0)
+    is_upgrade = update.upgrade_type is UpgradeType.UPGRADE
+    if update.level < current and is_upgrade:
+        yield (
+            "Can't downgrade the version of this feature without setting the upgrade type to "
+            "either safe or unsafe downgrade."
+        )
+    if update.level > current and not is_upgrade:
+        yield "Can't downgrade to a newer version."
+    if update.name == METADATA_VERSION and update.level < current:
+        yield (
+            "Refusing to perform the requested downgrade because it might delete metadata "
+            "information."
+        )
+
+
+def _unsupported(who: str, supported: tuple[int, int] | None, level: int) -> Iterator[str]:
+    if supported is None:
+        yield f"{who} does not support this feature."
+    elif not supported[0] <= level <= supported[1]:
+        yield f"{who} only supports versions {supported[0]}-{supported[1]}"
+
+
+def _one_min_isr(view: View) -> Iterator[ConfigRecord]:
+    """With eligible leader replicas there is one ``min.insync.replicas`` for all brokers."""
+    configs = view.image.configs
+    if MIN_INSYNC_REPLICAS not in configs.get((BROKER_RESOURCE, ""), {}):
+        value = view.settings.topic_defaults.get(MIN_INSYNC_REPLICAS, "1")
+        yield ConfigRecord(BROKER_RESOURCE, "", MIN_INSYNC_REPLICAS, value)
+    for (kind, name), values in configs.items():
+        if kind == BROKER_RESOURCE and name and MIN_INSYNC_REPLICAS in values:
+            yield ConfigRecord(kind, name, MIN_INSYNC_REPLICAS, None)

@@ -1,0 +1,260 @@
+"""What the controller hears of brokers, and what it makes of it: soft state, lost with a restart.
+
+Source: ``BrokerHeartbeatManager``, ``BrokerHeartbeatTracker``, ``BrokerControlState``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.image import BrokerRegistration, MetadataImage, TopicImage
+from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.values import dataclass
+
+
+class BrokerControlState(Enum):
+    """What the controller thinks of a broker (kafka: ``BrokerControlState``)."""
+
+    FENCED = "FENCED"
+    UNFENCED = "UNFENCED"
+    CONTROLLED_SHUTDOWN = "CONTROLLED_SHUTDOWN"
+    SHUTDOWN_NOW = "SHUTDOWN_NOW"
+
+
+class Step(Enum):
+    """What has to be written for a broker to come from one state to the next."""
+
+    NOTHING = "nothing"
+    UNFENCE = "unfence"
+    FENCE = "fence"
+    BEGIN_SHUTDOWN = "begin controlled shutdown"
+
+
+_S = BrokerControlState
+
+TRANSITIONS: Final[Mapping[tuple[BrokerControlState, BrokerControlState], Step]] = {
+    (_S.FENCED, _S.FENCED): Step.NOTHING,
+    (_S.FENCED, _S.UNFENCED): Step.UNFENCE,
+    (_S.FENCED, _S.SHUTDOWN_NOW): Step.NOTHING,
+    (_S.UNFENCED, _S.UNFENCED): Step.NOTHING,
+    (_S.UNFENCED, _S.FENCED): Step.FENCE,
+    (_S.UNFENCED, _S.CONTROLLED_SHUTDOWN): Step.BEGIN_SHUTDOWN,
+    (_S.UNFENCED, _S.SHUTDOWN_NOW): Step.FENCE,
+    (_S.CONTROLLED_SHUTDOWN, _S.CONTROLLED_SHUTDOWN): Step.NOTHING,
+    (_S.CONTROLLED_SHUTDOWN, _S.FENCED): Step.FENCE,
+    (_S.CONTROLLED_SHUTDOWN, _S.SHUTDOWN_NOW): Step.FENCE,
+}
+"""Every step there is; SHUTDOWN_NOW is FENCED for who asks again."""
+
+
+def step(current: BrokerControlState, following: BrokerControlState) -> Step:
+    """What a step needs; raises InvariantViolation for one that is not in the table."""
+    try:
+        return TRANSITIONS[current, following]
+    except KeyError:
+        raise InvariantViolation(f"a broker can not go from {current} to {following}") from None
+
+
+def state_of(broker: BrokerRegistration) -> BrokerControlState:
+    """The state that the image tells of."""
+    if broker.fenced:
+        return BrokerControlState.FENCED
+    return _S.CONTROLLED_SHUTDOWN if broker.in_controlled_shutdown else _S.UNFENCED
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A broker says that it lives (kafka: ``BrokerHeartbeatRequest``)."""
+
+    broker_id: int
+    broker_epoch: int
+    current_metadata_offset: int
+    """The last metadata record that it has applied."""
+    want_fence: bool = False
+    want_shut_down: bool = False
+    offline_log_dirs: tuple[UUID, ...] = ()
+    cordoned_log_dirs: tuple[UUID, ...] | None = None
+    """Directories that take no new partitions (KIP-1066); None tells nothing."""
+
+
+@dataclass(slots=True)
+class _Contact:
+    """What is known of one registration."""
+
+    epoch: int
+    registration_offset: int
+    last_contact_ms: int | None = None
+    """When it spoke last; None before its first heartbeat, and after its session ended."""
+    metadata_offset: int = -1
+    shutdown_offset: int = -1
+    """End of what its controlled shutdown wrote; others must have applied that."""
+
+
+class Heartbeats:
+    """Sessions of brokers, how far each has applied metadata, and what they may do next.
+
+    Built from the image when the controller becomes active: who is unfenced then has a whole
+    session's time to be heard.
+    """
+
+    def __init__(self, image: MetadataImage, session_timeout_ms: int, now_ms: int) -> None:
+        self._session_timeout_ms = session_timeout_ms
+        self._contacts: dict[int, _Contact] = {}
+        self._elections: list[tuple[UUID, int]] = []
+        self._elections_cause = ""
+        self.restart(image, now_ms)
+
+    def restart(self, image: MetadataImage, now_ms: int) -> None:
+        """Know no more than the image tells."""
+        self._contacts.clear()
+        for broker in image.brokers.values():
+            self.register(broker.broker_id, broker.epoch, image.offset)
+            if not broker.fenced:
+                self._contacts[broker.broker_id].last_contact_ms = now_ms
+
+    def register(self, broker_id: int, epoch: int, offset: int) -> None:
+        """A RegisterBrokerRecord was written at that offset. Another epoch ends the session."""
+        known = self._contacts.get(broker_id)
+        if known is None or known.epoch != epoch:
+            self._contacts[broker_id] = _Contact(epoch, offset)
+        else:
+            known.registration_offset = offset
+
+    def unregister(self, broker_id: int) -> None:
+        """The broker is forgotten."""
+        self._contacts.pop(broker_id, None)
+
+    def touch(self, broker_id: int, metadata_offset: int, now_ms: int) -> None:
+        """A broker with the epoch that it is registered with has spoken."""
+        contact = self._contacts[broker_id]
+        contact.last_contact_ms = now_ms
+        contact.metadata_offset = metadata_offset
+
+    def keep(self, broker_id: int, metadata_offset: int) -> None:
+        """A broker in the controller's own process needs no session, and has applied that much."""
+        contact = self._contacts[broker_id]
+        contact.last_contact_ms, contact.metadata_offset = None, metadata_offset
+
+    def fence(self, broker_id: int) -> None:
+        """A fenced broker leaves its controlled shutdown: what it asks for next, it gets."""
+        self._contacts[broker_id].shutdown_offset = -1
+
+    def shuts_down(self, broker_id: int, offset: int) -> None:
+        """The records of a controlled shutdown end at that offset, as far as there are any yet."""
+        self._contacts[broker_id].shutdown_offset = offset
+
+    def lapse(self, broker_id: int) -> None:
+        """Its process is known to have ended: its session is over, and the next may come."""
+        self._contacts[broker_id].last_contact_ms = -self._session_timeout_ms - 1
+
+    # --- elections that wait for their turn ---
+
+    @property
+    def has_elections(self) -> bool:
+        """Whether there are partitions that may get a leader."""
+        return bool(self._elections)
+
+    def elect_soon(self, partitions: Iterable[tuple[TopicImage, int]], cause: str) -> None:
+        """Partitions without a leader that may have one now: too many for one decision."""
+        more = [(topic.topic_id, index) for topic, index in partitions]
+        if more:
+            self._elections += more
+            self._elections_cause = cause
+
+    def take_elections(self, count: int) -> tuple[list[tuple[UUID, int]], str]:
+        """Some of them, and why."""
+        taken, self._elections = self._elections[:count], self._elections[count:]
+        return taken, self._elections_cause
+
+    def has_valid_session(self, broker_id: int, now_ms: int) -> bool:
+        """Whether the registered process was heard of within the session's time."""
+        contact = self._contacts.get(broker_id)
+        if contact is None or contact.last_contact_ms is None:
+            return False
+        return contact.last_contact_ms + self._session_timeout_ms >= now_ms
+
+    def next_expiry_ms(self) -> int | None:
+        """The first moment at which a session may have run out; None if there is none."""
+        times = [
+            one.last_contact_ms
+            for one in self._contacts.values()
+            if one.last_contact_ms is not None
+        ]
+        return min(times) + self._session_timeout_ms + 1 if times else None
+
+    def expired(self, now_ms: int) -> int | None:
+        """The broker whose session ended first, None if all are valid."""
+        stale = [
+            (one.last_contact_ms, broker_id)
+            for broker_id, one in self._contacts.items()
+            if one.last_contact_ms is not None and not self.has_valid_session(broker_id, now_ms)
+        ]
+        return min(stale)[1] if stale else None
+
+    def end_session(self, broker_id: int) -> None:
+        """Its time is over; nobody waits for it any more."""
+        self._contacts[broker_id].last_contact_ms = None
+
+    def extend(self, lost_ms: int) -> None:
+        """The controller itself stood still so long: that counts against nobody."""
+        for one in self._contacts.values():
+            if one.last_contact_ms is not None:
+                one.last_contact_ms += lost_ms
+
+    def is_caught_up(self, heartbeat: Heartbeat) -> bool:
+        """Whether the broker has applied the record of its own registration."""
+        contact = self._contacts[heartbeat.broker_id]
+        return heartbeat.current_metadata_offset >= contact.registration_offset
+
+    def metadata_offset(self, broker_id: int) -> int:
+        """The last metadata record that a broker says it has applied; -1 if it never spoke."""
+        contact = self._contacts.get(broker_id)
+        return -1 if contact is None else contact.metadata_offset
+
+    def last_contact_ms(self, broker_id: int) -> int | None:
+        """When the broker was heard of last."""
+        contact = self._contacts.get(broker_id)
+        return None if contact is None else contact.last_contact_ms
+
+    def _lowest_active_offset(self, image: MetadataImage) -> float:
+        return min(
+            (
+                self.metadata_offset(broker.broker_id)
+                for broker in image.brokers.values()
+                if broker.is_active
+            ),
+            default=float("inf"),
+        )
+
+    def next_state(
+        self, image: MetadataImage, heartbeat: Heartbeat, *, leads: bool
+    ) -> BrokerControlState:
+        """What a heartbeat makes of its sender (kafka: ``calculateNextBrokerState``).
+
+        ``leads`` says whether it leads any partition.
+        """
+        broker = image.brokers[heartbeat.broker_id]
+        current = state_of(broker)
+        if current is _S.FENCED:
+            if heartbeat.want_shut_down:
+                return _S.SHUTDOWN_NOW
+            # Who has announced its end does not come back: another process of it may.
+            unfences = not heartbeat.want_fence and not broker.in_controlled_shutdown
+            return _S.UNFENCED if unfences and self.is_caught_up(heartbeat) else _S.FENCED
+        if current is _S.UNFENCED:
+            if heartbeat.want_fence:
+                return _S.SHUTDOWN_NOW if heartbeat.want_shut_down else _S.FENCED
+            if heartbeat.want_shut_down:
+                return _S.CONTROLLED_SHUTDOWN if leads else _S.SHUTDOWN_NOW
+            return _S.UNFENCED
+        if leads:
+            return _S.CONTROLLED_SHUTDOWN
+        contact = self._contacts[heartbeat.broker_id]
+        if contact.shutdown_offset < 0:
+            # Another controller let it begin; what that wrote is in this one's image.
+            contact.shutdown_offset = image.offset
+        moved = contact.shutdown_offset <= self._lowest_active_offset(image)
+        return _S.SHUTDOWN_NOW if moved else _S.CONTROLLED_SHUTDOWN

@@ -1,0 +1,181 @@
+"""Leaders change the ISR of their partitions, brokers tell in which directory a replica lies.
+
+Source: ``ReplicationControlManager.alterPartition``/``validateAlterPartitionData``/
+``handleAssignReplicasToDirs``; KIP-497, KIP-841, KIP-858, KIP-903.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from fencepost.cluster.controller.errors import (
+    IneligibleReplicaError,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    NewLeaderElectedError,
+    NotAReplicaError,
+    NotControllerError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.partition_change import RECOVERED, RECOVERING, Election
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import PartitionRegistration, TopicImage
+from fencepost.cluster.records import MetadataRecord
+from fencepost.logcore.errors import FencedLeaderEpochError
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AlterIsr:
+    """A leader wants another ISR (kafka: ``AlterPartitionRequest.PartitionData``)."""
+
+    topic_id: UUID
+    index: int
+    leader_epoch: int
+    partition_epoch: int
+    """What the leader knows of the partition; a change in between refuses the request."""
+    new_isr: tuple[tuple[int, int], ...]
+    """Brokers and the epochs they fetched with; an epoch of -1 is not checked."""
+    leader_recovery_state: int = RECOVERED
+
+
+def alter_partition(
+    view: View, broker_id: int, broker_epoch: int, items: Sequence[AlterIsr]
+) -> Outcome[list[PartitionRegistration | DomainError]]:
+    """Change the ISR of each partition; the answers come in the order of the items.
+
+    Raises StaleBrokerEpochError. The answer NewLeaderElectedError comes with a record: the change
+    ended a reassignment whose target does not have the sender.
+    """
+    view.registered(broker_id, broker_epoch)
+    answers: list[PartitionRegistration | DomainError] = []
+    changes: list[Change] = []
+    for item in items:
+        try:
+            topic = _validated(view, broker_id, item)
+        except DomainError as error:
+            answers.append(error)
+            continue
+        change = view.change(topic, item.index)
+        if view.allows_unclean_election(topic.name):
+            change.election = Election.UNCLEAN
+        change.isr = tuple(replica for replica, _ in item.new_isr)
+        change.leader_recovery_state = item.leader_recovery_state
+        made = view.changed(topic, change, f"AlterPartition of the leader, broker {broker_id}")
+        changes += made
+        after = made[0].after if made else change.partition
+        answers.append(
+            after
+            if after.leader == broker_id
+            else NewLeaderElectedError(f"broker {after.leader} leads since the reassignment ended")
+        )
+    return Outcome(answers, tuple(one.record for one in changes), events=tuple(told(changes)))
+
+
+def _validated(view: View, broker_id: int, item: AlterIsr) -> TopicImage:
+    """The topic of a change that may be made; the order of the checks is Kafka's."""
+    topic = view.image.topics_by_id.get(item.topic_id)
+    if topic is None:
+        raise UnknownTopicIdError(f"there is no topic {item.topic_id}")
+    known = view.image.partition(item.topic_id, item.index)
+    if known is None:
+        raise UnknownTopicOrPartitionError(f"there is no partition {topic.name}-{item.index}")
+    if item.leader_epoch > known.leader_epoch or item.partition_epoch > known.partition_epoch:
+        # The sender knows more than this controller, which can not be the active one.
+        raise NotControllerError("this controller is behind the partition's leader")
+    if item.leader_epoch < known.leader_epoch:
+        raise FencedLeaderEpochError(
+            f"the leader epoch is {known.leader_epoch}, not {item.leader_epoch}"
+        )
+    if broker_id != known.leader:
+        raise InvalidRequestError(f"broker {known.leader} leads, not {broker_id}")
+    if item.partition_epoch < known.partition_epoch:
+        raise InvalidUpdateVersionError(
+            f"the partition epoch is {known.partition_epoch}, not {item.partition_epoch}"
+        )
+    _check_isr(known, item)
+    reasons = [f"{replica} ({reason})" for replica, reason in _ineligible(view, item)]
+    if reasons:
+        raise IneligibleReplicaError(f"ineligible replicas: {', '.join(reasons)}")
+    return topic
+
+
+def _check_isr(known: PartitionRegistration, item: AlterIsr) -> None:
+    isr = [replica for replica, _ in item.new_isr]
+    if not isr or len(set(isr)) != len(isr) or not set(isr) <= set(known.replicas):
+        raise InvalidRequestError(f"{isr} can not be the ISR of replicas {list(known.replicas)}")
+    if known.leader not in isr:
+        raise InvalidRequestError(f"the ISR {isr} is without the leader")
+    if item.leader_recovery_state not in (RECOVERED, RECOVERING):
+        raise InvalidRequestError(f"there is no recovery state {item.leader_recovery_state}")
+    if item.leader_recovery_state == RECOVERING:
+        if len(isr) > 1:
+            raise InvalidRequestError("a leader that recovers is alone in its ISR")
+        if known.leader_recovery_state == RECOVERED:
+            raise InvalidRequestError("a leader that has recovered does not recover again")
+
+
+def _ineligible(view: View, item: AlterIsr) -> list[tuple[int, str]]:
+    found = []
+    for replica, epoch in item.new_isr:
+        broker = view.image.brokers.get(replica)
+        if broker is None:
+            found.append((replica, "not registered"))
+        elif broker.in_controlled_shutdown:
+            found.append((replica, "shutting down"))
+        elif broker.fenced:
+            found.append((replica, "fenced"))
+        elif epoch not in (-1, broker.epoch):
+            found.append(
+                (replica, f"broker epoch mismatch: requested={epoch} VS expected={broker.epoch}")
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class AssignDirectory:
+    """A replica lies in a directory (kafka: ``AssignReplicasToDirsRequest``)."""
+
+    directory: UUID
+    topic_id: UUID
+    index: int
+
+
+def assign_replicas_to_dirs(
+    view: View, broker_id: int, broker_epoch: int, items: Sequence[AssignDirectory]
+) -> Outcome[list[DomainError | None]]:
+    """Note where the replicas of a broker lie; one in a directory that is offline can not lead.
+
+    Raises StaleBrokerEpochError. The answers come in the order of the items.
+    """
+    broker = view.registered(broker_id, broker_epoch)
+    answers: list[DomainError | None] = []
+    changes: list[Change] = []
+    for item in items:
+        topic = view.image.topics_by_id.get(item.topic_id)
+        partition = view.image.partition(item.topic_id, item.index)
+        if topic is None:
+            answers.append(UnknownTopicIdError(f"there is no topic {item.topic_id}"))
+        elif partition is None:
+            answers.append(
+                UnknownTopicOrPartitionError(f"there is no partition {topic.name}-{item.index}")
+            )
+        elif broker_id not in partition.replicas:
+            answers.append(
+                NotAReplicaError(f"{topic.name}-{item.index} has no replica on {broker_id}")
+            )
+        else:
+            is_online = broker.has_online(item.directory)
+            change = view.change(topic, item.index, removed=-1 if is_online else broker_id)
+            change.directories = {broker_id: item.directory}
+            if not is_online:
+                change.isr = tuple(one for one in partition.isr if one != broker_id)
+            cause = f"broker {broker_id} told the directory of its replica"
+            changes += view.changed(topic, change, cause)
+            answers.append(None)
+    records: tuple[MetadataRecord, ...] = tuple(one.record for one in changes)
+    return Outcome(answers, records, events=tuple(told(changes)))

@@ -1,0 +1,283 @@
+"""The active controller: it decides on what is asked of it, and by itself when time has passed.
+
+Who drives it appends an outcome's records, hands them to :meth:`Controller.replay`, and answers
+when they are committed. Decisions look at the image and change no more than soft state: sessions,
+which a restart gives anew, and the times of periodic tasks. So a decision whose records could not
+be written leaves nothing behind but a later heartbeat's time.
+
+Source: ``QuorumController``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
+
+from fencepost.cluster.controller import (
+    brokers,
+    configs,
+    elections,
+    features,
+    isr,
+    producer_ids,
+    reassignments,
+    topics,
+)
+from fencepost.cluster.controller.heartbeats import Heartbeat, Heartbeats
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.controller.placement import Draw
+from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings, View
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage, PartitionRegistration
+from fencepost.cluster.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    MetadataRecord,
+    NoOpRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    UnregisterBrokerRecord,
+)
+from fencepost.cluster.topic_names import Take, unlimited
+from fencepost.logcore.machine import DomainError
+
+
+class Controller:
+    """One machine for the whole cluster; ``now_ms`` is a monotonic time."""
+
+    def __init__(self, settings: ControllerSettings, image: MetadataImage, now_ms: int) -> None:
+        self.settings = settings
+        self.image = image
+        self.heartbeats = Heartbeats(image, settings.session_timeout_ms, now_ms)
+        self.has_listeners = False
+        """Whether anybody reads the metadata log, whose high watermark NoOpRecords then move."""
+        self._balance_ms = now_ms + settings.leader_imbalance_check_interval_ms
+        self._unclean_ms = now_ms + settings.unclean_check_interval_ms
+        self._idle_ms = now_ms + settings.max_idle_interval_ms
+
+    @property
+    def view(self) -> View:
+        """What the rules look at now."""
+        return View(self.image, self.settings)
+
+    def replay(
+        self, records: Sequence[MetadataRecord], base_offset: int, epoch: int, now_ms: int
+    ) -> MetadataImage:
+        """Take records that were written from ``base_offset`` on; returns the next image."""
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.install(
+            delta.apply(base_offset + len(records) - 1, epoch), records, base_offset, now_ms
+        )
+        return self.image
+
+    def install(
+        self,
+        image: MetadataImage,
+        records: Sequence[MetadataRecord],
+        base_offset: int,
+        now_ms: int,
+    ) -> None:
+        """As :meth:`replay`, where somebody else has made the image of those records."""
+        self.image = image
+        self._idle_ms = now_ms + self.settings.max_idle_interval_ms
+        last = base_offset + len(records) - 1
+        for offset, record in enumerate(records, base_offset):
+            match record:
+                case RegisterBrokerRecord():
+                    self.heartbeats.register(record.broker_id, record.broker_epoch, offset)
+                case UnregisterBrokerRecord():
+                    self.heartbeats.unregister(record.broker_id)
+                case BrokerRegistrationChangeRecord():
+                    if record.fenced > 0:
+                        self.heartbeats.fence(record.broker_id)
+                    if record.in_controlled_shutdown:
+                        self.heartbeats.shuts_down(record.broker_id, last)
+                case ConfigRecord(name=name) if name == UNCLEAN_LEADER_ELECTION:
+                    self._unclean_ms = now_ms
+
+    # --- brokers ---
+
+    def register_broker(
+        self, request: brokers.Registration, next_offset: int, now_ms: int
+    ) -> Outcome[int | None]:
+        """See :func:`brokers.register`."""
+        return brokers.register(self.view, self.heartbeats, request, next_offset, now_ms)
+
+    def register_controller(self, record: RegisterControllerRecord) -> Outcome[None]:
+        """See :func:`brokers.register_controller`."""
+        return brokers.register_controller(record)
+
+    def heartbeat(self, request: Heartbeat, now_ms: int) -> Outcome[brokers.HeartbeatReply]:
+        """See :func:`brokers.heartbeat`."""
+        return brokers.heartbeat(self.view, self.heartbeats, request, now_ms)
+
+    def begin(self, now_ms: int) -> None:
+        """It has become active: know of brokers no more than the image tells."""
+        self.heartbeats.restart(self.image, now_ms)
+        leaderless = ((topic, at) for topic, at, one in self.view.partitions() if one.leader < 0)
+        self.heartbeats.elect_soon(leaderless, "the controller has become active")
+
+    def unregister_broker(self, broker_id: int) -> Outcome[bool]:
+        """See :func:`brokers.unregister`."""
+        return brokers.unregister(self.view, broker_id)
+
+    def allocate_producer_ids(
+        self, broker_id: int, broker_epoch: int
+    ) -> Outcome[producer_ids.ProducerIdsBlock]:
+        """See :func:`producer_ids.allocate_producer_ids`."""
+        return producer_ids.allocate_producer_ids(self.view, broker_id, broker_epoch)
+
+    # --- partitions ---
+
+    def alter_partition(
+        self, broker_id: int, broker_epoch: int, items: Sequence[isr.AlterIsr]
+    ) -> Outcome[list[PartitionRegistration | DomainError]]:
+        """See :func:`isr.alter_partition`."""
+        return isr.alter_partition(self.view, broker_id, broker_epoch, items)
+
+    def assign_replicas_to_dirs(
+        self, broker_id: int, broker_epoch: int, items: Sequence[isr.AssignDirectory]
+    ) -> Outcome[list[DomainError | None]]:
+        """See :func:`isr.assign_replicas_to_dirs`."""
+        return isr.assign_replicas_to_dirs(self.view, broker_id, broker_epoch, items)
+
+    def elect_leaders(
+        self, election: Election, partitions: Sequence[elections.Partition] | None
+    ) -> Outcome[list[tuple[elections.Partition, DomainError | None]]]:
+        """See :func:`elections.elect_leaders`."""
+        return elections.elect_leaders(self.view, election, partitions)
+
+    def alter_partition_reassignments(
+        self,
+        items: Sequence[reassignments.Reassign],
+        *,
+        allow_replication_factor_change: bool = True,
+    ) -> Outcome[list[DomainError | None]]:
+        """See :func:`reassignments.alter_partition_reassignments`."""
+        return reassignments.alter_partition_reassignments(
+            self.view, items, allow_replication_factor_change=allow_replication_factor_change
+        )
+
+    def list_partition_reassignments(
+        self, partitions: Sequence[tuple[str, int]] | None
+    ) -> list[tuple[str, int, PartitionRegistration]]:
+        """See :func:`reassignments.list_partition_reassignments`."""
+        return reassignments.list_partition_reassignments(self.view, partitions)
+
+    # --- topics, settings, features ---
+
+    def create_topic(
+        self,
+        topic: topics.NewTopic,
+        *,
+        topic_id: UUID,
+        draw: Draw,
+        check_configs: configs.CheckConfigs,
+        take: Take = unlimited,
+    ) -> Outcome[topics.CreatedTopic]:
+        """See :func:`topics.create_topic`."""
+        return topics.create_topic(
+            self.view,
+            topic,
+            topic_id=topic_id,
+            draw=draw,
+            check_configs=check_configs,
+            take=take,
+        )
+
+    def create_partitions(
+        self,
+        name: str,
+        count: int,
+        *,
+        assignments: Sequence[Sequence[int]] | None,
+        draw: Draw,
+        take: Take = unlimited,
+    ) -> Outcome[int]:
+        """See :func:`topics.create_partitions`."""
+        return topics.create_partitions(
+            self.view, name, count, assignments=assignments, draw=draw, take=take
+        )
+
+    def delete_topic(self, topic_id: UUID, take: Take = unlimited) -> Outcome[None]:
+        """See :func:`topics.delete_topic`."""
+        return topics.delete_topic(self.view, topic_id, take)
+
+    def incremental_alter_configs(
+        self,
+        resource: configs.Resource,
+        changes: Sequence[configs.AlterConfig],
+        *,
+        check_configs: configs.CheckConfigs,
+        list_default: Callable[[int, str], str | None],
+    ) -> Outcome[None]:
+        """See :func:`configs.incremental_alter_configs`."""
+        return configs.incremental_alter_configs(
+            self.view, resource, changes, check_configs=check_configs, list_default=list_default
+        )
+
+    def legacy_alter_configs(
+        self,
+        resource: configs.Resource,
+        values: Mapping[str, str | None],
+        *,
+        check_configs: configs.CheckConfigs,
+    ) -> Outcome[None]:
+        """See :func:`configs.legacy_alter_configs`."""
+        return configs.legacy_alter_configs(
+            self.view, resource, values, check_configs=check_configs
+        )
+
+    def update_features(
+        self, updates: Sequence[features.FeatureUpdate]
+    ) -> Outcome[Mapping[str, int]]:
+        """See :func:`features.update_features`."""
+        return features.update_features(self.view, updates)
+
+    # --- by itself ---
+
+    def next_task_ms(self) -> int | None:
+        """When :meth:`run_task` has something to do; None if nothing but a request can change that.
+
+        A cluster of one broker has nothing to balance or to elect.
+        """
+        times = [self.heartbeats.next_expiry_ms()]
+        if self.heartbeats.has_elections:
+            times.append(0)
+        if len(self.image.brokers) > 1:
+            times.append(self._balance_ms if self.settings.leader_rebalance else None)
+            times.append(self._unclean_ms)
+        if self.has_listeners and self.settings.max_idle_interval_ms:
+            times.append(self._idle_ms)
+        return min((one for one in times if one is not None), default=None)
+
+    def run_task(self, now_ms: int) -> Outcome[bool]:
+        """Do what is due; the answer says whether to ask again once the records are replayed.
+
+        Sessions that ran out come first, one at a time; then elections; then a NoOpRecord.
+        """
+        outcome = brokers.expire(self.view, self.heartbeats, now_ms)
+        if outcome.answer:
+            return outcome
+        if self.heartbeats.has_elections:
+            return brokers.elect_leaderless(self.view, self.heartbeats)
+        if now_ms >= self._balance_ms:
+            balanced = Outcome(False)
+            if self.settings.leader_rebalance:
+                balanced = elections.balance_leaders(self.view)
+            if not balanced.answer:
+                self._balance_ms = now_ms + self.settings.leader_imbalance_check_interval_ms
+            if balanced.records:
+                return Outcome(True, balanced.records, events=balanced.events)
+        if now_ms >= self._unclean_ms:
+            elected = elections.elect_unclean_leaders(self.view)
+            if not elected.answer:
+                self._unclean_ms = now_ms + self.settings.unclean_check_interval_ms
+            if elected.records:
+                return Outcome(True, elected.records, events=elected.events)
+        if self.has_listeners and self.settings.max_idle_interval_ms and now_ms >= self._idle_ms:
+            return Outcome(False, (NoOpRecord(),))
+        return Outcome(False)

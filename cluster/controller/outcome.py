@@ -1,0 +1,96 @@
+"""What a decision of the controller is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Generic, TypeVar
+
+from fencepost.cluster.image import PartitionRegistration
+from fencepost.cluster.records import MetadataRecord, PartitionChangeRecord
+from fencepost.logcore.machine import Event
+from fencepost.logcore.values import dataclass
+
+OF_PARTITIONS: Final = frozenset(
+    {"leader-elected", "leader-lost", "isr-changed", "reassignment-changed", "reassignment-ended"}
+)
+"""Events whose subject is a partition; that of others is a broker or a feature."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T_co]):
+    """Records that are to be appended, in order, and the answer once they are committed.
+
+    Nothing has changed yet: only :meth:`Controller.replay` changes the image.
+    """
+
+    answer: T_co
+    records: tuple[MetadataRecord, ...] = ()
+    is_atomic: bool = False
+    """Whether all of the records must take effect, or none."""
+    events: tuple[Event, ...] = ()
+    """Causes, in Kafka's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of a partition, its state after it, and why."""
+
+    topic: str
+    index: int
+    before: PartitionRegistration
+    after: PartitionRegistration
+    record: PartitionChangeRecord
+    cause: str
+
+
+def told(changes: Iterable[Change]) -> Iterator[Event]:
+    """What the history keeps of changes: leaders, the ISR, reassignments."""
+    for one in changes:
+        old, new, subject = one.before, one.after, f"{one.topic}-{one.index}"
+        if new.leader_epoch != old.leader_epoch:
+            yield Event(
+                "leader-elected" if new.leader >= 0 else "leader-lost",
+                subject,
+                {
+                    "from": old.leader,
+                    "to": new.leader,
+                    "leader_epoch": new.leader_epoch,
+                    "election": _election(old, new),
+                    "cause": one.cause,
+                },
+            )
+        joined = [replica for replica in new.isr if replica not in old.isr]
+        left = [replica for replica in old.isr if replica not in new.isr]
+        if joined or left:
+            yield Event(
+                "isr-changed",
+                subject,
+                {"joined": joined, "left": left, "isr": list(new.isr), "cause": one.cause},
+            )
+        if (old.adding_replicas, old.removing_replicas) != (
+            new.adding_replicas,
+            new.removing_replicas,
+        ):
+            going_on = bool(new.adding_replicas or new.removing_replicas)
+            yield Event(
+                "reassignment-changed" if going_on else "reassignment-ended",
+                subject,
+                {
+                    "replicas": list(new.replicas),
+                    "adding": list(new.adding_replicas),
+                    "removing": list(new.removing_replicas),
+                    "cause": one.cause,
+                },
+            )
+
+
+def _election(old: PartitionRegistration, new: PartitionRegistration) -> str:
+    if new.leader < 0:
+        return "none"
+    if new.leader == old.leader:
+        return "same leader"
+    if new.leader_recovery_state == 1 and new.isr == (new.leader,):
+        return "unclean election"
+    return "eligible leader replica" if new.leader in old.elr else "clean election"

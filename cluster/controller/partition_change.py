@@ -1,0 +1,165 @@
+"""From what a partition shall become to the record that makes it so: elections and the ELR.
+
+Source: ``PartitionChangeBuilder``; KIP-966, KIP-455.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from enum import Enum
+from uuid import UUID
+
+from fencepost.cluster.controller.reassignment_steps import completed
+from fencepost.cluster.image import NO_LEADER, NO_LEADER_CHANGE, PartitionRegistration
+from fencepost.cluster.records import PartitionChangeRecord
+from fencepost.logcore.values import dataclass
+
+RECOVERED, RECOVERING = 0, 1
+"""States of a leader: after an unclean election it recovers, until it says that it has."""
+
+
+class Election(Enum):
+    """How a leader is sought."""
+
+    PREFERRED = "preferred"
+    """The first replica, if it may lead; else the leader stays."""
+    ONLINE = "online"
+    """The leader stays if it may; else the first replica that may lead."""
+    UNCLEAN = "unclean"
+    """As ONLINE, and at last any living replica, which may lose records."""
+
+
+@dataclass(slots=True)
+class PartitionChange:
+    """What a partition shall become; None of a target leaves that as it is."""
+
+    partition: PartitionRegistration
+    topic_id: UUID
+    index: int
+    is_acceptable: Callable[[int], bool]
+    """Whether a broker could lead, were its log complete: active, its directory online."""
+    min_isr: int
+    """``min.insync.replicas``; what counts is no more than there are replicas."""
+    default_directory: Callable[[int], UUID]
+    elr_enabled: bool = False
+    election: Election = Election.ONLINE
+    isr: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
+    leader_recovery_state: int | None = None
+    unclean_shutdown: frozenset[int] = frozenset()
+    """Brokers whose logs may have lost what they had."""
+    directories: dict[int, UUID] = field(default_factory=dict)
+    """Where replicas lie, if not where the partition says."""
+
+    def build(self) -> PartitionChangeRecord | None:
+        """The record, None if nothing changes."""
+        state = self.partition
+        isr = _or(self.isr, state.isr)
+        replicas = _or(self.replicas, state.replicas)
+        adding = _or(self.adding, state.adding_replicas)
+        removing = _or(self.removing, state.removing_replicas)
+        done = completed(replicas, adding, removing, isr)
+        if done is not None:
+            (replicas, isr), adding, removing = done, (), ()
+
+        elr = self._elr(isr, replicas)
+        leader, is_unclean = self._elect(replicas, isr, elr)
+        recovery = self.leader_recovery_state
+        if recovery is None:
+            recovery = state.leader_recovery_state
+        if leader != state.leader and leader in elr:
+            isr, elr = (leader,), tuple(one for one in elr if one != leader)
+        if is_unclean:
+            isr, elr, recovery = (leader,), (), RECOVERING
+        if not isr and not self.elr_enabled:
+            # Without eligible leaders the last ISR is all that is known of who has the records.
+            isr = tuple(one for one in state.isr if one in replicas) or replicas[:1]
+
+        # Who lost a replica must hear of it even from the same leader (KAFKA-13972).
+        names_leader = (
+            leader != state.leader
+            or is_unclean
+            or (replicas is not state.replicas and not set(state.replicas) <= set(replicas))
+        )
+        record = PartitionChangeRecord(
+            topic_id=self.topic_id,
+            partition_id=self.index,
+            isr=None if isr == state.isr else isr,
+            leader=leader if names_leader else NO_LEADER_CHANGE,
+            replicas=None if replicas == state.replicas else replicas,
+            removing_replicas=None if removing == state.removing_replicas else removing,
+            adding_replicas=None if adding == state.adding_replicas else adding,
+            leader_recovery_state=-1 if recovery == state.leader_recovery_state else recovery,
+            directories=self._directories(replicas),
+            eligible_leader_replicas=None if elr == state.elr else elr,
+            last_known_elr=self._last_known_elr(isr, leader),
+        )
+        return None if record == PartitionChangeRecord(self.topic_id, self.index) else record
+
+    def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
+        """Who has all that is committed without being in sync.
+
+        Only while the ISR is below ``min.insync.replicas``: then the high watermark stands still.
+        """
+        if not self.elr_enabled or len(isr) >= min(self.min_isr, len(replicas)):
+            return ()
+        no_more = {*isr, *self.unclean_shutdown}
+        return tuple(
+            one
+            for one in dict.fromkeys((*self.partition.elr, *self.partition.isr))
+            if one in replicas and one not in no_more
+        )
+
+    def _elect(
+        self, replicas: tuple[int, ...], isr: tuple[int, ...], elr: tuple[int, ...]
+    ) -> tuple[int, bool]:
+        """The leader to be, and whether it may lack records."""
+        eligible = isr or elr
+
+        def may_lead(replica: int) -> bool:
+            return replica in eligible and self.is_acceptable(replica)
+
+        leader = self.partition.leader
+        first = (
+            (replicas[0], leader, *replicas[1:])
+            if self.election is Election.PREFERRED
+            else (leader, *replicas)
+        )
+        for replica in first:
+            if may_lead(replica):
+                return replica, False
+        at_last: list[int] = []
+        last_known = self.partition.last_known_elr
+        if self.elr_enabled and not eligible and len(last_known) == 1:
+            at_last += [one for one in last_known if one in replicas]
+        if self.election is Election.UNCLEAN:
+            at_last += replicas
+        # Kafka elects the last known leader even where it is not alive, which serves nobody.
+        found = next((one for one in at_last if self.is_acceptable(one)), NO_LEADER)
+        return found, found != NO_LEADER
+
+    def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
+        """The last leader of a partition that has none, kept from when it lost it."""
+        state = self.partition
+        if not self.elr_enabled:
+            return None
+        if not isr and state.isr and state.leader not in (NO_LEADER, *state.last_known_elr):
+            return (state.leader,)
+        return () if leader != NO_LEADER and state.last_known_elr else None
+
+    def _directories(self, replicas: tuple[int, ...]) -> tuple[UUID, ...] | None:
+        state = self.partition
+        if replicas is state.replicas and not self.directories:
+            return None
+        known = dict(zip(state.replicas, state.directories, strict=False)) | self.directories
+        wanted = tuple(
+            known[one] if one in known else self.default_directory(one) for one in replicas
+        )
+        return None if wanted == state.directories else wanted
+
+
+def _or(new: tuple[int, ...] | None, old: tuple[int, ...]) -> tuple[int, ...]:
+    return old if new is None else new

@@ -1,0 +1,152 @@
+"""Where the replicas of new partitions go: over racks and brokers in stripes, at random between.
+
+The first replica of each partition lies on an unfenced broker; fenced ones are used last.
+
+Source: ``StripedReplicaPlacer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableSequence, Sequence
+from dataclasses import field
+from typing import Any, Protocol
+
+from fencepost.cluster.controller.errors import InvalidReplicationFactorError
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import BrokerRegistration
+from fencepost.logcore.values import dataclass
+
+_NOBODY = -1
+
+
+class Draw(Protocol):
+    """Where chance comes from: a ``random.Random``."""
+
+    def randrange(self, stop: int, /) -> int:
+        """A number from 0 on below ``stop``."""
+
+    def shuffle(self, x: MutableSequence[Any], /) -> None:
+        """Put a list into another order."""
+
+
+@dataclass(slots=True)
+class _BrokerList:
+    """Brokers of a rack that are used in turn, each once in an epoch."""
+
+    brokers: list[int] = field(default_factory=list)
+    offset: int = 0
+    _index: int = 0
+    _epoch: int = 0
+
+    def next(self, epoch: int) -> int:
+        if not self.brokers:
+            return _NOBODY
+        if self._epoch != epoch:
+            self._epoch, self._index = epoch, 0
+            self.offset = (self.offset + 1) % len(self.brokers)
+        if self._index >= len(self.brokers):
+            return _NOBODY
+        self._index += 1
+        return self.brokers[(self._index - 1 + self.offset) % len(self.brokers)]
+
+
+@dataclass(slots=True)
+class _Rack:
+    unfenced: _BrokerList = field(default_factory=_BrokerList)
+    fenced: _BrokerList = field(default_factory=_BrokerList)
+
+    def next(self, epoch: int) -> int:
+        found = self.unfenced.next(epoch)
+        return self.fenced.next(epoch) if found == _NOBODY else found
+
+
+class _Racks:
+    """All racks, in turn."""
+
+    def __init__(self, brokers: Iterable[BrokerRegistration], draw: Draw) -> None:
+        self._draw = draw
+        racks: dict[str | None, _Rack] = {}
+        self.total = self.unfenced = 0
+        for broker in sorted(brokers, key=lambda one: one.broker_id):
+            rack = racks.setdefault(broker.rack, _Rack())
+            (rack.fenced if broker.fenced else rack.unfenced).brokers.append(broker.broker_id)
+            self.total += 1
+            self.unfenced += not broker.fenced
+        self._racks = [
+            racks[name] for name in sorted(racks, key=lambda one: (one is not None, one or ""))
+        ]
+        for brokers_of_rack in self._lists():
+            if brokers_of_rack.brokers:
+                brokers_of_rack.offset = draw.randrange(len(brokers_of_rack.brokers))
+        self._epoch = 0
+        self._offset = draw.randrange(len(self._racks)) if self._racks else 0
+
+    def _lists(self) -> list[_BrokerList]:
+        return [one for rack in self._racks for one in (rack.unfenced, rack.fenced)]
+
+    def place(self, replication_factor: int) -> tuple[int, ...]:
+        """The replicas of the next partition."""
+        if self._epoch == self.unfenced and self.unfenced > 1:
+            # Every broker has been first once. Other orders, lest the same ones come again.
+            self._draw.shuffle(self._racks)
+            for one in self._lists():
+                self._draw.shuffle(one.brokers)
+            self._epoch = 0
+        count = len(self._racks)
+        self._offset %= count
+        first = self._offset
+        while True:
+            leader = self._racks[first].unfenced.next(self._epoch)
+            if leader != _NOBODY:
+                break
+            first = (first + 1) % count
+        replicas = [leader]
+        rack, skipped = self._offset, False
+        while len(replicas) < replication_factor:
+            if rack == first and not skipped:
+                skipped = True  # The leader's rack has had its turn.
+            else:
+                replica = self._racks[rack].next(self._epoch)
+                if replica != _NOBODY:
+                    replicas.append(replica)
+            rack = (rack + 1) % count
+        self._epoch += 1
+        self._offset += 1
+        return tuple(replicas)
+
+
+def place(
+    view: View, partitions: int, replication_factor: int, draw: Draw
+) -> Sequence[tuple[int, ...]]:
+    """The replicas of each of so many new partitions; raises InvalidReplicationFactorError.
+
+    Brokers in controlled shutdown, and those whose directories are all cordoned, get none.
+    """
+    racks = _Racks((one for one in view.image.brokers.values() if _is_usable(one)), draw)
+    if replication_factor <= 0:
+        raise InvalidReplicationFactorError(
+            f"Invalid replication factor {replication_factor}: the replication factor must be "
+            "positive."
+        )
+    if racks.unfenced == 0:
+        raise InvalidReplicationFactorError("All brokers are currently fenced.")
+    if replication_factor > racks.total:
+        raise InvalidReplicationFactorError(
+            f"The target replication factor of {replication_factor} cannot be reached because "
+            f"only {racks.total} broker(s) are registered."
+        )
+    if racks.total == 1:
+        return [racks.place(1)] * partitions
+    placements = [racks.place(replication_factor) for _ in range(partitions)]
+    if not all(any(view.is_active(one) for one in replicas) for replicas in placements):
+        raise InvalidReplicationFactorError(
+            "All brokers are currently fenced or in controlled shutdown."
+        )
+    return placements
+
+
+def _is_usable(broker: BrokerRegistration) -> bool:
+    cordoned = broker.cordoned_directories or ()
+    if broker.directories and set(broker.directories) <= set(cordoned):
+        return False
+    return broker.fenced or not broker.in_controlled_shutdown

@@ -1,0 +1,36 @@
+"""Blocks of producer ids, each given to one broker.
+
+Source: ``ProducerIdControlManager``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from fencepost.cluster.controller.errors import ProducerIdsExhaustedError
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.records import ProducerIdsRecord
+
+BLOCK_SIZE: Final = 1_000
+"""Producer ids in a block."""
+_MAX_INT64: Final = (1 << 63) - 1
+
+
+class ProducerIdsBlock(NamedTuple):
+    """Producer ids from ``first`` on."""
+
+    first: int
+    size: int = BLOCK_SIZE
+
+
+def allocate_producer_ids(
+    view: View, broker_id: int, broker_epoch: int
+) -> Outcome[ProducerIdsBlock]:
+    """The next block; raises StaleBrokerEpochError, ProducerIdsExhaustedError."""
+    view.registered(broker_id, broker_epoch)
+    first = view.image.next_producer_id
+    if first > _MAX_INT64 - BLOCK_SIZE:
+        raise ProducerIdsExhaustedError("the last producer id has been given out")
+    record = ProducerIdsRecord(broker_id, first + BLOCK_SIZE, broker_epoch)
+    return Outcome(ProducerIdsBlock(first), (record,))

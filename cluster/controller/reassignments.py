@@ -1,0 +1,110 @@
+"""Reassignments: begun, replaced, called off and listed. They end with an ISR change.
+
+Source: ``ReplicationControlManager.alterPartitionReassignments``; KIP-455, KIP-860.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fencepost.cluster.controller.errors import (
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    NoReassignmentInProgressError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.outcome import Change, Outcome, told
+from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.controller.reassignment_steps import is_in_progress, reverted, towards
+from fencepost.cluster.controller.topics import check_assignment
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import PartitionRegistration, TopicImage
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reassign:
+    """Put a partition on these brokers; None calls off what is under way."""
+
+    topic: str
+    index: int
+    replicas: tuple[int, ...] | None
+
+
+def alter_partition_reassignments(
+    view: View, items: Sequence[Reassign], *, allow_replication_factor_change: bool = True
+) -> Outcome[list[DomainError | None]]:
+    """Begin, replace or call off each of them; the answers come in the order of the items."""
+    answers: list[DomainError | None] = []
+    changes: list[Change] = []
+    for item in items:
+        try:
+            changes += _altered(view, item, allow_replication_factor_change)
+        except DomainError as error:
+            answers.append(error)
+        else:
+            answers.append(None)
+    records = tuple(one.record for one in changes)
+    return Outcome(answers, records, is_atomic=True, events=tuple(told(changes)))
+
+
+def _altered(view: View, item: Reassign, allow_factor_change: bool) -> list[Change]:
+    topic = view.image.topics.get(item.topic)
+    if topic is None or not 0 <= item.index < len(topic.partitions):
+        # Not with the name: that may be long, and one request may ask thousands of times.
+        raise UnknownTopicOrPartitionError(f"there is no partition {item.index} of this topic")
+    partition = topic.partitions[item.index]
+    if item.replicas is None:
+        return _cancelled(view, topic, item.index, partition)
+    check_assignment(view, item.replicas)
+    if not allow_factor_change:
+        _check_factor(partition, item.replicas)
+    step = towards(partition, item.replicas)
+    change = view.change(topic, item.index)
+    change.replicas, change.adding, change.removing = step.replicas, step.adding, step.removing
+    return view.changed(topic, change, "AlterPartitionReassignments")
+
+
+def _check_factor(partition: PartitionRegistration, target: tuple[int, ...]) -> None:
+    """KIP-860: the number of replicas is that of the target of what is under way."""
+    known = len(set(partition.replicas) - set(partition.removing_replicas))
+    if len(target) != known:
+        raise InvalidReplicationFactorError(
+            f"The replication factor is changed from {known} to {len(target)}"
+        )
+
+
+def _cancelled(
+    view: View, topic: TopicImage, index: int, partition: PartitionRegistration
+) -> list[Change]:
+    if not is_in_progress(partition):
+        raise NoReassignmentInProgressError("No partition reassignment is in progress.")
+    former = reverted(partition)
+    may_be_unclean = view.allows_unclean_election(topic.name)
+    if not former.isr and not may_be_unclean:
+        raise InvalidReplicaAssignmentError(
+            f"Unable to revert partition assignment for {topic.name}:{index} because it would "
+            "require an unclean leader election."
+        )
+    change = view.change(topic, index)
+    if may_be_unclean:
+        change.election = Election.UNCLEAN
+    change.isr, change.replicas = former.isr, former.replicas
+    change.adding = change.removing = ()
+    return view.changed(topic, change, "the reassignment was cancelled")
+
+
+def list_partition_reassignments(
+    view: View, partitions: Sequence[tuple[str, int]] | None
+) -> list[tuple[str, int, PartitionRegistration]]:
+    """What is under way, of these partitions or of all."""
+    if partitions is None:
+        found = ((topic.name, index, one) for topic, index, one in view.partitions())
+    else:
+        found = (
+            (name, index, view.image.topics[name].partitions[index])
+            for name, index in partitions
+            if name in view.image.topics and 0 <= index < len(view.image.topics[name].partitions)
+        )
+    return [one for one in found if is_in_progress(one[2])]

@@ -1,0 +1,324 @@
+"""Topics are created, grown and deleted.
+
+Source: ``ReplicationControlManager.createTopics``/``createPartitions``/``deleteTopics``,
+``Topic.validate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from uuid import UUID
+
+from fencepost.cluster.controller.configs import CheckConfigs
+from fencepost.cluster.controller.errors import (
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAlreadyExistsError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.placement import Draw, place
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from fencepost.cluster.topic_names import Take, check_name, unlimited
+from fencepost.logcore.values import dataclass
+
+FROM_CONTROLLER = -1
+"""A number that the request leaves to the controller's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic that is wanted; with an assignment both numbers must be -1."""
+
+    name: str
+    partitions: int = FROM_CONTROLLER
+    replication_factor: int = FROM_CONTROLLER
+    assignment: Sequence[tuple[int, Sequence[int]]] = ()
+    """Brokers by partition, as the request lists them."""
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """A topic as it will be."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+    replication_factor: int
+
+
+def _check_new_name(image: MetadataImage, name: str) -> None:
+    check_name(name)
+    if name in image.topics:
+        raise TopicAlreadyExistsError(f"Topic '{name}' already exists.")
+    if "." in name or "_" in name:
+        # Names of metrics have '_' for both.
+        unified = name.replace(".", "_")
+        for other in image.topics:
+            if other.replace(".", "_") == unified:
+                raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {other}")
+
+
+# --- creating ---
+
+
+def create_topic(
+    view: View,
+    topic: NewTopic,
+    *,
+    topic_id: UUID,
+    draw: Draw,
+    check_configs: CheckConfigs,
+    take: Take = unlimited,
+) -> Outcome[CreatedTopic]:
+    """Create a topic; raises what :func:`plan_topic` does."""
+    assignments = plan_topic(view, topic, draw=draw, check_configs=check_configs, take=take)
+    records: list[MetadataRecord] = [TopicRecord(topic.name, topic_id)]
+    records += [
+        ConfigRecord(TOPIC_RESOURCE, topic.name, name, value)
+        for name, value in topic.configs.items()
+    ]
+    records += _partition_records(view, topic_id, 0, assignments)
+    created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
+    return Outcome(created, tuple(records), is_atomic=True)
+
+
+def plan_topic(
+    view: View,
+    topic: NewTopic,
+    *,
+    draw: Draw,
+    check_configs: CheckConfigs,
+    take: Take = unlimited,
+) -> Sequence[tuple[int, ...]]:
+    """The replicas of each partition of a topic that may be created.
+
+    ``draw`` spreads them. Raises what ``check_configs`` and ``take`` do, InvalidTopicError,
+    TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
+    InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
+    PolicyViolationError.
+    """
+    _check_new_name(view.image, topic.name)
+    nulls = [name for name, value in topic.configs.items() if value is None]
+    if nulls:
+        raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
+    configs = {name: value for name, value in topic.configs.items() if value is not None}
+    check_configs(TOPIC_RESOURCE, topic.name, configs, {})
+    assignments = _assigned(view, topic) if topic.assignment else _placed(view, topic, draw)
+    take(len(assignments))
+    return assignments
+
+
+def check_request_size(view: View, partitions: int) -> None:
+    """Raise PolicyViolationError if that is more than one request may create."""
+    if partitions > view.settings.max_partitions_per_request:
+        raise PolicyViolationError("Excessively large number of partitions per request.")
+
+
+def _assigned(view: View, topic: NewTopic) -> list[tuple[int, ...]]:
+    if topic.replication_factor != FROM_CONTROLLER:
+        raise InvalidRequestError(
+            "A manual partition assignment was specified, but replication factor was not set to -1."
+        )
+    if topic.partitions != FROM_CONTROLLER:
+        raise InvalidRequestError(
+            "A manual partition assignment was specified, but numPartitions was not set to -1."
+        )
+    check_request_size(view, len(topic.assignment))
+    found: dict[int, tuple[int, ...]] = {}
+    factor: int | None = None
+    for index, replicas in topic.assignment:
+        if index in found:
+            raise InvalidReplicaAssignmentError(
+                f"Found multiple manual partition assignments for partition {index}"
+            )
+        found[index] = tuple(replicas)
+        check_assignment(view, replicas, factor)
+        factor = len(replicas)
+        _check_somebody_leads(view, index, replicas)
+    if sorted(found) != list(range(len(found))):
+        raise InvalidReplicaAssignmentError(
+            "partitions should be a consecutive 0-based integer sequence"
+        )
+    return [found[index] for index in range(len(found))]
+
+
+def check_assignment(view: View, replicas: Sequence[int], factor: int | None = None) -> None:
+    """Raise InvalidReplicaAssignmentError unless a partition can have just these replicas.
+
+    ``factor`` is the number that other partitions have.
+    """
+    if not replicas:
+        raise InvalidReplicaAssignmentError(
+            "The manual partition assignment includes an empty replica list."
+        )
+    former: int | None = None
+    for broker in sorted(replicas):
+        if broker not in view.image.brokers:
+            raise InvalidReplicaAssignmentError(
+                f"The manual partition assignment includes broker {broker}, but no such broker "
+                "is registered."
+            )
+        if broker == former:
+            raise InvalidReplicaAssignmentError(
+                f"The manual partition assignment includes the broker {broker} more than once."
+            )
+        former = broker
+    if factor is not None and len(replicas) != factor:
+        raise InvalidReplicaAssignmentError(
+            f"The manual partition assignment includes a partition with {len(replicas)} "
+            "replica(s), but this is not consistent with previous partitions, which have "
+            f"{factor} replica(s)."
+        )
+
+
+def _check_somebody_leads(view: View, index: int, replicas: Iterable[int]) -> None:
+    if not any(view.is_active(one) for one in replicas):
+        raise InvalidReplicaAssignmentError(
+            f"All brokers specified in the manual partition assignment for partition {index} are "
+            "fenced or in controlled shutdown."
+        )
+
+
+def _placed(view: View, topic: NewTopic, draw: Draw) -> Sequence[tuple[int, ...]]:
+    factor, count = topic.replication_factor, topic.partitions
+    if factor < FROM_CONTROLLER or factor == 0:
+        raise InvalidReplicationFactorError(
+            "Replication factor must be larger than 0, or -1 to use the default value."
+        )
+    if count < FROM_CONTROLLER or count == 0:
+        raise InvalidPartitionsError(
+            "Number of partitions was set to an invalid non-positive value."
+        )
+    if count == FROM_CONTROLLER:
+        count = view.settings.num_partitions
+    if factor == FROM_CONTROLLER:
+        factor = view.settings.default_replication_factor
+    check_request_size(view, count)
+    return _placements(view, count, factor, draw)
+
+
+def _placements(view: View, count: int, factor: int, draw: Draw) -> Sequence[tuple[int, ...]]:
+    """Kafka's words around why so many replicas can not be placed."""
+    try:
+        return place(view, count, factor, draw)
+    except InvalidReplicationFactorError as error:
+        raise InvalidReplicationFactorError(
+            f"Unable to replicate the partition {factor} time(s): {error}"
+        ) from None
+
+
+def partition_record(
+    view: View, topic_id: UUID, index: int, replicas: tuple[int, ...]
+) -> PartitionRecord:
+    """A new partition: who is active is in sync, and the first of them leads."""
+    isr = tuple(one for one in replicas if view.is_active(one))
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition_id=index,
+        replicas=replicas,
+        isr=isr,
+        removing_replicas=(),
+        adding_replicas=(),
+        leader=isr[0],
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=tuple(view.default_directory(one) for one in replicas),
+    )
+
+
+def _partition_records(
+    view: View, topic_id: UUID, first: int, assignments: Iterable[tuple[int, ...]]
+) -> Iterable[PartitionRecord]:
+    for index, replicas in enumerate(assignments, first):
+        yield partition_record(view, topic_id, index, replicas)
+
+
+# --- growing and deleting ---
+
+
+def create_partitions(
+    view: View,
+    name: str,
+    count: int,
+    *,
+    assignments: Sequence[Sequence[int]] | None,
+    draw: Draw,
+    take: Take = unlimited,
+) -> Outcome[int]:
+    """Give a topic so many partitions in all; the answer is how many those are more.
+
+    Raises what :func:`plan_partitions` does.
+    """
+    added = plan_partitions(view, name, count, assignments=assignments, draw=draw, take=take)
+    topic = view.image.topics[name]
+    records = tuple(_partition_records(view, topic.topic_id, len(topic.partitions), added))
+    return Outcome(len(added), records, is_atomic=True)
+
+
+def plan_partitions(
+    view: View,
+    name: str,
+    count: int,
+    *,
+    assignments: Sequence[Sequence[int]] | None,
+    draw: Draw,
+    take: Take = unlimited,
+) -> Sequence[tuple[int, ...]]:
+    """The replicas of each partition that a topic is to get, so that it has ``count`` in all.
+
+    Raises what ``take`` does, UnknownTopicOrPartitionError, InvalidPartitionsError,
+    InvalidReplicaAssignmentError, InvalidReplicationFactorError, PolicyViolationError.
+    """
+    topic = view.image.topics.get(name)
+    if topic is None:
+        raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    current = len(topic.partitions)
+    if count == current:
+        raise InvalidPartitionsError(f"Topic already has {count} partition(s).")
+    if count < current:
+        raise InvalidPartitionsError(
+            f"The topic {name} currently has {current} partition(s); {count} would not be an "
+            "increase."
+        )
+    added = count - current
+    if assignments is not None and len(assignments) != added:
+        raise InvalidReplicaAssignmentError(
+            f"Attempted to add {added} additional partition(s), but only {len(assignments)} "
+            "assignment(s) were specified."
+        )
+    check_request_size(view, added)
+    take(added)
+    factor = len(topic.partitions[0].replicas)
+    if assignments is None:
+        return _placements(view, added, factor, draw)
+    wanted = [tuple(replicas) for replicas in assignments]
+    for index, replicas in enumerate(wanted, current):
+        check_assignment(view, replicas, factor)
+        _check_somebody_leads(view, index, replicas)
+    return wanted
+
+
+def delete_topic(view: View, topic_id: UUID, take: Take = unlimited) -> Outcome[None]:
+    """Delete a topic; raises what ``take`` does, and UnknownTopicIdError."""
+    topic = view.image.topics_by_id.get(topic_id)
+    if topic is None:
+        raise UnknownTopicIdError("This server does not host this topic ID.")
+    take(len(topic.partitions))
+    return Outcome(None, (RemoveTopicRecord(topic_id),), is_atomic=True)

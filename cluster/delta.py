@@ -1,0 +1,391 @@
+"""Records on their way into the next image.
+
+Source: ``MetadataDelta``, ``TopicsDelta``, ``TopicDelta``, ``ClusterDelta``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Final, TypeVar, cast
+from uuid import UUID
+
+from fencepost.cluster.image import (
+    TOPIC_RESOURCE,
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    Step,
+    TopicImage,
+    unified_name,
+)
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    BrokerRegistrationChangeRecord,
+    ClearElrRecord,
+    ClientQuotaRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    FenceBrokerRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
+    TopicRecord,
+    UnfenceBrokerRecord,
+    UnregisterBrokerRecord,
+    UserScramCredentialRecord,
+)
+from fencepost.logcore.errors import CorruptRecordError
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _copied(table: Mapping[K, V]) -> dict[K, V]:
+    """A copy to be changed; ``dict()`` is several times slower once something was removed."""
+    return copy(cast("dict[K, V]", table))
+
+
+class MetadataDelta:
+    """Records on their way into the next image.
+
+    Raises CorruptRecordError for a record that does not fit what is there: who has come so far has
+    lost something, and must not go on.
+    """
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        """The one that it begins from."""
+        self.topics: dict[str, TopicImage] = {}
+        """Topics that are new or have changed, as they are now but for ``_partitions``."""
+        self.deleted_topics: dict[UUID, TopicImage] = {}
+        """Topics that are gone, as they were in the former image."""
+        self._partitions: dict[bytes, dict[int, PartitionRegistration]] = {}
+        """By the bytes of the topic's id: a start has thousands, and an id is slow to look up."""
+        self._names: dict[bytes, str] = {}
+        self._resources: dict[tuple[int, str], None] = {}
+        """Those whose settings have changed."""
+        self._changed: dict[str, Any] = {}
+        """Copies of the other parts of the image, by the name of their attribute."""
+        self._snapshot = False
+        self._resized = False
+        """Whether a topic comes, goes or gets more partitions."""
+
+    # --- records ---
+
+    def replay(self, record: MetadataRecord) -> None:
+        """Take one record."""
+        apply = _REPLAY.get(type(record))
+        if apply is not None:
+            apply(self, record)
+
+    def begin_snapshot(self) -> None:
+        """What follows is all there is: what it does not mention is gone.
+
+        Nothing may have been replayed before (kafka: ``finishSnapshot``).
+        """
+        self._snapshot = True
+        self._changed = {name: {} for name in _TABLES}
+        self._changed["next_producer_id"] = 0
+
+    def change_all(
+        self, change: PartitionChangeRecord, replicas: tuple[int, ...]
+    ) -> Iterator[tuple[UUID, Sequence[int]]]:
+        """Make one change of every partition of the image that has these replicas.
+
+        Yields the topics with the numbers of these partitions, which nothing may have touched.
+        """
+        changed: dict[int, PartitionRegistration] = {}
+        others: set[int] = set()
+        """Registrations by their identity: most partitions share theirs."""
+        for name, topic in self.image.topics.items():
+            partitions = topic.partitions
+            ids = [*map(id, partitions)]
+            for one in {*ids} - changed.keys():
+                known = partitions[ids.index(one)]
+                changed[one] = known.merge(change) if known.replicas == replicas else known
+                if known.replicas != replicas:
+                    others.add(one)
+            if others and not others.isdisjoint(ids):
+                indexes: Sequence[int] = [at for at, one in enumerate(ids) if one not in others]
+            else:
+                indexes = range(len(ids))
+            if indexes:
+                after = tuple([changed[one] for one in ids])
+                self.topics[name] = TopicImage(name, topic.topic_id, after)
+                yield topic.topic_id, indexes
+
+    def apply(self, offset: int, epoch: int) -> MetadataImage:
+        """The next image, which ends with the record at ``offset`` of that epoch."""
+        changes: dict[str, Any] = dict(self._changed)
+        if self._snapshot or self.topics or self.deleted_topics or self._partitions:
+            changes |= self._apply_topics()
+        old, step = self.image, None
+        if not self._snapshot:
+            topic_ids = [*self.deleted_topics, *(one.topic_id for one in self.topics.values())]
+            step = Step(old.topics, topic_ids, self._resized, old.configs, self._resources)
+        return replace(old, offset=offset, epoch=epoch, step=step, **changes)
+
+    def _apply_topics(self) -> Mapping[str, Any]:
+        for topic_id, partitions in self._partitions.items():
+            topic = self.topics[self._names[topic_id]]
+            try:
+                ordered = tuple([partitions[index] for index in range(len(partitions))])
+            except KeyError:
+                raise CorruptRecordError(f"the partitions of {topic.name} have gaps") from None
+            self.topics[topic.name] = TopicImage(topic.name, topic.topic_id, ordered)
+        if self._snapshot:
+            for old in self.image.topics.values():
+                if old.topic_id.bytes not in self._partitions:
+                    self.deleted_topics[old.topic_id] = old
+            by_name: dict[str, TopicImage] = {}
+            by_id: dict[UUID, TopicImage] = {}
+            unified: dict[str, str] = {}
+            count = 0
+        else:
+            by_name, by_id = _copied(self.image.topics), _copied(self.image.topics_by_id)
+            unified, count = _copied(self.image.unified), self.image.partition_count
+            self._resized = bool(self.deleted_topics)
+            for gone in self.deleted_topics.values():
+                del by_name[gone.name], by_id[gone.topic_id]
+                unified.pop(unified_name(gone.name), None)
+                count -= len(gone.partitions)
+        for name, topic in self.topics.items():
+            former = by_name.get(name)
+            more = len(topic.partitions) - (0 if former is None else len(former.partitions))
+            if more:
+                count += more
+                self._resized = True
+            by_name[name] = by_id[topic.topic_id] = topic
+            if "." in name or "_" in name:
+                unified[unified_name(name)] = name
+        return {
+            "topics": by_name,
+            "topics_by_id": by_id,
+            "unified": unified,
+            "partition_count": count,
+        }
+
+    def _table(self, name: str) -> dict[Any, Any]:
+        """The copy of a part of the image that this delta changes."""
+        table: dict[Any, Any] | None = self._changed.get(name)
+        if table is None:
+            table = self._changed[name] = _copied(getattr(self.image, name))
+        return table
+
+    def _broker(self, broker_id: int, epoch: int) -> BrokerRegistration:
+        known = self._table("brokers").get(broker_id)
+        if known is None or known.epoch != epoch:
+            raise CorruptRecordError(
+                f"a record of broker {broker_id} in epoch {epoch}, where "
+                + ("none is registered" if known is None else f"it has {known.epoch}")
+            )
+        found: BrokerRegistration = known
+        return found
+
+    def partitions_of(self, topic_id: UUID) -> dict[int, PartitionRegistration]:
+        """The partitions of a topic by their index, to be changed."""
+        return self.partitions_at(topic_id.bytes)
+
+    def partitions_at(self, topic_id: bytes) -> dict[int, PartitionRegistration]:
+        """The same for the bytes of an id."""
+        partitions = self._partitions.get(topic_id)
+        if partitions is None:
+            known = UUID(bytes=topic_id)
+            topic = None if self._snapshot else self.image.topics_by_id.get(known)
+            if topic is None or known in self.deleted_topics:
+                raise CorruptRecordError(f"a record of a topic that is not there: {known}")
+            partitions = dict(enumerate(topic.partitions))
+            self._partitions[topic_id] = partitions
+            self._names[topic_id] = topic.name
+            self.topics[topic.name] = topic
+        return partitions
+
+    # --- one method per kind of record ---
+
+    def _register_broker(self, record: RegisterBrokerRecord) -> None:
+        self._table("brokers")[record.broker_id] = BrokerRegistration(
+            broker_id=record.broker_id,
+            epoch=record.broker_epoch,
+            incarnation_id=record.incarnation_id,
+            listeners={one.name: one for one in record.end_points},
+            features={
+                one.name: (one.min_supported_version, one.max_supported_version)
+                for one in record.features
+            },
+            rack=record.rack,
+            fenced=record.fenced,
+            in_controlled_shutdown=record.in_controlled_shutdown,
+            directories=record.log_dirs,
+            cordoned_directories=record.cordoned_log_dirs,
+        )
+
+    def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
+        self._broker(record.broker_id, record.broker_epoch)
+        del self._table("brokers")[record.broker_id]
+
+    def _change_registration(self, record: BrokerRegistrationChangeRecord) -> None:
+        broker = self._broker(record.broker_id, record.broker_epoch)
+        cordoned = record.cordoned_log_dirs
+        self._table("brokers")[record.broker_id] = replace(
+            broker,
+            fenced=broker.fenced if record.fenced == 0 else record.fenced > 0,
+            in_controlled_shutdown=broker.in_controlled_shutdown
+            or record.in_controlled_shutdown > 0,
+            directories=record.log_dirs or broker.directories,
+            cordoned_directories=broker.cordoned_directories if cordoned is None else cordoned,
+        )
+
+    def _fence(self, record: FenceBrokerRecord | UnfenceBrokerRecord) -> None:
+        broker = self._broker(record.id, record.epoch)
+        fenced = isinstance(record, FenceBrokerRecord)
+        self._table("brokers")[record.id] = replace(broker, fenced=fenced)
+
+    def _register_controller(self, record: RegisterControllerRecord) -> None:
+        self._table("controllers")[record.controller_id] = record
+
+    def _topic(self, record: TopicRecord) -> None:
+        known = self.topics.get(record.name)
+        if known is None and not self._snapshot:
+            known = self.image.topics.get(record.name)
+            if known is not None and known.topic_id in self.deleted_topics:
+                known = None
+        if known is not None:
+            raise CorruptRecordError(f"the topic {record.name} is made while there is one")
+        self.topics[record.name] = TopicImage(record.name, record.topic_id, ())
+        topic_id = record.topic_id.bytes
+        self._partitions[topic_id], self._names[topic_id] = {}, record.name
+
+    def _remove_topic(self, record: RemoveTopicRecord) -> None:
+        topic_id = record.topic_id
+        self.partitions_of(topic_id)
+        name = self._names.pop(topic_id.bytes)
+        del self._partitions[topic_id.bytes], self.topics[name]
+        old = self.image.topics_by_id.get(topic_id)
+        if old is not None:
+            self.deleted_topics[topic_id] = old
+        if (TOPIC_RESOURCE, name) in self._changed.get("configs", self.image.configs):
+            del self._table("configs")[TOPIC_RESOURCE, name]
+            self._resources[TOPIC_RESOURCE, name] = None
+
+    def _partition(self, record: PartitionRecord) -> None:
+        partitions = self.partitions_of(record.topic_id)
+        partitions[record.partition_id] = PartitionRegistration.of(record)
+
+    def _change_partition(self, record: PartitionChangeRecord) -> None:
+        partitions = self.partitions_of(record.topic_id)
+        known = partitions.get(record.partition_id)
+        if known is None:
+            name = self._names[record.topic_id.bytes]
+            raise CorruptRecordError(
+                f"a change of partition {record.partition_id} of {name}, which is not there"
+            )
+        partitions[record.partition_id] = known.merge(record)
+
+    def _clear_elr(self, record: ClearElrRecord) -> None:
+        names = [record.topic_name] if record.topic_name else list(self._all_topics())
+        for name in names:
+            topic = self.topics.get(name) or self.image.topics.get(name)
+            if topic is None:
+                raise CorruptRecordError(f"a record of a topic that is not there: {name}")
+            partitions = self.partitions_of(topic.topic_id)
+            for index, known in partitions.items():
+                if known.elr or known.last_known_elr:
+                    partitions[index] = replace(
+                        known,
+                        elr=(),
+                        last_known_elr=(),
+                        partition_epoch=known.partition_epoch + 1,
+                    )
+
+    def _all_topics(self) -> Iterator[str]:
+        yield from self.topics
+        if not self._snapshot:
+            yield from (
+                name
+                for name, topic in self.image.topics.items()
+                if name not in self.topics and topic.topic_id not in self.deleted_topics
+            )
+
+    def _config(self, record: ConfigRecord) -> None:
+        configs = self._table("configs")
+        resource = record.resource_type, record.resource_name
+        self._resources[resource] = None
+        values = dict(configs.get(resource, {}))
+        if record.value is None:
+            values.pop(record.name, None)
+        else:
+            values[record.name] = record.value
+        if values:
+            configs[resource] = values
+        else:
+            configs.pop(resource, None)
+
+    def _feature(self, record: FeatureLevelRecord) -> None:
+        if record.feature_level:
+            self._table("features")[record.name] = record.feature_level
+        else:
+            self._table("features").pop(record.name, None)
+
+    def _producer_ids(self, record: ProducerIdsRecord) -> None:
+        self._changed["next_producer_id"] = record.next_producer_id
+
+    def _acl(self, record: AccessControlEntryRecord) -> None:
+        self._table("acls")[record.id] = record
+
+    def _remove_acl(self, record: RemoveAccessControlEntryRecord) -> None:
+        if self._table("acls").pop(record.id, None) is None:
+            raise CorruptRecordError(f"the rule that is to go is not there: {record.id}")
+
+    def _credential(self, record: UserScramCredentialRecord) -> None:
+        self._table("scram")[record.name, record.mechanism] = record
+
+    def _remove_credential(self, record: RemoveUserScramCredentialRecord) -> None:
+        self._table("scram").pop((record.name, record.mechanism), None)
+
+    def _quota(self, record: ClientQuotaRecord) -> None:
+        quotas = self._table("quotas")
+        entity = tuple(sorted((one.entity_type, one.entity_name) for one in record.entity))
+        values = dict(quotas.get(entity, {}))
+        if record.remove:
+            values.pop(record.key, None)
+        else:
+            values[record.key] = record.value
+        if values:
+            quotas[entity] = values
+        else:
+            quotas.pop(entity, None)
+
+
+_TABLES: Final = ("features", "brokers", "controllers", "configs", "acls", "scram", "quotas")
+
+_REPLAY: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
+    RegisterBrokerRecord: MetadataDelta._register_broker,
+    UnregisterBrokerRecord: MetadataDelta._unregister_broker,
+    BrokerRegistrationChangeRecord: MetadataDelta._change_registration,
+    FenceBrokerRecord: MetadataDelta._fence,
+    UnfenceBrokerRecord: MetadataDelta._fence,
+    RegisterControllerRecord: MetadataDelta._register_controller,
+    TopicRecord: MetadataDelta._topic,
+    RemoveTopicRecord: MetadataDelta._remove_topic,
+    PartitionRecord: MetadataDelta._partition,
+    PartitionChangeRecord: MetadataDelta._change_partition,
+    ClearElrRecord: MetadataDelta._clear_elr,
+    ConfigRecord: MetadataDelta._config,
+    FeatureLevelRecord: MetadataDelta._feature,
+    ProducerIdsRecord: MetadataDelta._producer_ids,
+    AccessControlEntryRecord: MetadataDelta._acl,
+    RemoveAccessControlEntryRecord: MetadataDelta._remove_acl,
+    UserScramCredentialRecord: MetadataDelta._credential,
+    RemoveUserScramCredentialRecord: MetadataDelta._remove_credential,
+    ClientQuotaRecord: MetadataDelta._quota,
+}
+"""What each kind of record does. The others say nothing about the image: NoOp, migrations, tokens,
+and the borders of a metadata transaction, which whoever replays has to keep."""

@@ -1,0 +1,193 @@
+"""Records in their order, as they come, into images that may be published.
+
+The records of a metadata transaction take effect together: before its end the image is that from
+before its beginning, after its abort as well. Equal registrations of partitions are one object,
+however many partitions have them: most have, and there are thousands.
+
+Source: ``MetadataBatchLoader``, ``MetadataLoader``; KIP-866 (transactions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage, PartitionRegistration
+from fencepost.cluster.record_codec import (
+    KIND,
+    OF_ONE_PARTITION,
+    PARTITION,
+    PARTITION_KIND,
+    SAID,
+    SAID_OF_ANY,
+    TOPIC_ID,
+    Alike,
+    Template,
+    decode,
+)
+from fencepost.cluster.records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    EndTransactionRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+)
+from fencepost.logcore.errors import CorruptRecordError
+
+_MAX_SHARED: Final = 10_000
+"""Forms of records of partitions that are remembered, for others that say the same."""
+
+
+class ImageLoader:
+    """Where committed records become images.
+
+    Raises CorruptRecordError for what is not understood or does not fit. What was replayed since
+    the last :meth:`publish` is of no use then: go on with :meth:`forget`, or not at all.
+    """
+
+    def __init__(self, image: MetadataImage | None = None) -> None:
+        self._delta = MetadataDelta(MetadataImage() if image is None else image)
+        self._before: MetadataImage | None = None
+        """What holds while a metadata transaction is open."""
+        self._offset, self._epoch = self._delta.image.offset, self._delta.image.epoch
+        self._shared: dict[
+            tuple[int, bytes], tuple[PartitionRegistration | None, PartitionRegistration]
+        ] = {}
+        """By what was known of a partition (its identity, of None for a new one) and what a record
+        says: what was known, so that nothing else gets its identity, and what holds then."""
+        self.removed: set[UUID] = set()
+        """Topics of which a record has said that they are gone."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a metadata transaction has begun and not ended."""
+        return self._before is not None
+
+    def replay(
+        self,
+        values: Iterable[bytes | Alike],
+        last_offset: int,
+        epoch: int,
+        records: Iterable[MetadataRecord | None] = repeat(None),
+    ) -> None:
+        """Take records that end at ``last_offset``, ``records`` where they are decoded already."""
+        said = kind = b""
+        partitions: dict[int, PartitionRegistration] = {}
+        known: PartitionRegistration | None = None
+        then: PartitionRegistration | None = None
+        for value, record in zip(values, records, strict=False):
+            if isinstance(value, Alike):
+                self._replay_alike(value)
+                then = None
+                continue
+            index = int.from_bytes(value[PARTITION])
+            if (
+                then is not None
+                and value[SAID] == said
+                and value[KIND] == kind
+                and (kind == PARTITION_KIND or partitions.get(index) is known)
+            ):
+                # It says of one more partition what the record before said of its own.
+                partitions[index] = then
+                continue
+            kind = value[KIND]
+            if kind not in OF_ONE_PARTITION:
+                then = None
+                self._replay_one(decode(value) if record is None else record)
+                continue
+            said = value[SAID]
+            partitions = self._delta.partitions_at(value[TOPIC_ID])
+            known = None if kind == PARTITION_KIND else partitions.get(index)
+            then = self._shared.get((id(known), value[SAID_OF_ANY]), (None, None))[1]
+            if then is None:
+                self._delta.replay(decode(value) if record is None else record)
+                then = partitions[index]
+                self._shared[id(known), value[SAID_OF_ANY]] = known, then
+            else:
+                partitions[index] = then
+        self._offset, self._epoch = last_offset, epoch
+
+    def _replay_alike(self, alike: Alike) -> None:
+        """Take thousands of records at once: this is most of what a start does."""
+        is_new, at = alike.kind == PARTITION_KIND, self._delta.partitions_at
+        topic_id = b""
+        partitions: dict[int, PartitionRegistration] = {}
+        known: PartitionRegistration | None = None
+        then: PartitionRegistration | None = None
+        for index, of_topic in alike.places:
+            if of_topic != topic_id:
+                topic_id, partitions = of_topic, at(of_topic)
+            was = None if is_new else partitions.get(index)
+            if then is None or was is not known:
+                known = was
+                then = self._shared.get((id(known), alike.said), (None, None))[1]
+                if then is None:
+                    self._delta.replay(decode(alike.value_at(index, of_topic)))
+                    then = partitions[index]
+                    self._shared[id(known), alike.said] = known, then
+            partitions[index] = then
+
+    def lead_anew(self, node_id: int) -> list[bytes]:
+        """Begin a new leader epoch of all partitions that this broker alone has.
+
+        Returns the values of the records that say so. Nothing else may have been replayed since the
+        last :meth:`publish`.
+        """
+        change = PartitionChangeRecord(UUID(int=0), 0, leader=node_id)
+        template, values = Template(change), list[bytes]()
+        for topic_id, indexes in self._delta.change_all(change, (node_id,)):
+            values += template.at(topic_id, indexes)
+        return values
+
+    def _replay_one(self, record: MetadataRecord) -> None:
+        if isinstance(record, BeginTransactionRecord):
+            if self._before is not None:
+                raise CorruptRecordError("a metadata transaction begins inside of another one")
+            self._before = self._settle()
+        elif isinstance(record, (EndTransactionRecord, AbortTransactionRecord)):
+            if self._before is None:
+                raise CorruptRecordError("the end of a metadata transaction that never began")
+            if isinstance(record, AbortTransactionRecord):
+                self._delta = MetadataDelta(self._before)
+            self._before = None
+        else:
+            self._delta.replay(record)
+            if isinstance(record, RemoveTopicRecord):
+                self.removed.add(record.topic_id)
+
+    def passed(self, offset: int, epoch: int) -> None:
+        """Take notice of records that say nothing of the image: those of a control batch."""
+        self._offset, self._epoch = offset, epoch
+
+    def publish(self) -> MetadataImage:
+        """The image of all that was replayed; that from before an open transaction."""
+        return self._settle() if self._before is None else self._before
+
+    def forget(self, image: MetadataImage) -> None:
+        """Go on from this image, whatever was replayed."""
+        self._delta = MetadataDelta(image)
+        self._before = None
+        self._offset, self._epoch = image.offset, image.epoch
+
+    def begin_snapshot(self) -> None:
+        """What is replayed up to :meth:`end_snapshot` is all there is; its offsets say nothing."""
+        self._delta = MetadataDelta(self._settle())
+        self._delta.begin_snapshot()
+        self._before = None
+
+    def end_snapshot(self, end_offset: int, epoch: int) -> MetadataImage:
+        """The image of a snapshot of what is below ``end_offset``."""
+        self._offset, self._epoch = end_offset - 1, epoch
+        return self._settle()
+
+    def _settle(self) -> MetadataImage:
+        """The image of all that was replayed, in a transaction or not."""
+        image = self._delta.apply(self._offset, self._epoch)
+        self._delta = MetadataDelta(image)
+        if len(self._shared) > _MAX_SHARED:
+            self._shared.clear()
+        return image

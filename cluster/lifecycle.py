@@ -1,0 +1,331 @@
+"""The life of one broker in a cluster, from its registration to its controlled shutdown.
+
+Whoever drives it sends :meth:`Lifecycle.next_request`, one at a time, hands the answer in, and acts
+on the :class:`Step`s that come out. The two events that only the broker knows are that it has
+recovered its logs (:meth:`Lifecycle.ready_to_unfence`) and that it is to stop
+(:meth:`Lifecycle.begin_controlled_shutdown`).
+
+Source: ``BrokerLifecycleManager``, ``BrokerState``; KIP-631, KIP-841.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.records import BrokerEndpoint
+from fencepost.logcore.machine import InvariantViolation
+
+STALE_BROKER_EPOCH: Final = 77
+
+CATCH_UP_INTERVAL_MS: Final = 10
+"""Between heartbeats while the broker waits to have caught up with the metadata."""
+
+SHUTDOWN_INTERVAL_MS: Final = 50
+"""From the first heartbeat that asks for a controlled shutdown to the second."""
+
+UNKNOWN_EPOCH: Final = -1
+
+FIRST_WITH_DIRECTORIES: Final = 17
+"""The metadata.version from which on a registration tells of log directories (3.7-IV2)."""
+
+
+class BrokerState(IntEnum):
+    """How far a broker has come; the numbers are those of Kafka's metric ``BrokerState``."""
+
+    NOT_RUNNING = 0
+    STARTING = 1
+    RECOVERY = 2
+    RUNNING = 3
+    PENDING_CONTROLLED_SHUTDOWN = 6
+    SHUTTING_DOWN = 7
+
+
+TRANSITIONS: Final[Mapping[tuple[BrokerState, BrokerState], str]] = MappingProxyType(
+    {
+        (BrokerState.NOT_RUNNING, BrokerState.STARTING): "it begins to register",
+        (BrokerState.STARTING, BrokerState.RECOVERY): "it has caught up with the metadata",
+        (BrokerState.RECOVERY, BrokerState.RUNNING): "it has been unfenced",
+        (BrokerState.RUNNING, BrokerState.PENDING_CONTROLLED_SHUTDOWN): "it is to stop",
+        (BrokerState.PENDING_CONTROLLED_SHUTDOWN, BrokerState.SHUTTING_DOWN): (
+            "the controller lets it go, its time is up, or its epoch is lost"
+        ),
+        (BrokerState.NOT_RUNNING, BrokerState.SHUTTING_DOWN): "it is to stop",
+        (BrokerState.STARTING, BrokerState.SHUTTING_DOWN): (
+            "it is to stop, or could not register in time"
+        ),
+        (BrokerState.RECOVERY, BrokerState.SHUTTING_DOWN): "it is to stop",
+        (BrokerState.RUNNING, BrokerState.SHUTTING_DOWN): "its epoch is lost",
+    }
+)
+"""Every change of state, and its cause."""
+
+
+class Step(StrEnum):
+    """What a broker has to do now, or to know."""
+
+    REGISTERED = "the controller has registered the broker"
+    CAUGHT_UP = "the broker has caught up with the metadata"
+    UNFENCED = "the broker has been unfenced"
+    FENCED = "the controller has fenced the broker"
+    SHUT_DOWN = "the broker has no partition to lead any more, and may go"
+    NOT_REGISTERED = "the broker could not register in time"
+    EPOCH_LOST = "another broker has registered with this node id"
+
+
+FATAL: Final = frozenset({Step.NOT_REGISTERED, Step.EPOCH_LOST})
+"""After these a broker must stop by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a broker says of itself (BrokerRegistration)."""
+
+    broker_id: int
+    cluster_id: str
+    incarnation_id: UUID
+    """Drawn anew by each process."""
+    listeners: tuple[BrokerEndpoint, ...]
+    features: Mapping[str, tuple[int, int]]
+    """Lowest and highest level of each that it supports."""
+    log_dirs: tuple[UUID, ...]
+    rack: str | None = None
+    previous_broker_epoch: int = UNKNOWN_EPOCH
+    """Of the run before, if all it had is on the disk; -1 if that is not sure (KIP-966)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a broker tells again and again (BrokerHeartbeat)."""
+
+    broker_id: int
+    broker_epoch: int
+    current_metadata_offset: int
+    want_fence: bool
+    want_shut_down: bool
+    cordoned_log_dirs: tuple[UUID, ...] | None
+    """None until the broker has caught up: it does not know yet (KIP-1066)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """What the controller says to a heartbeat."""
+
+    error: int = 0
+    is_caught_up: bool = False
+    is_fenced: bool = True
+    should_shut_down: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How long things take, in milliseconds."""
+
+    heartbeat_ms: int = 2_000
+    """``broker.heartbeat.interval.ms``."""
+    session_ms: int = 9_000
+    """``broker.session.timeout.ms``; the controller goes by its own."""
+    initial_registration_ms: int = 60_000
+    """``initial.broker.registration.timeout.ms``."""
+    controlled_shutdown_ms: int = 300_000
+    """Until then the broker goes, whatever the controller says."""
+
+
+class Lifecycle:
+    """The state of one broker, and what it says to the controller."""
+
+    def __init__(self, registration: Registration, intervals: Intervals = Intervals()) -> None:
+        self._registration, self._intervals = registration, intervals
+        self.state = BrokerState.NOT_RUNNING
+        self.broker_epoch = UNKNOWN_EPOCH
+        self.is_fenced = True
+        """By the last heartbeat's answer."""
+        self._registered = False
+        self._metadata_version = 0
+        self._ready_to_unfence = False
+        self._in_flight = False
+        self._due_ms = math.inf
+        self._at_once = False
+        """What comes due while a request is under way is not put off."""
+        self._register_until_ms = math.inf
+        self._shut_down_until_ms = math.inf
+        self._heard_until_ms = math.inf
+        """A broker that stops waits so long for a controller that does not answer."""
+        self._asked_to_shut_down = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more to say to the controller."""
+        return self.state is BrokerState.SHUTTING_DOWN
+
+    # --- what the broker does ---
+
+    def start(self, now_ms: float) -> None:
+        """Begin to register."""
+        self._go(BrokerState.STARTING)
+        self._register_until_ms = now_ms + self._intervals.initial_registration_ms
+        self._due_ms = now_ms
+
+    def ready_to_unfence(self, now_ms: float) -> None:
+        """The logs are recovered, and all that the first image says is done."""
+        self._ready_to_unfence = True
+        self._schedule(now_ms, 0)
+
+    def register_again(self, registration: Registration, now_ms: float) -> None:
+        """Tell the controller anew what has changed; the same incarnation keeps its epoch."""
+        epoch = self._registration.previous_broker_epoch
+        self._registration = replace(registration, previous_broker_epoch=epoch)
+        self._registered = False
+        self._schedule(now_ms, 0)
+
+    def observed(self, metadata_version: int, log_dirs: Sequence[UUID], now_ms: float) -> bool:
+        """The metadata say this of the cluster and of this registration; whether to tell it anew.
+
+        A cluster that was upgraded knows nothing yet of the directories of its brokers, and elects
+        nobody whose directory it does not know (kafka: ``BrokerRegistrationTracker``).
+        """
+        rose = metadata_version > self._metadata_version
+        self._metadata_version = metadata_version
+        if not (rose and self._registered) or log_dirs or metadata_version < FIRST_WITH_DIRECTORIES:
+            return False
+        self.register_again(self._registration, now_ms)
+        return True
+
+    def begin_controlled_shutdown(self, now_ms: float) -> list[Step]:
+        """Ask to be let go; a broker that does not serve yet goes at once.
+
+        One that hears nothing from a controller for the length of a session goes as well: it is
+        fenced by then, and there is nothing left to hand over. Kafka's waits all of the time.
+        """
+        if self.state in (BrokerState.PENDING_CONTROLLED_SHUTDOWN, BrokerState.SHUTTING_DOWN):
+            return []
+        if self.state is not BrokerState.RUNNING:
+            return self._shut_down(Step.SHUT_DOWN)
+        self._go(BrokerState.PENDING_CONTROLLED_SHUTDOWN)
+        self._shut_down_until_ms = now_ms + self._intervals.controlled_shutdown_ms
+        self._heard_until_ms = now_ms + self._intervals.session_ms
+        self._schedule(now_ms, 0)
+        return []
+
+    # --- requests ---
+
+    def next_request(self, now_ms: float, applied_offset: int) -> Registration | Heartbeat | float:
+        """What to send now, or the time until which there is nothing to send.
+
+        ``applied_offset`` is the last record of the metadata that the broker has applied.
+        """
+        if self._in_flight or self.is_over:
+            return math.inf
+        if now_ms < self._due_ms:
+            return self._due_ms
+        self._in_flight, self._due_ms = True, math.inf
+        if not self._registered:
+            return self._registration
+        return Heartbeat(
+            self._registration.broker_id,
+            self.broker_epoch,
+            applied_offset,
+            want_fence=not self._ready_to_unfence,
+            want_shut_down=self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN,
+            cordoned_log_dirs=None if self.state is BrokerState.STARTING else (),
+        )
+
+    def deadline_ms(self) -> float:
+        """When :meth:`on_time` has something to say."""
+        if self.is_over:
+            return math.inf
+        return min(self._register_until_ms, self._shut_down_until_ms, self._heard_until_ms)
+
+    def on_time(self, now_ms: float) -> list[Step]:
+        """The time has come that :meth:`deadline_ms` named."""
+        if self.is_over:
+            return []
+        if now_ms >= min(self._shut_down_until_ms, self._heard_until_ms):
+            return self._shut_down(Step.SHUT_DOWN)
+        if now_ms >= self._register_until_ms:
+            return self._shut_down(Step.NOT_REGISTERED)
+        return []
+
+    # --- answers ---
+
+    def on_failure(self, now_ms: float) -> list[Step]:
+        """A request was not answered, or with an error: again after an interval, and not before."""
+        self._in_flight = self._at_once = False
+        self._schedule(now_ms, self._intervals.heartbeat_ms)
+        return []
+
+    def on_registered(self, error: int, broker_epoch: int, now_ms: float) -> list[Step]:
+        """The answer to a registration."""
+        if error:
+            return self.on_failure(now_ms)
+        self._in_flight = False
+        self._registered = True
+        self._register_until_ms = math.inf
+        self.broker_epoch = broker_epoch
+        self._schedule(now_ms, 0)
+        return [Step.REGISTERED]
+
+    def on_heartbeat(self, answer: HeartbeatAnswer, now_ms: float) -> list[Step]:
+        """The answer to a heartbeat."""
+        if answer.error == STALE_BROKER_EPOCH:
+            return self._lose_epoch(now_ms)
+        if answer.error:
+            return self.on_failure(now_ms)
+        self._in_flight = False
+        steps = []
+        if answer.is_fenced and not self.is_fenced and not answer.should_shut_down:
+            steps.append(Step.FENCED)
+        unfenced = self.is_fenced and not answer.is_fenced
+        self.is_fenced = answer.is_fenced
+        interval_ms = self._intervals.heartbeat_ms
+        match self.state:
+            case BrokerState.STARTING:
+                if answer.is_caught_up:
+                    self._go(BrokerState.RECOVERY)
+                    steps.append(Step.CAUGHT_UP)
+                interval_ms = CATCH_UP_INTERVAL_MS
+            case BrokerState.RECOVERY if not answer.is_fenced and self._ready_to_unfence:
+                self._go(BrokerState.RUNNING)
+                steps.append(Step.UNFENCED)
+            case BrokerState.RUNNING if unfenced:
+                steps.append(Step.UNFENCED)
+            case BrokerState.PENDING_CONTROLLED_SHUTDOWN:
+                if answer.should_shut_down:
+                    return steps + self._shut_down(Step.SHUT_DOWN)
+                self._heard_until_ms = now_ms + self._intervals.session_ms
+                if not self._asked_to_shut_down:
+                    interval_ms = SHUTDOWN_INTERVAL_MS
+                self._asked_to_shut_down = True
+        self._schedule(now_ms, interval_ms)
+        return steps
+
+    def _lose_epoch(self, now_ms: float) -> list[Step]:
+        """Somebody else has the id. Kafka's brokers go on asking; nothing good comes of it."""
+        if self.state is BrokerState.RUNNING:
+            return self._shut_down(Step.EPOCH_LOST)
+        if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:
+            return self._shut_down(Step.SHUT_DOWN)
+        self._registered = False
+        return self.on_failure(now_ms)
+
+    def _shut_down(self, why: Step) -> list[Step]:
+        self._go(BrokerState.SHUTTING_DOWN)
+        return [why]
+
+    def _schedule(self, now_ms: float, delay_ms: int) -> None:
+        if self._in_flight:
+            self._at_once |= delay_ms == 0
+            return
+        if self._at_once:
+            delay_ms, self._at_once = 0, False
+        self._due_ms = now_ms + delay_ms
+
+    def _go(self, state: BrokerState) -> None:
+        if (self.state, state) not in TRANSITIONS:
+            raise InvariantViolation(f"a broker that is {self.state.name} becomes {state.name}")
+        self.state = state

@@ -1,0 +1,578 @@
+"""Metadata records as bytes, and back.
+
+A record's value is the version of the frame (1), the type's key and its version, each an unsigned
+varint, then the fields in the flexible encoding of KIP-482. What the fields are stands in one table
+per type. An unknown type or version, and bytes left over, are refused: who does not understand a
+record can not go on behind it.
+
+Source: ``AbstractApiMessageSerde``, ``MetadataRecordSerde``; the schemas ``metadata/*.json``;
+``MetadataVersion`` for which version is written at which level.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fencepost.cluster.records import (
+    AbortTransactionRecord,
+    AccessControlEntryRecord,
+    BeginTransactionRecord,
+    BrokerEndpoint,
+    BrokerFeature,
+    BrokerRegistrationChangeRecord,
+    ClearElrRecord,
+    ClientQuotaRecord,
+    ConfigRecord,
+    ControllerEndpoint,
+    ControllerFeature,
+    DelegationTokenRecord,
+    EndTransactionRecord,
+    EntityData,
+    FeatureLevelRecord,
+    FenceBrokerRecord,
+    MetadataRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RegisterControllerRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveDelegationTokenRecord,
+    RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
+    TopicRecord,
+    UnfenceBrokerRecord,
+    UnregisterBrokerRecord,
+    UserScramCredentialRecord,
+    ZkMigrationStateRecord,
+)
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldReader, FieldWriter
+
+FRAME_VERSION: Final = 1
+"""Of the frame around every record."""
+
+METADATA_VERSION: Final = 30
+"""The level 4.3-IV0, whose record versions are written unless another one is finalized."""
+
+
+class Field(NamedTuple):
+    """One field of a structure: its attribute, its type or the class of its parts."""
+
+    name: str
+    kind: str | type
+    array: bool = False
+    since: int = 0
+    """The first version that has it."""
+    tag: int | None = None
+    nullable: bool = False
+
+
+_PARTS: Final[Mapping[type, tuple[Field, ...]]] = {
+    BrokerEndpoint: (
+        Field("name", "string"),
+        Field("host", "string"),
+        Field("port", "uint16"),
+        Field("security_protocol", "int16"),
+    ),
+    BrokerFeature: (
+        Field("name", "string"),
+        Field("min_supported_version", "int16"),
+        Field("max_supported_version", "int16"),
+    ),
+    EntityData: (
+        Field("entity_type", "string"),
+        Field("entity_name", "string", nullable=True),
+    ),
+    ControllerEndpoint: (
+        Field("name", "string"),
+        Field("host", "string"),
+        Field("port", "uint16"),
+        Field("security_protocol", "int16"),
+    ),
+    ControllerFeature: (
+        Field("name", "string"),
+        Field("min_supported_version", "int16"),
+        Field("max_supported_version", "int16"),
+    ),
+}
+
+_RECORDS: Final[Mapping[type, tuple[int, int, tuple[Field, ...]]]] = {
+    RegisterBrokerRecord: (
+        0,
+        4,
+        (
+            Field("broker_id", "int32"),
+            Field("is_migrating_zk_broker", "bool", since=2),
+            Field("incarnation_id", "uuid"),
+            Field("broker_epoch", "int64"),
+            Field("end_points", BrokerEndpoint, array=True),
+            Field("features", BrokerFeature, array=True),
+            Field("rack", "string", nullable=True),
+            Field("fenced", "bool"),
+            Field("in_controlled_shutdown", "bool", since=1),
+            Field("log_dirs", "uuid", array=True, since=3, tag=0),
+            Field("cordoned_log_dirs", "uuid", array=True, since=4, tag=1, nullable=True),
+        ),
+    ),
+    UnregisterBrokerRecord: (
+        1,
+        0,
+        (
+            Field("broker_id", "int32"),
+            Field("broker_epoch", "int64"),
+        ),
+    ),
+    TopicRecord: (
+        2,
+        0,
+        (
+            Field("name", "string"),
+            Field("topic_id", "uuid"),
+        ),
+    ),
+    PartitionRecord: (
+        3,
+        2,
+        (
+            Field("partition_id", "int32"),
+            Field("topic_id", "uuid"),
+            Field("replicas", "int32", array=True),
+            Field("isr", "int32", array=True),
+            Field("removing_replicas", "int32", array=True),
+            Field("adding_replicas", "int32", array=True),
+            Field("leader", "int32"),
+            Field("leader_recovery_state", "int8", tag=0),
+            Field("leader_epoch", "int32"),
+            Field("partition_epoch", "int32"),
+            Field("directories", "uuid", array=True, since=1),
+            Field("eligible_leader_replicas", "int32", array=True, since=2, tag=1, nullable=True),
+            Field("last_known_elr", "int32", array=True, since=2, tag=2, nullable=True),
+        ),
+    ),
+    ConfigRecord: (
+        4,
+        0,
+        (
+            Field("resource_type", "int8"),
+            Field("resource_name", "string"),
+            Field("name", "string"),
+            Field("value", "string", nullable=True),
+        ),
+    ),
+    PartitionChangeRecord: (
+        5,
+        2,
+        (
+            Field("partition_id", "int32"),
+            Field("topic_id", "uuid"),
+            Field("isr", "int32", array=True, tag=0, nullable=True),
+            Field("leader", "int32", tag=1),
+            Field("replicas", "int32", array=True, tag=2, nullable=True),
+            Field("removing_replicas", "int32", array=True, tag=3, nullable=True),
+            Field("adding_replicas", "int32", array=True, tag=4, nullable=True),
+            Field("leader_recovery_state", "int8", tag=5),
+            Field("directories", "uuid", array=True, since=1, tag=8, nullable=True),
+            Field("eligible_leader_replicas", "int32", array=True, since=2, tag=6, nullable=True),
+            Field("last_known_elr", "int32", array=True, since=2, tag=7, nullable=True),
+        ),
+    ),
+    FenceBrokerRecord: (
+        7,
+        0,
+        (
+            Field("id", "int32"),
+            Field("epoch", "int64"),
+        ),
+    ),
+    UnfenceBrokerRecord: (
+        8,
+        0,
+        (
+            Field("id", "int32"),
+            Field("epoch", "int64"),
+        ),
+    ),
+    RemoveTopicRecord: (9, 0, (Field("topic_id", "uuid"),)),
+    DelegationTokenRecord: (
+        10,
+        0,
+        (
+            Field("owner", "string"),
+            Field("requester", "string"),
+            Field("renewers", "string", array=True),
+            Field("issue_timestamp", "int64"),
+            Field("max_timestamp", "int64"),
+            Field("expiration_timestamp", "int64"),
+            Field("token_id", "string"),
+        ),
+    ),
+    UserScramCredentialRecord: (
+        11,
+        0,
+        (
+            Field("name", "string"),
+            Field("mechanism", "int8"),
+            Field("salt", "bytes"),
+            Field("stored_key", "bytes"),
+            Field("server_key", "bytes"),
+            Field("iterations", "int32"),
+        ),
+    ),
+    FeatureLevelRecord: (
+        12,
+        0,
+        (
+            Field("name", "string"),
+            Field("feature_level", "int16"),
+        ),
+    ),
+    ClientQuotaRecord: (
+        14,
+        0,
+        (
+            Field("entity", EntityData, array=True),
+            Field("key", "string"),
+            Field("value", "float64"),
+            Field("remove", "bool"),
+        ),
+    ),
+    ProducerIdsRecord: (
+        15,
+        0,
+        (
+            Field("broker_id", "int32"),
+            Field("broker_epoch", "int64"),
+            Field("next_producer_id", "int64"),
+        ),
+    ),
+    BrokerRegistrationChangeRecord: (
+        17,
+        3,
+        (
+            Field("broker_id", "int32"),
+            Field("broker_epoch", "int64"),
+            Field("fenced", "int8", tag=0),
+            Field("in_controlled_shutdown", "int8", since=1, tag=1),
+            Field("log_dirs", "uuid", array=True, since=2, tag=2),
+            Field("cordoned_log_dirs", "uuid", array=True, since=3, tag=3, nullable=True),
+        ),
+    ),
+    AccessControlEntryRecord: (
+        18,
+        0,
+        (
+            Field("id", "uuid"),
+            Field("resource_type", "int8"),
+            Field("resource_name", "string"),
+            Field("pattern_type", "int8"),
+            Field("principal", "string"),
+            Field("host", "string"),
+            Field("operation", "int8"),
+            Field("permission_type", "int8"),
+        ),
+    ),
+    RemoveAccessControlEntryRecord: (19, 0, (Field("id", "uuid"),)),
+    NoOpRecord: (20, 0, ()),
+    ZkMigrationStateRecord: (21, 0, (Field("zk_migration_state", "int8"),)),
+    RemoveUserScramCredentialRecord: (
+        22,
+        0,
+        (
+            Field("name", "string"),
+            Field("mechanism", "int8"),
+        ),
+    ),
+    BeginTransactionRecord: (23, 0, (Field("name", "string", tag=0, nullable=True),)),
+    EndTransactionRecord: (24, 0, ()),
+    AbortTransactionRecord: (25, 0, (Field("reason", "string", tag=0, nullable=True),)),
+    RemoveDelegationTokenRecord: (26, 0, (Field("token_id", "string"),)),
+    RegisterControllerRecord: (
+        27,
+        0,
+        (
+            Field("controller_id", "int32"),
+            Field("incarnation_id", "uuid"),
+            Field("zk_migration_ready", "bool"),
+            Field("end_points", ControllerEndpoint, array=True),
+            Field("features", ControllerFeature, array=True),
+        ),
+    ),
+    ClearElrRecord: (28, 0, (Field("topic_name", "string"),)),
+}
+"""Key, newest version and fields of each type of record, in the order of the schema."""
+
+_WRITTEN_SINCE: Final[Mapping[type, tuple[tuple[int, int], ...]]] = {
+    RegisterBrokerRecord: ((30, 4), (17, 3), (8, 2), (0, 1)),
+    PartitionRecord: ((23, 2), (17, 1)),
+    PartitionChangeRecord: ((23, 2), (17, 1)),
+    BrokerRegistrationChangeRecord: ((30, 3), (17, 2), (0, 1)),
+}
+"""From which level of metadata.version on which version is written, newest first; 0 before."""
+
+_TOPIC_KIND: Final = bytes((FRAME_VERSION, 2, 0))
+_TOPIC_BYTES: Final = 20
+"""A TopicRecord, but for its name."""
+_ONE_BYTE: Final = 0x80
+"""Unsigned varints below take one byte."""
+
+_DOUBLE: Final = struct.Struct(">d")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_UINT16: Final = struct.Struct(">H")
+
+Read = Callable[[FieldReader], Any]
+Write = Callable[[FieldWriter, Any], None]
+
+_PRIMITIVES: Final[Mapping[str, tuple[Read, Write]]] = {
+    "int8": (FieldReader.int8, FieldWriter.int8),
+    "int16": (FieldReader.int16, lambda out, value: out.raw(_INT16.pack(value))),
+    "uint16": (
+        lambda data: _UINT16.unpack(data.raw(2))[0],
+        lambda out, value: out.raw(_UINT16.pack(value)),
+    ),
+    "int32": (FieldReader.int32, FieldWriter.int32),
+    "int64": (FieldReader.int64, FieldWriter.int64),
+    "bool": (lambda data: data.int8() != 0, lambda out, value: out.int8(int(value))),
+    "float64": (
+        lambda data: _DOUBLE.unpack(data.raw(8))[0],
+        lambda out, value: out.raw(_DOUBLE.pack(value)),
+    ),
+    "string": (FieldReader.string, FieldWriter.string),
+    "bytes": (FieldReader.bytes_, FieldWriter.bytes_),
+    "uuid": (
+        lambda data: UUID(bytes=data.raw(16)),
+        lambda out, value: out.raw(value.bytes),
+    ),
+}
+
+
+class _Step(NamedTuple):
+    """How one field is read and written in one version of a structure."""
+
+    name: str
+    read: Read
+    write: Write
+    default: object
+    tag: int | None
+
+
+class Structure(NamedTuple):
+    """How one version of a structure is read and written."""
+
+    build: Callable[..., Any]
+    plain: tuple[_Step, ...]
+    tagged: Mapping[int, _Step]
+    absent: tuple[_Step, ...]
+    """Fields that only newer versions have; they must be as if never set."""
+
+    def read(self, data: FieldReader) -> Any:
+        """Read the fields and the tags behind them."""
+        values = {step.name: step.read(data) for step in self.plain}
+        for tag, raw in data.tags().items():
+            step = self.tagged.get(tag)
+            if step is not None:
+                inner = FieldReader(raw, flexible=True)
+                values[step.name] = step.read(inner)
+                inner.end()
+        return self.build(**values)
+
+    def write(self, out: FieldWriter, value: object) -> None:
+        """Write the fields, and of the tags those that say something."""
+        for step in self.absent:
+            if getattr(value, step.name) != step.default:
+                raise ValueError(f"this version of {type(value).__name__} has no {step.name}")
+        for step in self.plain:
+            step.write(out, getattr(value, step.name))
+        tags: dict[int, bytes] = {}
+        for tag, step in self.tagged.items():
+            one = getattr(value, step.name)
+            if one != step.default:
+                inner = FieldWriter(None, flexible=True)
+                step.write(inner, one)
+                tags[tag] = inner.done()
+        out.tags(tags)
+
+
+def _structure(kind: type, layout: tuple[Field, ...], version: int) -> Structure:
+    defaults = {one.name: None if one.default is MISSING else one.default for one in fields(kind)}
+    steps = [
+        (one, _Step(one.name, *_way(one, version), defaults[one.name], one.tag)) for one in layout
+    ]
+    present = [step for one, step in steps if one.since <= version]
+    return Structure(
+        kind,
+        tuple(step for step in present if step.tag is None),
+        {
+            step.tag: step
+            for step in sorted(present, key=attrgetter("name"))
+            if step.tag is not None
+        },
+        tuple(step for one, step in steps if one.since > version),
+    )
+
+
+def _way(field: Field, version: int) -> tuple[Read, Write]:
+    """Reading and writing of a field, its array and its null."""
+    if isinstance(field.kind, str):
+        if field.kind == "string" and field.nullable:
+            return FieldReader.nullable_string, FieldWriter.string
+        read, write = _PRIMITIVES[field.kind]
+    else:
+        part = _structure(field.kind, _PARTS[field.kind], version)
+        read, write = part.read, part.write
+    return _array(read, write, field) if field.array else (read, write)
+
+
+def _array(read: Read, write: Write, field: Field) -> tuple[Read, Write]:
+    def read_all(data: FieldReader) -> tuple[Any, ...] | None:
+        count = data.nullable_count()
+        if count is None:
+            if not field.nullable:
+                raise CorruptRecordError(f"{field.name} is null, which it may not be")
+            return None
+        return tuple(read(data) for _ in range(count))
+
+    def write_all(out: FieldWriter, values: tuple[Any, ...] | None) -> None:
+        if values is None:
+            out.uvarint(0)
+            return
+        out.count(len(values))
+        for one in values:
+            write(out, one)
+
+    return read_all, write_all
+
+
+_STRUCTURES: Final[dict[tuple[int, int], Structure]] = {}
+"""What was needed so far, by key and version."""
+_BY_KEY: Final = {key: (kind, newest, layout) for kind, (key, newest, layout) in _RECORDS.items()}
+
+
+def _structure_of(key: int, version: int) -> Structure:
+    found = _STRUCTURES.get((key, version))
+    if found is None:
+        if key not in _BY_KEY:
+            raise CorruptRecordError(f"there is no metadata record with the key {key}")
+        kind, newest, layout = _BY_KEY[key]
+        if version > newest:
+            raise CorruptRecordError(
+                f"version {version} of {kind.__name__}; {newest} is the newest that is known here"
+            )
+        found = _STRUCTURES[key, version] = _structure(kind, layout, version)
+    return found
+
+
+def record_version(kind: type[MetadataRecord], metadata_version: int = METADATA_VERSION) -> int:
+    """The version in which a type of record is written at that level."""
+    for level, version in _WRITTEN_SINCE.get(kind, ()):
+        if metadata_version >= level:
+            return version
+    return 0
+
+
+def encode(record: MetadataRecord, metadata_version: int = METADATA_VERSION) -> bytes:
+    """The value of the record. ValueError for what the level's version can not say."""
+    kind = type(record)
+    key = _RECORDS[kind][0]
+    version = record_version(kind, metadata_version)
+    out = FieldWriter(None, flexible=True)
+    out.uvarint(FRAME_VERSION)
+    out.uvarint(key)
+    out.uvarint(version)
+    _structure_of(key, version).write(out, record)
+    return out.done()
+
+
+def decode(value: bytes) -> MetadataRecord:
+    """The record of a value. CorruptRecordError for what is not understood to its last byte."""
+    if value.startswith(_TOPIC_KIND):
+        topic = _plain_topic(value)
+        if topic is not None:
+            return topic
+    return decode_framed(value)[0]
+
+
+def _plain_topic(value: bytes) -> TopicRecord | None:
+    """A topic whose name and tags take one byte to count: a start reads thousands of them."""
+    size = value[3] if len(value) > _TOPIC_BYTES else 0
+    if not 0 < size < _ONE_BYTE or len(value) != _TOPIC_BYTES + size or value[-1]:
+        return None
+    try:
+        name = value[4 : 3 + size].decode()
+    except UnicodeDecodeError:
+        return None
+    return TopicRecord(name, UUID(bytes=value[3 + size : -1]))
+
+
+def topic_value(name: str, topic_id: UUID) -> bytes:
+    """The value of a TopicRecord, as :func:`encode` has it."""
+    raw = name.encode()
+    if len(raw) >= _ONE_BYTE - 1:
+        return encode(TopicRecord(name, topic_id))
+    return b"%b%c%b%b\0" % (_TOPIC_KIND, len(raw) + 1, raw, topic_id.bytes)
+
+
+def decode_framed(value: bytes) -> tuple[MetadataRecord, int, Structure]:
+    """The same with the version in which it is written, and with what that has."""
+    data = FieldReader(value, flexible=True)
+    frame = data.uvarint()
+    if frame != FRAME_VERSION:
+        raise CorruptRecordError(f"a metadata record in a frame of version {frame}")
+    key, version = data.uvarint(), data.uvarint()
+    structure = _structure_of(key, version)
+    record: MetadataRecord = structure.read(data)
+    data.end()
+    return record, version, structure
+
+
+# --- many partitions at once ---
+
+KIND: Final = slice(0, 3)
+"""Where frame, key and version stand in a value, where key and version are small."""
+PARTITION: Final = slice(3, 7)
+"""Where the number of the partition stands in the value of a record of :data:`OF_ONE_PARTITION`."""
+SAID: Final = slice(7, None)
+"""Topic and all else: equal for records that say the same of different partitions of a topic."""
+SAID_OF_ANY: Final = slice(23, None)
+"""All else: equal for records that say the same of partitions of any topic."""
+TOPIC_ID: Final = slice(7, 23)
+
+PARTITION_KIND: Final = bytes((FRAME_VERSION, 3, 2))
+PARTITION_CHANGE_KIND: Final = bytes((FRAME_VERSION, 5, 2))
+OF_ONE_PARTITION: Final = frozenset({PARTITION_KIND, PARTITION_CHANGE_KIND})
+"""The newest versions of PartitionRecord and PartitionChangeRecord; of these there are many."""
+
+
+class Alike(NamedTuple):
+    """Values of :data:`OF_ONE_PARTITION` that say the same of different partitions."""
+
+    kind: bytes
+    """Their :data:`KIND`."""
+    said: bytes
+    """Their :data:`SAID_OF_ANY`."""
+    places: Iterable[tuple[int, bytes]]
+    """Partition and id of the topic of each."""
+
+    def value_at(self, partition: int, topic_id: bytes) -> bytes:
+        """The value for that place."""
+        return self.kind + _INT32.pack(partition) + topic_id + self.said
+
+
+class Template:
+    """The value of a record, for others that say the same of other partitions."""
+
+    def __init__(self, record: PartitionRecord | PartitionChangeRecord) -> None:
+        value = encode(record)
+        self._kind, self._said = value[KIND], value[SAID_OF_ANY]
+
+    def at(self, topic_id: UUID, partitions: Iterable[int]) -> list[bytes]:
+        """The values for these partitions of a topic."""
+        kind, said, pack = self._kind, topic_id.bytes + self._said, _INT32.pack
+        return [kind + pack(partition) + said for partition in partitions]

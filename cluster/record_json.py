@@ -1,0 +1,52 @@
+"""Metadata records in words: as Apache Kafka's tools write them, in JSON.
+
+Source: ``MetadataRecordJsonConverters`` and what they make of each field.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode, urlsafe_b64encode
+from dataclasses import fields, is_dataclass
+from typing import Any
+from uuid import UUID
+
+from fencepost.cluster.record_codec import Structure, decode_framed
+
+_WORDS = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def described(value: bytes) -> dict[str, Any]:
+    """Type, version and fields of a record's value. CorruptRecordError for what is no record's.
+
+    A tagged field that says nothing is left out.
+    """
+    record, version, structure = decode_framed(value)
+    name = _WORDS.sub("_", type(record).__name__).upper()
+    return {"type": name, "version": version, "data": _fields(record, structure)}
+
+
+def _fields(record: object, structure: Structure) -> dict[str, Any]:
+    shown = {_camel(step.name): _plain(getattr(record, step.name)) for step in structure.plain}
+    for step in structure.tagged.values():
+        one = getattr(record, step.name)
+        if one != step.default:
+            shown[_camel(step.name)] = _plain(one)
+    return shown
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return urlsafe_b64encode(value.bytes).decode().rstrip("=")
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if is_dataclass(value):
+        return {_camel(one.name): _plain(getattr(value, one.name)) for one in fields(value)}
+    return value

@@ -1,0 +1,343 @@
+"""The records of ``__cluster_metadata``: all 26 types of Apache Kafka 4.3, as values.
+
+Their form as bytes: ``record_codec.py``. What they do to the image: ``image.py``.
+
+Source: the schemas ``metadata/*.json`` of kafka-metadata.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fencepost.logcore.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEndpoint:
+    """Where a broker listens.
+
+    ``security_protocol``: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL.
+    """
+
+    name: str
+    host: str
+    port: int
+    security_protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFeature:
+    """Which levels of a feature a broker supports."""
+
+    name: str
+    min_supported_version: int
+    max_supported_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBrokerRecord:
+    """A broker came, with all that it says of itself."""
+
+    broker_id: int
+    incarnation_id: UUID
+    broker_epoch: int
+    end_points: tuple[BrokerEndpoint, ...]
+    features: tuple[BrokerFeature, ...]
+    is_migrating_zk_broker: bool = False
+    rack: str | None = None
+    fenced: bool = True
+    in_controlled_shutdown: bool = False
+    log_dirs: tuple[UUID, ...] = ()
+    cordoned_log_dirs: tuple[UUID, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterBrokerRecord:
+    """A broker is forgotten."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """A topic is there."""
+
+    name: str
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """A partition is there, with its state."""
+
+    topic_id: UUID
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    removing_replicas: tuple[int, ...]
+    adding_replicas: tuple[int, ...]
+    partition_id: int = -1
+    leader: int = -1
+    leader_recovery_state: int = 0
+    leader_epoch: int = -1
+    partition_epoch: int = -1
+    directories: tuple[UUID, ...] = ()
+    eligible_leader_replicas: tuple[int, ...] | None = None
+    last_known_elr: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRecord:
+    """A dynamic setting; a value of None removes it."""
+
+    resource_type: int
+    resource_name: str
+    name: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChangeRecord:
+    """What changed of a partition: None, or a default of its own, stands for what did not."""
+
+    topic_id: UUID
+    partition_id: int = -1
+    isr: tuple[int, ...] | None = None
+    leader: int = -2
+    replicas: tuple[int, ...] | None = None
+    removing_replicas: tuple[int, ...] | None = None
+    adding_replicas: tuple[int, ...] | None = None
+    leader_recovery_state: int = -1
+    directories: tuple[UUID, ...] | None = None
+    eligible_leader_replicas: tuple[int, ...] | None = None
+    last_known_elr: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FenceBrokerRecord:
+    """A broker is fenced (before metadata.version 3.3-IV3)."""
+
+    id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfenceBrokerRecord:
+    """A broker is unfenced (before metadata.version 3.3-IV3)."""
+
+    id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTopicRecord:
+    """A topic is gone."""
+
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationTokenRecord:
+    """A delegation token."""
+
+    owner: str
+    requester: str
+    renewers: tuple[str, ...]
+    issue_timestamp: int
+    max_timestamp: int
+    expiration_timestamp: int
+    token_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserScramCredentialRecord:
+    """What a user's password became."""
+
+    name: str
+    mechanism: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureLevelRecord:
+    """The finalized level of a feature; 0 is off."""
+
+    name: str
+    feature_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntityData:
+    """One part of the entity of a quota; a name of None is the default."""
+
+    entity_type: str
+    entity_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientQuotaRecord:
+    """A quota of an entity."""
+
+    entity: tuple[EntityData, ...]
+    key: str
+    value: float
+    remove: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsRecord:
+    """The first producer id that no block has."""
+
+    broker_id: int
+    next_producer_id: int
+    broker_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistrationChangeRecord:
+    """What changed of a registration: fenced is 1 to fence, -1 to unfence."""
+
+    broker_id: int
+    broker_epoch: int
+    fenced: int = 0
+    in_controlled_shutdown: int = 0
+    log_dirs: tuple[UUID, ...] = ()
+    cordoned_log_dirs: tuple[UUID, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessControlEntryRecord:
+    """A rule."""
+
+    id: UUID
+    resource_type: int
+    resource_name: str
+    pattern_type: int
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAccessControlEntryRecord:
+    """A rule is gone."""
+
+    id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class NoOpRecord:
+    """Nothing; it lets the high watermark move."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZkMigrationStateRecord:
+    """How far a migration from ZooKeeper has come."""
+
+    zk_migration_state: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveUserScramCredentialRecord:
+    """A user's credential is gone."""
+
+    name: str
+    mechanism: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTransactionRecord:
+    """What follows takes effect as a whole."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransactionRecord:
+    """It does now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTransactionRecord:
+    """It never does."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDelegationTokenRecord:
+    """A delegation token is gone."""
+
+    token_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerEndpoint:
+    """Where a controller listens."""
+
+    name: str
+    host: str
+    port: int
+    security_protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFeature:
+    """Which levels of a feature a controller supports."""
+
+    name: str
+    min_supported_version: int
+    max_supported_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterControllerRecord:
+    """A controller came."""
+
+    controller_id: int
+    incarnation_id: UUID
+    zk_migration_ready: bool
+    end_points: tuple[ControllerEndpoint, ...]
+    features: tuple[ControllerFeature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearElrRecord:
+    """All eligible leader replicas of a topic are forgotten; of all topics without a name."""
+
+    topic_name: str
+
+
+MetadataRecord = (
+    RegisterBrokerRecord
+    | UnregisterBrokerRecord
+    | TopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | PartitionChangeRecord
+    | FenceBrokerRecord
+    | UnfenceBrokerRecord
+    | RemoveTopicRecord
+    | DelegationTokenRecord
+    | UserScramCredentialRecord
+    | FeatureLevelRecord
+    | ClientQuotaRecord
+    | ProducerIdsRecord
+    | BrokerRegistrationChangeRecord
+    | AccessControlEntryRecord
+    | RemoveAccessControlEntryRecord
+    | NoOpRecord
+    | ZkMigrationStateRecord
+    | RemoveUserScramCredentialRecord
+    | BeginTransactionRecord
+    | EndTransactionRecord
+    | AbortTransactionRecord
+    | RemoveDelegationTokenRecord
+    | RegisterControllerRecord
+    | ClearElrRecord
+)
+"""Any of them."""

@@ -1,0 +1,181 @@
+"""Who leads after what: ReplicationControlManager's elections, by request and by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fencepost.cluster.controller.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    PreferredLeaderNotAvailableError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.partition_change import Election
+from fencepost.logcore.machine import DomainError
+from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster
+
+Answers = dict[tuple[str, int], DomainError | None]
+
+
+def elect(
+    cluster: Cluster, election: Election, partitions: list[tuple[str, int]] | None
+) -> Answers:
+    return dict(cluster.do(cluster.controller.elect_leaders(election, partitions)))
+
+
+def kinds(answers: Answers) -> list[type[object]]:
+    return [type(one) for one in answers.values()]
+
+
+def test_elect_preferred_leaders() -> None:
+    cluster = Cluster(range(4))
+    cluster.create("foo", [1, 2, 3], [2, 3, 0], [0, 2, 1])
+    cluster.fence(1)
+    cluster.unfence(1)
+    cluster.fence(2)
+    assert [cluster.partition("foo", index).leader for index in range(3)] == [3, 3, 0]
+    asked = [("foo", 0), ("foo", 1), ("foo", 2), ("foo", 3), ("bar", 0)]
+    # Broker 1 is alive, but not in the ISR yet.
+    assert kinds(elect(cluster, Election.PREFERRED, asked)) == [
+        PreferredLeaderNotAvailableError,
+        PreferredLeaderNotAvailableError,
+        ElectionNotNeededError,
+        UnknownTopicOrPartitionError,
+        UnknownTopicOrPartitionError,
+    ]
+    cluster.unfence(2)
+    cluster.alter_isr("foo", [3, 1])
+    epoch = cluster.partition("foo").leader_epoch
+    assert kinds(elect(cluster, Election.PREFERRED, asked[:1])) == [type(None)]
+    assert (cluster.partition("foo").leader, cluster.partition("foo").leader_epoch) == (
+        1,
+        epoch + 1,
+    )
+    assert cluster.causes("leader-elected", "foo-0")[-1] == "ElectLeaders"
+
+
+def test_elect_leaders_of_all_leaves_out_who_needs_none() -> None:
+    cluster = Cluster()
+    cluster.create("foo", [1, 2], [2, 1])
+    cluster.fence(1)
+    cluster.unfence(1)
+    assert list(elect(cluster, Election.PREFERRED, None)) == [("foo", 0)]
+    assert elect(cluster, Election.UNCLEAN, None) == {}
+
+
+@pytest.mark.parametrize("elr", [True, False])
+def test_elect_unclean_leaders_without_the_setting(elr: bool) -> None:
+    """The request is leave enough, whatever unclean.leader.election.enable says."""
+    cluster = Cluster(range(5), elr=elr)
+    cluster.create("foo", [1, 2, 3], [2, 3, 4])
+    cluster.fence(2, 3, 4)
+    cluster.fence(1)
+    for broker_id in (2, 3, 4):
+        cluster.reboot(broker_id)
+    assert cluster.partition("foo").leader == -1
+    asked = [("foo", 0), ("foo", 1)]
+    assert kinds(elect(cluster, Election.UNCLEAN, asked)) == [EligibleLeadersNotAvailableError] * 2
+    cluster.unfence(3)
+    assert kinds(elect(cluster, Election.UNCLEAN, asked)) == [type(None)] * 2
+    for index in (0, 1):
+        state = cluster.partition("foo", index)
+        assert (state.leader, state.isr, state.leader_recovery_state) == (3, (3,), 1)
+    assert kinds(elect(cluster, Election.UNCLEAN, asked)) == [ElectionNotNeededError] * 2
+
+
+def test_kip_966_last_replica_standing() -> None:
+    """RF 3, min ISR 2; two leave, the last one loses its tail: who was clean leads on."""
+    cluster = Cluster(elr=True, min_isr=2)
+    cluster.create("a", [0, 1, 2])
+    cluster.fence(1)
+    cluster.fence(2)
+    state = cluster.partition("a")
+    assert (state.leader, state.isr, state.elr) == (0, (0,), (2,))
+    cluster.reboot(0)
+    state = cluster.partition("a")
+    assert (state.leader, state.isr, state.elr) == (-1, (), (2,))
+    cluster.unfence(0, 1)
+    assert cluster.partition("a").leader == -1
+    cluster.unfence(2)
+    state = cluster.partition("a")
+    assert (state.leader, state.isr, state.elr, state.leader_recovery_state) == (2, (2,), (), 0)
+
+
+@pytest.mark.parametrize("alone_is_unclean", [True, False])
+def test_without_elr_the_last_replica_leads_again_even_with_a_lost_tail(
+    alone_is_unclean: bool,
+) -> None:
+    cluster = Cluster(min_isr=2)
+    cluster.create("a", [0, 1, 2])
+    cluster.fence(1, 2)
+    cluster.reboot(0, clean=not alone_is_unclean)
+    assert (cluster.partition("a").leader, cluster.partition("a").isr) == (-1, (0,))
+    cluster.unfence(1, 2)
+    assert cluster.partition("a").leader == -1
+    cluster.unfence(0)
+    assert cluster.partition("a").leader == 0
+
+
+def test_unclean_election_at_fencing_where_the_topic_allows_it() -> None:
+    cluster = Cluster()
+    cluster.create("a", [0, 1, 2], unclean_leader_election_enable="true")
+    cluster.alter_isr("a", [0])
+    cluster.fence(0)
+    state = cluster.partition("a")
+    assert (state.leader, state.isr, state.leader_recovery_state) == (1, (1,), 1)
+    event = next(one for one in cluster.events if one.kind == "leader-elected")
+    assert event.detail["election"] == "unclean election"
+
+
+def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
+    cluster = Cluster()
+    cluster.create("a", [0, 1])
+    cluster.create("b", [0, 1])
+    cluster.alter_isr("a", [0])
+    cluster.alter_isr("b", [0])
+    cluster.fence(0)
+    assert cluster.partition("a").leader == -1
+    cluster.set_config("a", "unclean.leader.election.enable", "true")
+    cluster.do(cluster.controller.run_task(cluster.now_ms))
+    assert (cluster.partition("a").leader, cluster.partition("b").leader) == (1, -1)
+
+
+def imbalanced(settings_of: dict[str, object]) -> Cluster:
+    cluster = Cluster(settings=replace(SETTINGS, **settings_of))  # type: ignore[arg-type]
+    cluster.create("a", *([0, 1, 2] for _ in range(5)))
+    cluster.fence(0)
+    cluster.unfence(0)
+    for index in range(5):
+        cluster.alter_isr("a", [1, 2, 0], index)
+    return cluster
+
+
+def leaders(cluster: Cluster) -> list[int]:
+    return [cluster.partition("a", index).leader for index in range(5)]
+
+
+def test_balance_partition_leaders() -> None:
+    cluster = imbalanced({})
+    cluster.pass_time(299_000, beating=(0, 1, 2))
+    assert leaders(cluster) == [1] * 5
+    cluster.pass_time(1_000, beating=(0, 1, 2))
+    assert leaders(cluster) == [0] * 5
+    assert cluster.causes("leader-elected", "a-4")[-1] == "the preferred leader was not leading"
+
+
+def test_balance_goes_in_steps_of_so_many_elections() -> None:
+    cluster = imbalanced({"max_elections": 2})
+    cluster.now_ms += 300_000
+    cluster.controller.heartbeats.extend(300_000)
+    seen = []
+    while cluster.do(cluster.controller.run_task(cluster.now_ms)):
+        seen.append(leaders(cluster).count(0))
+    assert seen == [2, 4, 5]
+
+
+def test_no_balance_without_auto_leader_rebalance() -> None:
+    cluster = imbalanced({"leader_rebalance": False})
+    cluster.pass_time(400_000, beating=(0, 1, 2))
+    assert leaders(cluster) == [1] * 5

@@ -1,0 +1,170 @@
+"""Reassignments: ReplicationControlManagerTest's and PartitionReassignmentReplicasTest's cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.cluster.controller.errors import (
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    NoReassignmentInProgressError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.reassignment_steps import completed
+from fencepost.cluster.controller.reassignments import Reassign
+from tests.unit.cluster.controller.cluster_driver import Cluster
+
+
+@pytest.mark.parametrize(
+    ("replicas", "adding", "removing", "isr", "expected"),
+    [
+        ((0, 1, 2), (), (), (0, 1, 2), None),
+        ((0, 1, 2), (2,), (), (0, 1), None),
+        ((0, 1, 2), (2,), (), (0, 1, 2), ((0, 1, 2), (0, 1, 2))),
+        ((0, 1, 2), (), (2,), (0, 2), None),
+        ((0, 1, 2), (), (2,), (0, 1), ((0, 1), (0, 1))),
+        ((0, 1, 2), (), (0, 1, 2), (0, 1, 2), None),
+        ((4, 5, 6, 1, 2, 3), (4, 5, 6), (1, 2, 3), (1, 4), None),
+        ((4, 5, 6, 1, 2, 3), (4, 5, 6), (1, 2, 3), (1, 4, 5, 6), ((4, 5, 6), (4, 5, 6))),
+    ],
+)
+def test_maybe_complete_reassignment(
+    replicas: tuple[int, ...],
+    adding: tuple[int, ...],
+    removing: tuple[int, ...],
+    isr: tuple[int, ...],
+    expected: object,
+) -> None:
+    assert completed(replicas, adding, removing, isr) == expected
+
+
+def listed(cluster: Cluster) -> list[tuple[str, int]]:
+    return [one[:2] for one in cluster.controller.list_partition_reassignments(None)]
+
+
+def test_a_reassignment_from_beginning_to_end() -> None:
+    cluster = Cluster(range(6))
+    cluster.create("a", [0, 1, 2])
+    assert cluster.reassign("a", [3, 4, 5]) is None
+    state = cluster.partition("a")
+    assert (state.replicas, state.adding_replicas, state.removing_replicas) == (
+        (3, 4, 5, 0, 1, 2), (3, 4, 5), (0, 1, 2),
+    )  # fmt: skip
+    # The leader and its epoch stay: nobody has lost anything yet.
+    assert (state.leader, state.leader_epoch, state.isr) == (0, 0, (0, 1, 2))
+    assert listed(cluster) == [("a", 0)]
+    cluster.alter_isr("a", [0, 1, 2, 3])
+    cluster.alter_isr("a", [0, 3, 4])
+    assert listed(cluster) == [("a", 0)]
+    cluster.alter_isr("a", [0, 3, 4, 5])
+    state = cluster.partition("a")
+    assert (state.replicas, state.isr, state.leader, state.leader_epoch) == (
+        (3, 4, 5), (3, 4, 5), 3, 1,
+    )  # fmt: skip
+    assert listed(cluster) == []
+    assert cluster.causes("reassignment-changed", "a-0") == ["AlterPartitionReassignments"]
+    assert cluster.causes("reassignment-ended", "a-0") == ["AlterPartition of the leader, broker 0"]
+
+
+def test_a_smaller_assignment_is_reached_at_once() -> None:
+    cluster = Cluster()
+    cluster.create("a", [0, 1, 2])
+    cluster.reassign("a", [1, 2])
+    state = cluster.partition("a")
+    assert (state.replicas, state.isr, state.leader) == ((1, 2), (1, 2), 1)
+
+
+def test_another_order_is_reached_at_once() -> None:
+    cluster = Cluster()
+    cluster.create("a", [0, 1, 2])
+    cluster.reassign("a", [2, 1, 0])
+    state = cluster.partition("a")
+    assert (state.replicas, state.leader, state.leader_epoch) == ((2, 1, 0), 0, 0)
+
+
+def test_cancel_reassignment() -> None:
+    """KAFKA-13972: the leader epoch rises, so that the added replica deletes what it has."""
+    cluster = Cluster(range(4))
+    cluster.create("a", [0, 1, 2])
+    assert isinstance(cluster.reassign("a", None), NoReassignmentInProgressError)
+    cluster.reassign("a", [0, 1, 3])
+    cluster.alter_isr("a", [0, 1, 2])
+    assert cluster.reassign("a", None) is None
+    state = cluster.partition("a")
+    assert (set(state.replicas), state.isr, state.leader) == ({0, 1, 2}, (0, 1, 2), 0)
+    assert (state.adding_replicas, state.removing_replicas, state.leader_epoch) == ((), (), 1)
+    assert cluster.causes("reassignment-ended", "a-0") == ["the reassignment was cancelled"]
+
+
+@pytest.mark.parametrize("unclean", ["true", "false"])
+def test_cancel_reassignment_that_needs_an_unclean_election(unclean: str) -> None:
+    cluster = Cluster(range(4))
+    cluster.create("a", [0, 1], unclean_leader_election_enable=unclean)
+    cluster.reassign("a", [2, 3])
+    cluster.alter_isr("a", [0, 2])
+    cluster.fence(0)
+    assert cluster.partition("a").leader == 2
+    answer = cluster.reassign("a", None)
+    if unclean == "true":
+        assert answer is None
+        assert cluster.partition("a").leader == 1
+        assert set(cluster.partition("a").replicas) == {0, 1}
+    else:
+        assert isinstance(answer, InvalidReplicaAssignmentError)
+        assert "unclean leader election" in str(answer)
+
+
+def test_a_reassignment_that_is_replaced() -> None:
+    cluster = Cluster(range(5))
+    cluster.create("a", [0, 1, 2])
+    cluster.reassign("a", [0, 1, 3])
+    cluster.alter_isr("a", [0, 1])
+    cluster.reassign("a", [0, 1, 4])
+    state = cluster.partition("a")
+    assert (state.replicas, state.adding_replicas, state.removing_replicas) == (
+        (0, 1, 4, 2, 3), (4,), (2, 3),
+    )  # fmt: skip
+    # What was to go stays after all, what is still being added comes as well.
+    cluster.reassign("a", [0, 1, 2, 4])
+    state = cluster.partition("a")
+    assert (state.adding_replicas, state.removing_replicas) == ((4,), (3,))
+    cluster.reassign("a", None)
+    assert set(cluster.partition("a").replicas) == {0, 1, 2, 3}
+
+
+def test_what_a_reassignment_must_say() -> None:
+    cluster = Cluster()
+    cluster.create("a", [0, 1])
+    for replicas in ([], [0, 0], [0, 9]):
+        assert isinstance(cluster.reassign("a", replicas), InvalidReplicaAssignmentError)
+    assert isinstance(cluster.reassign("b", [0]), UnknownTopicOrPartitionError)
+    assert isinstance(cluster.reassign("a", [0], 1), UnknownTopicOrPartitionError)
+    assert cluster.partition("a").partition_epoch == 0
+
+
+def test_the_replication_factor_may_have_to_stay() -> None:
+    """KIP-860: measured by the target of what is under way."""
+    cluster = Cluster(range(4))
+    cluster.create("a", [0, 1])
+
+    def asked(*replicas: int) -> object:
+        return cluster.do(
+            cluster.controller.alter_partition_reassignments(
+                [Reassign("a", 0, replicas)], allow_replication_factor_change=False
+            )
+        )[0]
+
+    refused = asked(0, 1, 2)
+    assert isinstance(refused, InvalidReplicationFactorError)
+    assert str(refused) == "The replication factor is changed from 2 to 3"
+    assert asked(2, 3) is None
+    assert isinstance(asked(0, 1, 2, 3), InvalidReplicationFactorError)
+    assert asked(1, 2) is None
+
+
+def test_a_fenced_target_is_waited_for() -> None:
+    cluster = Cluster()
+    cluster.create("a", [0, 1])
+    cluster.fence(2)
+    cluster.reassign("a", [0, 2])
+    assert cluster.partition("a").adding_replicas == (2,)

@@ -1,0 +1,234 @@
+"""Dynamic settings, features, producer ids: ConfigurationControlManager and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from fencepost.cluster.controller.configs import AlterConfig, OpType
+from fencepost.cluster.controller.errors import (
+    InvalidConfigError,
+    InvalidUpdateVersionError,
+    ProducerIdsExhaustedError,
+    StaleBrokerEpochError,
+)
+from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
+from fencepost.cluster.controller.view import ELR_VERSION, METADATA_VERSION, MIN_INSYNC_REPLICAS
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.records import (
+    BrokerFeature,
+    ClearElrRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    ProducerIdsRecord,
+)
+from tests.unit.cluster.controller.cluster_driver import Cluster, any_config
+
+FOO = (TOPIC_RESOURCE, "foo")
+ALL_BROKERS = (BROKER_RESOURCE, "")
+
+
+def default(_kind: int, key: str) -> str | None:
+    return "a,b" if key == "list" else None
+
+
+def alter(cluster: Cluster, resource: tuple[int, str], *changes: AlterConfig) -> None:
+    cluster.do(
+        cluster.controller.incremental_alter_configs(
+            resource, changes, check_configs=any_config, list_default=default
+        )
+    )
+
+
+# --- settings ---
+
+
+def test_incremental_alter_configs() -> None:
+    cluster = Cluster()
+    alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.SET, "2"))
+    end = cluster.end
+    alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.DELETE))
+    assert cluster.log[end:] == [ConfigRecord(*FOO, "y", None)]
+    assert cluster.image.configs[FOO] == {"x": "1"}
+
+
+def test_a_broker_s_setting_is_written_though_it_stays() -> None:
+    """KAFKA-14136: what it names may have changed."""
+    cluster = Cluster()
+    for _ in range(2):
+        end = cluster.end
+        alter(cluster, ALL_BROKERS, AlterConfig("x", OpType.SET, "1"))
+        assert cluster.log[end:] == [ConfigRecord(*ALL_BROKERS, "x", "1")]
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "expected"),
+    [
+        (OpType.APPEND, "b,c", "a,b,c"),
+        (OpType.SUBTRACT, "a", "b"),
+        (OpType.SUBTRACT, "c", "a,b"),
+    ],
+)
+def test_lists_grow_and_shrink_from_their_default(op: OpType, value: str, expected: str) -> None:
+    cluster = Cluster()
+    alter(cluster, FOO, AlterConfig("list", op, value))
+    assert cluster.image.configs[FOO]["list"] == expected
+    with pytest.raises(InvalidConfigError, match="not LIST"):
+        alter(cluster, FOO, AlterConfig("x", op, value))
+
+
+def test_legacy_alter_configs() -> None:
+    cluster = Cluster()
+    alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.SET, "2"))
+    cluster.do(
+        cluster.controller.legacy_alter_configs(FOO, {"x": "1", "z": "3"}, check_configs=any_config)
+    )
+    assert cluster.image.configs[FOO] == {"x": "1", "z": "3"}
+
+
+def test_who_validates_sees_all_settings_as_they_would_be() -> None:
+    cluster = Cluster()
+    alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"))
+    seen = []
+
+    def refuses(kind: int, name: str, after: Mapping[str, str], old: Mapping[str, str]) -> None:
+        seen.append((kind, name, dict(after), dict(old)))
+        raise InvalidConfigError("no")
+
+    with pytest.raises(InvalidConfigError):
+        cluster.controller.incremental_alter_configs(
+            FOO, [AlterConfig("y", OpType.SET, "2")], check_configs=refuses, list_default=default
+        )
+    assert seen == [(*FOO, {"x": "1", "y": "2"}, {"x": "1"})]
+
+
+def test_settings_of_a_topic_fall_back() -> None:
+    cluster = Cluster(min_isr=4)
+    view = cluster.controller.view
+    assert view.topic_config("foo", MIN_INSYNC_REPLICAS) == "4"
+    for value, resource in (("3", ALL_BROKERS), ("2", (BROKER_RESOURCE, "3000")), ("1", FOO)):
+        alter(cluster, resource, AlterConfig(MIN_INSYNC_REPLICAS, OpType.SET, value))
+        assert cluster.controller.view.topic_config("foo", MIN_INSYNC_REPLICAS) == value
+
+
+def test_effective_min_isr_is_bounded_by_the_replicas() -> None:
+    cluster = Cluster(elr=True, min_isr=5)
+    cluster.create("foo", [0, 1])
+    cluster.alter_isr("foo", [0])
+    assert cluster.partition("foo").elr == (1,)
+    cluster.alter_isr("foo", [0, 1])
+    assert cluster.partition("foo").elr == ()
+
+
+# --- settings and eligible leader replicas ---
+
+
+def below_min_isr() -> Cluster:
+    cluster = Cluster(elr=True, min_isr=2)
+    for name in ("foo", "bar"):
+        cluster.create(name, [0, 1])
+    cluster.fence(1)
+    assert cluster.partition("foo").elr == cluster.partition("bar").elr == (1,)
+    return cluster
+
+
+def test_another_min_isr_clears_the_elr_of_the_topic() -> None:
+    cluster = below_min_isr()
+    cluster.set_config("foo", MIN_INSYNC_REPLICAS, "1")
+    assert cluster.log[-1] == ClearElrRecord("foo")
+    assert (cluster.partition("foo").elr, cluster.partition("bar").elr) == ((), (1,))
+    end = cluster.end
+    cluster.set_config("foo", MIN_INSYNC_REPLICAS, "1")
+    assert cluster.end == end
+
+
+def test_another_min_isr_of_the_cluster_clears_every_elr() -> None:
+    cluster = below_min_isr()
+    cluster.set_config("", MIN_INSYNC_REPLICAS, "1")
+    assert cluster.log[-1] == ClearElrRecord("")
+    assert (cluster.partition("foo").elr, cluster.partition("bar").elr) == ((), ())
+
+
+def test_min_isr_of_brokers_while_elr_is_enabled() -> None:
+    cluster = below_min_isr()
+    with pytest.raises(InvalidConfigError, match="cannot be removed while ELR is enabled"):
+        cluster.set_config("", MIN_INSYNC_REPLICAS, None)
+    with pytest.raises(InvalidConfigError, match="cannot be altered while ELR is enabled"):
+        alter(cluster, (BROKER_RESOURCE, "1"), AlterConfig(MIN_INSYNC_REPLICAS, OpType.SET, "1"))
+
+
+# --- features ---
+
+
+def update(cluster: Cluster, *updates: FeatureUpdate) -> Mapping[str, int]:
+    return cluster.do(cluster.controller.update_features(updates))
+
+
+def test_enabling_elr_gives_all_brokers_one_min_isr() -> None:
+    cluster = Cluster(min_isr=3)
+    alter(cluster, (BROKER_RESOURCE, "1"), AlterConfig(MIN_INSYNC_REPLICAS, OpType.SET, "1"))
+    end = cluster.end
+    assert update(cluster, FeatureUpdate(ELR_VERSION, 1)) == {ELR_VERSION: 1}
+    assert cluster.log[end:] == [
+        ConfigRecord(*ALL_BROKERS, MIN_INSYNC_REPLICAS, "3"),
+        ConfigRecord(BROKER_RESOURCE, "1", MIN_INSYNC_REPLICAS, None),
+        FeatureLevelRecord(ELR_VERSION, 1),
+    ]
+    assert update(cluster, FeatureUpdate(ELR_VERSION, 1)) == {}
+    assert update(cluster, FeatureUpdate(ELR_VERSION, 0, UpgradeType.SAFE_DOWNGRADE)) == {
+        ELR_VERSION: 0
+    }
+    assert ELR_VERSION not in cluster.image.features
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (FeatureUpdate(ELR_VERSION, 1, UpgradeType.UNKNOWN), "given upgrade type"),
+        (FeatureUpdate(ELR_VERSION, -1), "less than 0"),
+        (FeatureUpdate("no.such", 1), "does not support this feature"),
+        (FeatureUpdate(ELR_VERSION, 2), "Local controller 3000 only supports versions 0-1"),
+        (FeatureUpdate(METADATA_VERSION, 29), "Can't downgrade"),
+        (FeatureUpdate(METADATA_VERSION, 29, UpgradeType.UNSAFE_DOWNGRADE), "Refusing"),
+        (FeatureUpdate("kraft.version", 1), "Broker 0 does not support this feature"),
+        (FeatureUpdate(ELR_VERSION, 1, UpgradeType.SAFE_DOWNGRADE), "downgrade to a newer"),
+    ],
+)
+def test_update_features_that_can_not_be(changed: FeatureUpdate, words: str) -> None:
+    cluster = Cluster()
+    end = cluster.end
+    with pytest.raises(InvalidUpdateVersionError, match=words):
+        update(cluster, FeatureUpdate(ELR_VERSION, 1), changed)
+    assert cluster.end == end
+
+
+def test_a_level_that_a_broker_does_not_support_is_refused() -> None:
+    cluster = Cluster()
+    cluster.register(7, features=(BrokerFeature(METADATA_VERSION, 7, 30),))
+    with pytest.raises(InvalidUpdateVersionError, match="Broker 7 does not support"):
+        update(cluster, FeatureUpdate(ELR_VERSION, 1))
+
+
+# --- producer ids ---
+
+
+def test_blocks_of_producer_ids() -> None:
+    cluster = Cluster()
+    blocks = [
+        cluster.do(cluster.controller.allocate_producer_ids(one, cluster.epoch(one)))
+        for one in (0, 1, 0)
+    ]
+    assert blocks == [(0, 1_000), (1_000, 1_000), (2_000, 1_000)]
+    assert cluster.log[-1] == ProducerIdsRecord(0, 3_000, cluster.epoch(0))
+    with pytest.raises(StaleBrokerEpochError):
+        cluster.controller.allocate_producer_ids(1, cluster.epoch(0))
+
+
+def test_the_last_producer_id() -> None:
+    cluster = Cluster()
+    last = (1 << 63) - 1_001
+    cluster.append([ProducerIdsRecord(0, last)])
+    assert cluster.do(cluster.controller.allocate_producer_ids(0, cluster.epoch(0))).first == last
+    with pytest.raises(ProducerIdsExhaustedError):
+        cluster.controller.allocate_producer_ids(0, cluster.epoch(0))

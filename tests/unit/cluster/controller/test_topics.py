@@ -1,0 +1,267 @@
+"""Topics come, grow and go; where their replicas lie: ReplicationControlManager, placement."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.controller.errors import (
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAlreadyExistsError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.cluster.controller.placement import place
+from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
+from fencepost.cluster.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
+from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS
+from fencepost.logcore.machine import DomainError
+from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config, directory
+
+TOPIC_ID = UUID(int=1 << 90)
+
+
+def create(cluster: Cluster, topic: NewTopic, **how: Any) -> CreatedTopic:
+    arguments = {
+        "topic_id": TOPIC_ID,
+        "draw": random.Random(1),
+        "check_configs": any_config,
+        **how,
+    }
+    return cluster.do(cluster.controller.create_topic(topic, **arguments))
+
+
+def test_create_topics() -> None:
+    cluster = Cluster()
+    end = cluster.end
+    made = create(cluster, NewTopic("foo", 2, 2, configs={"retention.ms": "5"}))
+    assert made == CreatedTopic("foo", TOPIC_ID, 2, 2)
+    topic, config, *partitions = cluster.log[end:]
+    assert topic == TopicRecord("foo", TOPIC_ID)
+    assert config == ConfigRecord(2, "foo", "retention.ms", "5")
+    assert [type(one) for one in partitions] == [PartitionRecord] * 2
+    for state in cluster.image.topics["foo"].partitions:
+        assert state.isr == state.replicas
+        assert state.leader == state.replicas[0]
+        assert (state.leader_epoch, state.partition_epoch) == (0, 0)
+        assert state.directories == tuple(directory(one) for one in state.replicas)
+
+
+def test_create_topics_with_the_controller_s_numbers() -> None:
+    cluster = Cluster(settings=replace(SETTINGS, num_partitions=3, default_replication_factor=2))
+    made = create(cluster, NewTopic("foo"))
+    assert (made.partitions, made.replication_factor) == (3, 2)
+
+
+def test_create_topics_isr_invariants() -> None:
+    """Who is fenced gets a replica that is not in sync."""
+    cluster = Cluster()
+    cluster.fence(1)
+    cluster.create("foo", [1, 0, 2])
+    state = cluster.partition("foo")
+    assert (state.replicas, state.isr, state.leader) == ((1, 0, 2), (0, 2), 0)
+
+
+NAME = "a" * MAX_NAME_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("topic", "error", "words"),
+    [
+        (NewTopic(""), InvalidTopicError, "empty"),
+        (NewTopic(".."), InvalidTopicError, "letters"),
+        (NewTopic("a b"), InvalidTopicError, "letters"),
+        (NewTopic(NAME), None, ""),
+        (NewTopic(NAME + "a"), InvalidTopicError, "longer"),
+        (NewTopic("known.topic"), TopicAlreadyExistsError, "already exists"),
+        (NewTopic("known_topic"), InvalidTopicError, "collides with existing topic: known.topic"),
+        (NewTopic("a", configs={"x": None}), InvalidConfigError, "Null value"),
+        (NewTopic("a", 0), InvalidPartitionsError, "non-positive"),
+        (NewTopic("a", -2), InvalidPartitionsError, "non-positive"),
+        (NewTopic("a", 10), None, ""),
+        (NewTopic("a", 11), PolicyViolationError, "Excessively large"),
+        (NewTopic("a", 1, 0), InvalidReplicationFactorError, "larger than 0"),
+        (NewTopic("a", 1, 3), None, ""),
+        (NewTopic("a", 1, 4), InvalidReplicationFactorError,
+         "time(s): The target replication factor of 4 cannot be reached because only 3 broker(s)"),
+        (NewTopic("a", 1, -1, [(0, [0])]), InvalidRequestError, "numPartitions"),
+        (NewTopic("a", -1, 1, [(0, [0])]), InvalidRequestError, "replication factor"),
+        (NewTopic("a", assignment=[(0, [0]), (0, [1])]), InvalidReplicaAssignmentError, "multiple"),
+        (NewTopic("a", assignment=[(1, [0]), (0, [1])]), None, ""),
+        (NewTopic("a", assignment=[(0, [0]), (2, [1])]), InvalidReplicaAssignmentError,
+         "consecutive"),
+        (NewTopic("a", assignment=[(0, [])]), InvalidReplicaAssignmentError, "empty replica list"),
+        (NewTopic("a", assignment=[(0, [0, 3])]), InvalidReplicaAssignmentError, "broker 3, but"),
+        (NewTopic("a", assignment=[(0, [1, 1])]), InvalidReplicaAssignmentError, "more than once"),
+        (NewTopic("a", assignment=[(0, [0]), (1, [0, 1])]), InvalidReplicaAssignmentError,
+         "not consistent"),
+        (NewTopic("a", assignment=[(0, [2])]), InvalidReplicaAssignmentError, "are fenced or"),
+        (NewTopic("a", assignment=[(one, [0]) for one in range(11)]), PolicyViolationError, ""),
+    ],
+)  # fmt: skip
+def test_what_a_new_topic_must_be(
+    topic: NewTopic, error: type[DomainError] | None, words: str
+) -> None:
+    cluster = Cluster(settings=replace(SETTINGS, max_partitions_per_request=10))
+    cluster.create("known.topic", [0])
+    cluster.fence(2)
+    end = cluster.end
+    if error is None:
+        create(cluster, topic)
+        return
+    with pytest.raises(error) as caught:
+        create(cluster, topic)
+    assert words in str(caught.value)
+    assert cluster.end == end
+
+
+def test_create_topics_asks_who_validates_configs_and_who_counts() -> None:
+    cluster = Cluster()
+
+    def refuses(_kind: int, name: str, after: Mapping[str, str], _old: Mapping[str, str]) -> None:
+        assert (name, after) == ("foo", {"x": "y"})
+        raise InvalidConfigError("no")
+
+    with pytest.raises(InvalidConfigError):
+        create(cluster, NewTopic("foo", configs={"x": "y"}), check_configs=refuses)
+    taken: list[int] = []
+    create(cluster, NewTopic("foo", 7), take=taken.append)
+    assert taken == [7]
+
+
+def test_all_brokers_fenced_or_leaving() -> None:
+    cluster = Cluster([0, 1])
+    cluster.create("a", [0], [1])
+    cluster.fence(0)
+    cluster.beat(1, want_shut_down=True)
+    with pytest.raises(InvalidReplicationFactorError, match="All brokers are currently fenced"):
+        create(cluster, NewTopic("foo"))
+
+
+# --- growing and deleting ---
+
+
+def grow(
+    cluster: Cluster, name: str, count: int, assignments: Sequence[Sequence[int]] | None = None
+) -> int:
+    return cluster.do(
+        cluster.controller.create_partitions(
+            name, count, assignments=assignments, draw=random.Random(1)
+        )
+    )
+
+
+def test_create_partitions() -> None:
+    cluster = Cluster()
+    cluster.create("foo", [0, 1])
+    assert grow(cluster, "foo", 3) == 2
+    assert grow(cluster, "foo", 4, [[2, 0]]) == 1
+    states = cluster.image.topics["foo"].partitions
+    assert [len(one.replicas) for one in states] == [2] * 4
+    assert states[3].replicas == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "assignments", "error"),
+    [
+        ("bar", 3, None, UnknownTopicOrPartitionError),
+        ("foo", 2, None, InvalidPartitionsError),
+        ("foo", 1, None, InvalidPartitionsError),
+        ("foo", 4, [[0, 1]], InvalidReplicaAssignmentError),
+        ("foo", 3, [[0]], InvalidReplicaAssignmentError),
+        ("foo", 3, [[2, 3]], InvalidReplicaAssignmentError),
+        ("foo", 2 + 10_001, None, PolicyViolationError),
+    ],
+)
+def test_what_new_partitions_must_be(
+    name: str, count: int, assignments: list[list[int]] | None, error: type[DomainError]
+) -> None:
+    cluster = Cluster(range(4))
+    cluster.create("foo", [0, 1], [1, 0])
+    cluster.fence(2, 3)
+    with pytest.raises(error):
+        grow(cluster, name, count, assignments)
+
+
+def test_create_partitions_isr_invariants() -> None:
+    cluster = Cluster()
+    cluster.create("foo", [0, 1])
+    cluster.fence(1)
+    grow(cluster, "foo", 3, [[1, 0], [2, 1]])
+    assert [one.isr for one in cluster.image.topics["foo"].partitions] == [(0,), (0,), (2,)]
+
+
+def test_delete_topics() -> None:
+    cluster = Cluster()
+    topic_id = cluster.create("foo", [0, 1], [1, 0], retention_ms="1")
+    taken: list[int] = []
+    cluster.do(cluster.controller.delete_topic(topic_id, taken.append))
+    assert taken == [2]
+    assert cluster.log[-1] == RemoveTopicRecord(topic_id)
+    assert cluster.image.topics == {}
+    assert (2, "foo") not in cluster.image.configs
+    with pytest.raises(UnknownTopicIdError):
+        cluster.controller.delete_topic(topic_id)
+
+
+# --- placement ---
+
+
+def placed(cluster: Cluster, partitions: int, factor: int, seed: int) -> list[tuple[int, ...]]:
+    return place(cluster.controller.view, partitions, factor, random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_even_distribution(seed: int) -> None:
+    cluster = Cluster(range(6))
+    replicas = placed(cluster, 60, 3, seed)
+    assert all(len(set(one)) == 3 for one in replicas)
+    assert set(Counter(one[0] for one in replicas).values()) == {10}
+    assert len({frozenset(one) for one in replicas}) > 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_multi_rack_placement(seed: int) -> None:
+    racks = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+    cluster = Cluster(range(6), racks=racks)
+    for replicas in placed(cluster, 30, 3, seed):
+        assert {racks[one] for one in replicas} == {"a", "b", "c"}
+    assert all(sorted(one) == list(range(6)) for one in placed(cluster, 5, 6, seed))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fenced_brokers_come_last_and_never_lead(seed: int) -> None:
+    cluster = Cluster(range(5))
+    cluster.fence(3, 4)
+    for replicas in placed(cluster, 30, 3, seed):
+        assert set(replicas) == {0, 1, 2}
+    for replicas in placed(cluster, 30, 5, seed):
+        assert replicas[0] < 3
+        assert set(replicas) == set(range(5))
+
+
+def test_avoid_brokers_that_go_or_take_nothing() -> None:
+    cluster = Cluster(range(4))
+    cluster.create("a", [0], [1], [2])
+    cluster.beat(0, want_shut_down=True)
+    cluster.beat(1, cordoned_log_dirs=(directory(1),))
+    assert {one for replicas in placed(cluster, 10, 2, 3) for one in replicas} == {2, 3}
+    with pytest.raises(InvalidReplicationFactorError, match="only 2 broker"):
+        placed(cluster, 1, 3, 3)
+
+
+def test_the_same_draws_place_the_same() -> None:
+    cluster = Cluster(range(5))
+    assert placed(cluster, 20, 3, 8) == placed(cluster, 20, 3, 8)

@@ -1,0 +1,109 @@
+"""The queue to the controller, with the cases of Kafka's ``NodeToControllerRequestThreadTest``."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fencepost.cluster import controller_queue as rules
+from fencepost.cluster.controller_queue import ControllerQueue, Expired, QueueFullError, Send
+
+OLD, NEW = ("old", 1), ("new", 2)
+
+
+def queue(retry_timeout_ms: int | None = 60_000) -> ControllerQueue:
+    return ControllerQueue(retry_timeout_ms=retry_timeout_ms, request_timeout_ms=30_000)
+
+
+def test_requests_sent() -> None:
+    """One at a time, in their order."""
+    waiting = queue()
+    for token in (1, 2):
+        waiting.enqueue(token, 0)
+    assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
+    assert waiting.next(OLD, 5) == 60_000
+    assert waiting.on_answer(1, not_controller=False, now_ms=10)
+    assert waiting.next(OLD, 10) == Send(2, OLD, 30_010)
+    assert waiting.on_answer(2, not_controller=False, now_ms=20)
+    assert waiting.is_idle
+
+
+def test_retry_timeout_while_controller_not_available() -> None:
+    waiting = queue(retry_timeout_ms=150)
+    waiting.enqueue(1, 0)
+    assert waiting.next(None, 0) == rules.BACKOFF_MS
+    assert waiting.next(None, 100) == 150
+    assert waiting.next(None, 149) == 150
+    assert waiting.next(None, 150) == Expired((1,))
+    assert waiting.is_idle
+
+
+def test_controller_changed() -> None:
+    """The connection is lost; the request goes first to whoever is the controller then."""
+    waiting = queue()
+    for token in (1, 2):
+        waiting.enqueue(token, 0)
+    assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
+    waiting.on_disconnect(10)
+    assert waiting.controller is None
+    assert waiting.next(NEW, 10) == Send(1, NEW, 30_010)
+
+
+def test_not_controller() -> None:
+    waiting = queue()
+    waiting.enqueue(1, 0)
+    assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
+    assert not waiting.on_answer(1, not_controller=True, now_ms=10)
+    # The same is asked again, but not at once: it may not have heard of its election yet.
+    assert waiting.next(OLD, 10) == 10 + rules.BACKOFF_MS
+    assert waiting.next(OLD, 110) == Send(1, OLD, 30_110)
+
+
+def test_retry_timeout() -> None:
+    """What is repeated is given up in the end, and what never may be is not."""
+    for limit in (100, None):
+        waiting = queue(retry_timeout_ms=limit)
+        waiting.enqueue(1, 0)
+        assert isinstance(waiting.next(OLD, 0), Send)
+        assert not waiting.on_answer(1, not_controller=True, now_ms=99)
+        expected = Expired((1,)) if limit else Send(1, NEW, 30_100)
+        assert waiting.next(NEW, 100) == expected
+
+
+def test_a_controller_that_hangs_costs_a_heartbeat_half_a_session() -> None:
+    """KAFKA-14392: the request times out at 4.5 s, and the next arrives in time."""
+    waiting = queue(retry_timeout_ms=4_500)
+    waiting.enqueue(1, 0)
+    assert waiting.next(OLD, 0) == Send(1, OLD, 4_500)
+    waiting.on_disconnect(4_500)
+    assert waiting.next(OLD, 4_500) == Expired((1,))
+    waiting.enqueue(2, 6_500)
+    assert waiting.next(OLD, 6_500) == Send(2, OLD, 11_000)
+
+
+def test_a_late_answer_is_nobodys() -> None:
+    waiting = queue()
+    waiting.enqueue(1, 0)
+    waiting.next(OLD, 0)
+    waiting.on_disconnect(30_000)
+    assert not waiting.on_answer(1, not_controller=False, now_ms=30_001)
+    assert isinstance(waiting.next(NEW, 30_002), Send)
+
+
+def test_the_queue_has_a_limit() -> None:
+    waiting = queue(retry_timeout_ms=None)
+    for token in range(rules.MAX_QUEUED):
+        waiting.enqueue(token, 0)
+    with pytest.raises(QueueFullError, match="10000 requests"):
+        waiting.enqueue(rules.MAX_QUEUED, 0)
+    assert len(waiting.close()) == rules.MAX_QUEUED
+
+
+def test_close_names_what_is_left() -> None:
+    waiting = queue()
+    for token in (1, 2, 3):
+        waiting.enqueue(token, 0)
+    waiting.next(OLD, 0)
+    assert waiting.close() == (1, 2, 3)
+    assert waiting.next(OLD, 1) == math.inf

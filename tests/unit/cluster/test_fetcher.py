@@ -1,0 +1,258 @@
+"""A fetcher: turns, one request in flight, the fetch session.
+
+Names of cases are those of Kafka's ``FetchSessionHandlerTest`` and ``AbstractFetcherThreadTest``
+where they have them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.cluster.errors import Errors
+from fencepost.cluster.fetcher import FetchAnswer, FetchRequest, LeaderFetcher, fetcher_id
+from fencepost.cluster.follower import FetchState, PartitionAnswer, PartitionFollower
+from fencepost.coordinator.runtime.key_partition import java_string_hash
+from tests.unit.cluster.replicas import TOPIC_ID, ListLog, registration
+
+NOW = 5_000
+SESSION = 77
+
+
+class Fetching:
+    """Partitions of one topic, fetched from broker 1."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.fetcher = LeaderFetcher(1)
+        self.logs: list[ListLog] = []
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> PartitionFollower:
+        log, index = ListLog(), len(self.logs)
+        self.logs.append(log)
+        follower = PartitionFollower("orders", TOPIC_ID, index, log)
+        follower.become_follower(registration())
+        self.fetcher.add(follower)
+        return follower
+
+    def ask(self) -> FetchRequest:
+        request = self.fetcher.next_request(NOW)
+        assert request is not None
+        return request
+
+    def get(self, records: dict[int, int] | None = None, *, session: int = SESSION) -> None:
+        """An answer with so many records for these partitions; a full one names all."""
+        request, counts = self.fetcher.in_flight, dict(records or {})
+        assert request is not None
+        if request.is_full:
+            counts = {one.index: counts.get(one.index, 0) for one in request.partitions}
+        parts = {
+            (TOPIC_ID, index): PartitionAnswer(0, 0, 0, None, [5] * count, count)
+            for index, count in counts.items()
+        }
+        for result in self.fetcher.answered(FetchAnswer(0, session, parts), NOW):
+            if result.step.append_up_to_epoch is not None:
+                self.logs[result.sent.index].append(*result.answer.records)
+                result.follower.appended()
+
+
+def _indexes(request: FetchRequest) -> list[int]:
+    return [one.index for one in request.partitions]
+
+
+def test_incrementals():
+    one = Fetching()
+    request = one.ask()
+    assert (request.session_id, request.session_epoch, request.is_full) == (0, 0, True)
+    assert _indexes(request) == [0, 1]
+    one.get()
+    request = one.ask()
+    assert (request.session_id, request.session_epoch, request.is_full) == (SESSION, 1, False)
+    assert (_indexes(request), request.forgotten) == ([], ()), "nothing has changed"
+    one.get({1: 3})
+    request = one.ask()
+    assert (request.session_epoch, _indexes(request)) == (2, [1])
+    assert request.partitions[0].fetch_offset == 3
+
+
+def test_sessionless():
+    one = Fetching()
+    one.ask()
+    one.get(session=0)
+    request = one.ask()
+    assert (request.session_id, request.session_epoch, _indexes(request)) == (0, 0, [0, 1])
+
+
+def test_incremental_partition_removal():
+    one = Fetching(3)
+    one.ask()
+    one.get()
+    one.fetcher.remove((TOPIC_ID, 1))
+    one.add()
+    request = one.ask()
+    assert (_indexes(request), request.forgotten) == ([3], ((TOPIC_ID, 1),))
+    one.get()
+    assert one.ask().forgotten == ()
+
+
+def test_the_last_partition_is_forgotten_and_then_nothing_is_asked():
+    one = Fetching(1)
+    one.ask()
+    one.get()
+    one.fetcher.remove((TOPIC_ID, 0))
+    assert one.ask().forgotten == ((TOPIC_ID, 0),)
+    one.get()
+    assert one.fetcher.next_request(NOW) is None
+
+
+def test_one_request_is_in_flight():
+    one = Fetching()
+    one.ask()
+    assert one.fetcher.next_request(NOW) is None
+    one.get()
+    one.ask()
+
+
+def test_nothing_is_asked_without_a_partition():
+    assert LeaderFetcher(1).next_request(NOW) is None
+    assert LeaderFetcher(1).wake_at() is None
+
+
+def test_who_got_records_goes_to_the_end():
+    one = Fetching(3)
+    one.ask()
+    one.get({0: 5}, session=0)
+    assert _indexes(one.ask()) == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("error", "session_id"),
+    [(Errors.FETCH_SESSION_ID_NOT_FOUND, 0), (Errors.INVALID_FETCH_SESSION_EPOCH, SESSION)],
+)
+def test_top_level_error_resets_metadata(error, session_id):
+    """The session that may still be there is closed with the request for a new one."""
+    one = Fetching()
+    one.ask()
+    one.get()
+    one.ask()
+    assert one.fetcher.answered(FetchAnswer(error), NOW) == ()
+    request = one.ask()
+    assert (request.session_id, request.session_epoch, request.is_full) == (session_id, 0, True)
+    assert _indexes(request) == [0, 1]
+
+
+@pytest.mark.parametrize("error", [Errors.FETCH_SESSION_TOPIC_ID_ERROR, -1])
+def test_other_top_level_errors_delay_all(error):
+    one = Fetching()
+    one.ask()
+    one.fetcher.answered(FetchAnswer(error), NOW)
+    assert one.fetcher.next_request(NOW) is None
+    assert one.fetcher.wake_at() == NOW + 1_000
+    assert one.fetcher.next_request(NOW + 1_000) is not None
+
+
+def test_should_poll_indefinitely_if_leader_returns_any_exception():
+    one = Fetching()
+    one.ask()
+    one.get()
+    one.ask()
+    one.fetcher.failed(NOW)
+    assert one.fetcher.next_request(NOW + 999) is None
+    request = one.fetcher.next_request(NOW + 1_000)
+    assert request is not None
+    assert (request.session_id, request.session_epoch) == (SESSION, 0)
+
+
+@pytest.mark.parametrize("parts", [{}, {0: 0}, {0: 0, 1: 0, 2: 0}])
+def test_verify_full_fetch_response_partitions(parts):
+    """A full answer has just the partitions that were asked for; another one is of no use."""
+    one = Fetching(2)
+    one.ask()
+    told = {(TOPIC_ID, index): PartitionAnswer() for index in parts}
+    assert one.fetcher.answered(FetchAnswer(0, SESSION, told), NOW) == ()
+    assert one.fetcher.next_request(NOW) is None
+    request = one.fetcher.next_request(NOW + 1_000)
+    assert request is not None
+    assert (request.session_id, request.is_full) == (0, True)
+
+
+def test_an_incremental_answer_with_a_strange_partition_is_of_no_use():
+    one = Fetching(1)
+    one.ask()
+    one.get()
+    one.ask()
+    told = {(TOPIC_ID, 9): PartitionAnswer()}
+    assert one.fetcher.answered(FetchAnswer(0, SESSION, told), NOW) == ()
+    request = one.fetcher.next_request(NOW + 1_000)
+    assert request is not None
+    assert request.is_full
+
+
+def test_a_session_that_the_leader_closes_is_begun_anew():
+    one = Fetching()
+    one.ask()
+    one.get()
+    one.ask()
+    one.get({0: 1}, session=0)
+    assert one.logs[0].log_end_offset == 1, "the answer itself counts"
+    assert one.ask().is_full
+
+
+def test_delay_leaves_the_others():
+    one = Fetching(2)
+    one.ask()
+    parts = {
+        (TOPIC_ID, 0): PartitionAnswer(Errors.NOT_LEADER_OR_FOLLOWER),
+        (TOPIC_ID, 1): PartitionAnswer(),
+    }
+    one.fetcher.answered(FetchAnswer(0, SESSION, parts), NOW)
+    request = one.ask()
+    assert (_indexes(request), request.forgotten) == ([], ((TOPIC_ID, 0),))
+    assert one.fetcher.wake_at() == NOW + 1_000
+
+
+def test_consumer_lag_removed_with_partition():
+    """A partition that was removed while its answer was on its way."""
+    one = Fetching(2)
+    one.ask()
+    gone = one.fetcher.remove((TOPIC_ID, 0))
+    assert gone is not None
+    gone.stop()
+    one.get({0: 5, 1: 5})
+    assert [log.log_end_offset for log in one.logs] == [0, 5]
+    assert gone.state is FetchState.STOPPED
+
+
+def test_build_fetch_leaves_out_who_is_throttled_and_behind():
+    one = Fetching(2)
+    one.ask()
+    one.get(session=0)
+    behind = one.fetcher.followers[1]
+    behind.lag = 5
+    request = one.fetcher.next_request(NOW, lambda follower: True)
+    assert request is not None
+    assert _indexes(request) == [0], "who is in sync is never throttled"
+
+
+def test_a_session_outlives_its_highest_epoch():
+    one = Fetching(1)
+    one.ask()
+    one.get()
+    one.fetcher.session.epoch = 2**31 - 1
+    one.ask()
+    one.get()
+    assert one.ask().session_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("topic", "index", "fetchers", "expected"),
+    [("orders", 0, 1, 0), ("orders", 0, 4, None), ("a", 3, 7, (31 * 97 + 3) % 7)],
+)
+def test_fetcher_id(topic, index, fetchers, expected):
+    known = java_string_hash(topic)
+    found = fetcher_id(known, index, fetchers)
+    assert 0 <= found < fetchers
+    if expected is not None:
+        assert found == expected
+    value = (31 * known + index + 2**31) % 2**32 - 2**31
+    assert found == (0 if value == -(2**31) else abs(value)) % fetchers

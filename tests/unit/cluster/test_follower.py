@@ -1,0 +1,450 @@
+"""A follower's rules: answers, errors, truncation, offsets out of range.
+
+Names of cases are those of Kafka's ``AbstractFetcherThreadTest`` and ``ReplicaFetcherThreadTest``
+where they have them.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from fencepost.cluster.divergence import diverging_epoch, truncation_offset
+from fencepost.cluster.errors import Errors
+from fencepost.cluster.follower import (
+    FETCH_TRANSITIONS,
+    NOTHING,
+    FetchState,
+    FetchTrigger,
+    LogEnd,
+    PartitionAnswer,
+    Truncation,
+)
+from fencepost.logcore.errors import OffsetOutOfRangeError
+from tests.unit.cluster.replicas import Following, ListLog, registration
+
+BACKOFF_MS = 1_000
+
+
+def test_simple_fetch():
+    one = Following(4, 4, leader_epoch=5)
+    fetch = one.ask()
+    assert (fetch.fetch_offset, fetch.last_fetched_epoch, fetch.current_leader_epoch) == (2, 4, 5)
+    one.get(5, 5, high=3)
+    assert one.log.log_end_offset == 4
+    assert one.log.high_watermark == 3
+    fetch = one.ask()
+    assert (fetch.fetch_offset, fetch.last_fetched_epoch) == (4, 5)
+
+
+def test_an_empty_log_begins_without_an_epoch():
+    fetch = Following().ask()
+    assert (fetch.fetch_offset, fetch.last_fetched_epoch) == (0, -1)
+
+
+def test_an_empty_answer_leaves_the_last_fetched_epoch():
+    """KAFKA-15510."""
+    one = Following(4, 4)
+    one.get(high=2)
+    assert one.ask().last_fetched_epoch == 4
+
+
+def test_the_high_watermark_may_go_down():
+    one = Following(4, 4, 4, high=3)
+    one.get(high=1)
+    assert one.log.high_watermark == 1
+    assert one.log.log_end_offset == 3, "a lower high watermark cuts nothing"
+
+
+def test_the_high_watermark_stays_within_the_log():
+    one = Following(4, 4)
+    one.get(high=99)
+    assert one.log.high_watermark == 2
+    one.log.log_start_offset, one.log.records = 2, []
+    one.get(4, high=0)
+    assert one.log.high_watermark == 2
+
+
+def test_the_log_start_follows_the_leaders():
+    one = Following(4, 4, 4, high=3)
+    step = one.get(high=3, start=2)
+    assert step.log_start_offset == 2
+    assert one.log.log_start_offset == 2
+    assert one.get(high=3, start=1) is NOTHING
+    assert one.get(high=3, start=9).log_start_offset == 3, "not above the high watermark"
+
+
+def test_lag_is_updated_when_no_records():
+    one = Following(4, 4)
+    assert not one.machine.is_in_sync
+    one.get(high=7)
+    assert (one.machine.lag, one.machine.is_in_sync) == (5, False)
+    one.get(5, 5, 5, high=5)
+    assert (one.machine.lag, one.machine.is_in_sync) == (0, True)
+
+
+def test_batches_of_a_higher_epoch_are_not_appended():
+    """KAFKA-18723."""
+    one = Following(4, leader_epoch=5)
+    one.get(5, 9, high=3)
+    assert one.log.log_end_offset == 2
+
+
+def test_an_answer_to_a_former_leader_epoch_is_dropped():
+    one = Following(4, leader_epoch=5)
+    sent = one.ask()
+    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
+    assert one.get(5, 5, high=3, sent=sent) is NOTHING
+    assert one.log.log_end_offset == 1
+
+
+def test_an_answer_about_a_log_that_has_been_cut_since_is_dropped():
+    """The offset is the same again, what lies before it is not."""
+    one = Following(3, leader_epoch=5)
+    late = one.ask()
+    one.get(diverging=(2, 0), sent=late)
+    one.get(5)
+    assert one.ask().fetch_offset == late.fetch_offset
+    assert one.get(diverging=(2, 0), sent=late) is NOTHING
+    assert one.log.log_end_offset == 1
+
+
+def test_an_answer_for_another_offset_is_dropped():
+    one = Following(4)
+    sent = one.ask()
+    one.get(5)
+    assert one.get(5, sent=sent) is NOTHING
+    assert one.log.log_end_offset == 2
+
+
+def test_an_offset_that_is_not_the_logs_end_fails_the_partition():
+    one = Following(4)
+    sent = one.ask()
+    one.log.append(4)
+    step = one.get(5, sent=sent)
+    assert one.machine.state is FetchState.FAILED
+    assert step.events[0].kind == "follower-failed"
+
+
+# --- whom it follows ---
+
+
+def test_fetching_begins_anew_only_with_the_leader_epoch():
+    """KAFKA-13790: partition epochs alone, the same one again, the same leader in a new epoch."""
+    one = Following(4, leader_epoch=5)
+    one.get(high=9)
+    sent = one.ask()
+    for epoch in (11, 11, 10):
+        one.machine.become_follower(registration(isr=[1], leader_epoch=5, partition_epoch=epoch))
+        assert one.machine.lag == 8, "nothing was disturbed"
+        assert one.ask() == sent
+    assert one.machine.partition_epoch == 11
+    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=12))
+    assert one.machine.lag is None
+    assert one.ask().current_leader_epoch == 6
+
+
+def test_without_a_leader_nobody_is_asked():
+    one = Following(4, leader_epoch=5)
+    gone = registration(leader=-1, leader_epoch=6, partition_epoch=11)
+    assert one.machine.become_follower(gone) is NOTHING
+    assert one.machine.fetch(one.now_ms) is None
+    one.machine.become_follower(registration(leader=3, leader_epoch=7, partition_epoch=12))
+    assert one.ask().current_leader_epoch == 7
+
+
+def test_a_leader_epoch_that_begins_while_records_are_appended_waits_for_them():
+    one = Following(4, leader_epoch=5)
+    sent = one.ask()
+    answer = PartitionAnswer(0, 2, 0, None, [5], 1)
+    assert one.machine.answered(sent, answer, one.now_ms).append_up_to_epoch == 5
+    later = registration(leader=3, leader_epoch=6, partition_epoch=11)
+    assert one.machine.become_follower(later) is NOTHING
+    assert one.machine.fetch(one.now_ms) is None
+    one.log.append(5)
+    assert one.machine.appended() is NOTHING, "the former leader's high watermark is no news"
+    fetch = one.ask()
+    assert (fetch.fetch_offset, fetch.current_leader_epoch) == (2, 6)
+
+
+def test_truncate_to_high_watermark_if_the_log_knows_no_epochs():
+    """Messages of formats v0 and v1 carry none."""
+    one = Following(-1, -1, -1, -1, -1, high=3)
+    assert (one.log.log_end_offset, one.ask().fetch_offset) == (3, 3)
+    one.log.append(-1, -1)
+    step = one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
+    assert step.truncate == Truncation(3)
+    assert one.machine.fetch(one.now_ms) is None
+    one.do(step)
+    assert one.ask().fetch_offset == 3
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Errors.UNKNOWN_LEADER_EPOCH,
+        Errors.NOT_LEADER_OR_FOLLOWER,
+        Errors.UNKNOWN_TOPIC_OR_PARTITION,
+        Errors.UNKNOWN_TOPIC_ID,
+        Errors.INCONSISTENT_TOPIC_ID,
+        Errors.OFFSET_MOVED_TO_TIERED_STORAGE,
+        Errors.KAFKA_STORAGE_ERROR,
+        -1,
+    ],
+)
+def test_partitions_in_error(error):
+    one = Following(4)
+    step = one.get(error=error)
+    assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
+    assert one.machine.fetch(one.now_ms + BACKOFF_MS - 1) is None
+    assert one.machine.fetch(one.now_ms + BACKOFF_MS) is not None
+
+
+def test_fenced_fetch():
+    one = Following(4, leader_epoch=5)
+    step = one.get(error=Errors.FENCED_LEADER_EPOCH)
+    assert [(event.kind, event.routine) for event in step.events] == [("follower-fenced", True)]
+    assert one.machine.state is FetchState.FAILED
+    one.machine.become_follower(registration(leader_epoch=5, partition_epoch=11))
+    assert one.machine.state is FetchState.FAILED
+    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=12))
+    assert one.machine.state is FetchState.FETCHING
+
+
+def test_a_fence_of_a_former_epoch_passes():
+    one = Following(4, leader_epoch=5)
+    sent = one.ask()
+    one.machine.become_follower(registration(leader_epoch=6, partition_epoch=11))
+    step = one.get(error=Errors.FENCED_LEADER_EPOCH, sent=sent)
+    assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (Errors.CORRUPT_MESSAGE, FetchState.DELAYED),
+        (Errors.INVALID_RECORD, FetchState.DELAYED),
+        (Errors.KAFKA_STORAGE_ERROR, FetchState.FAILED),
+        (-1, FetchState.FAILED),
+    ],
+)
+def test_corrupt_message_and_partition_failure_during_appending(error, state):
+    one = Following(4)
+    answer = PartitionAnswer(0, 2, 0, None, [5], 1)
+    one.machine.answered(one.ask(), answer, one.now_ms)
+    one.machine.append_failed(error, one.now_ms)
+    assert one.machine.state is state
+    one.machine.resume()
+    assert one.ask().fetch_offset == 1
+
+
+@pytest.mark.parametrize(
+    ("leader_start", "truncation"), [(3, Truncation(3, start_anew=True)), (2, None)]
+)
+def test_records_that_begin_before_the_own_end(leader_start, truncation):
+    """The leader's log starts inside of a batch, where this one ends: all here is deleted there."""
+    one = Following(4, 4, 4)
+    answer = PartitionAnswer(0, 5, leader_start, None, [5], 1)
+    one.machine.answered(one.ask(), answer, one.now_ms)
+    step = one.machine.append_failed(Errors.OFFSET_OUT_OF_RANGE, one.now_ms)
+    assert step.truncate == truncation
+    assert one.machine.state is (FetchState.TRUNCATING if truncation else FetchState.DELAYED)
+
+
+def test_partition_failure_during_truncation():
+    one = Following(4, 4)
+    one.machine.answered(one.ask(), PartitionAnswer(diverging=(3, 0)), one.now_ms)
+    one.machine.failed("the disk does not answer")
+    assert one.machine.state is FetchState.FAILED
+    assert one.machine.truncated() is NOTHING
+
+
+def test_delay_does_not_begin_anew():
+    one = Following(4)
+    first = one.machine.delay(one.now_ms).delayed_until_ms
+    assert one.machine.delay(one.now_ms + 500).delayed_until_ms == first
+
+
+# --- truncation ---
+
+
+def test_truncate_on_fetch_does_not_process_partition_data():
+    """KAFKA-14704: neither the high watermark nor the log start of such an answer counts."""
+    one = Following(*[4] * 20, high=10)
+    step = one.get(high=15, start=3, diverging=(4, 12))
+    assert step.truncate == Truncation(12)
+    assert step.high_watermark is None
+    assert (one.log.log_end_offset, one.log.high_watermark) == (12, 10)
+    assert one.log.log_start_offset == 0
+    assert one.ask().fetch_offset == 12
+
+
+def test_truncation_below_the_high_watermark_is_told():
+    one = Following(*[4] * 20, high=15)
+    step = one.get(diverging=(4, 12))
+    assert step.truncate == Truncation(12, below_high_watermark=True)
+    assert step.events[0].detail["below_high_watermark"] == 15
+    assert one.log.high_watermark == 12
+
+
+def _log(*epochs: int) -> ListLog:
+    log = ListLog()
+    log.append(*epochs)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("epochs", "epoch", "end", "cut"),
+    [
+        ((5, 5, 5), -1, -1, 1),  # the leader knows nothing: the start position
+        ((5, 5, 5), -1, 2, 2),  # … knows no epochs
+        ((5, 5, 5), -1, 9, 3),
+        ((5, 5, 5), 5, 2, 2),  # the same epoch: the smaller end
+        ((5, 5, 7), 5, 9, 2),
+        ((5, 5, 5), 5, 9, 3),
+        ((3, 5, 7), 6, 9, 2),  # an epoch unknown here: the end of the one below
+        ((3, 3, 7), 5, 1, 2),  # … even if the leader's ends earlier: the next fetch will tell
+        ((5, 5, 7), 3, 2, 0),  # below all known here
+        ((5, 5), 9, 1, 1),  # above all known here
+    ],
+)
+def test_should_truncate_to_offset_specified_in_epoch_offset_response(epochs, epoch, end, cut):
+    assert truncation_offset(_log(*epochs), epoch, end, start=1) == cut
+
+
+def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_known_to_follower():
+    """KIP-279: from one common epoch down to the next."""
+    leader = _log(0, 0, 1, 1, 4, 4)
+    one = Following(0, 0, 2, 2, 3, 3, leader_epoch=4)
+    asked = []
+    for _ in range(5):
+        fetch = one.ask()
+        asked.append((fetch.fetch_offset, fetch.last_fetched_epoch))
+        diverging = diverging_epoch(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
+        if diverging is None:
+            break
+        one.get(diverging=diverging)
+    assert asked == [(6, 3), (2, 0)]
+    one.get(1, 1, 4, 4)
+    assert one.log.records == leader.records
+
+
+def test_an_epoch_without_records_goes_with_the_cut():
+    """An old leader began epoch 5 at its end and wrote nothing; the new one never heard of it."""
+    one = Following(3, 3, leader_epoch=6)
+    one.log.begin_epoch(5, 2)
+    one.machine.resume()
+    fetch = one.ask()
+    assert fetch.last_fetched_epoch == 5
+    leader = _log(3, 3, 3)
+    leader.begin_epoch(6, 3)
+    diverging = diverging_epoch(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
+    assert diverging == (3, 3)
+    one.get(diverging=diverging)
+    assert (one.ask().fetch_offset, one.ask().last_fetched_epoch) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("last_epoch", "offset", "answer"),
+    [
+        (-1, 1000, None),  # a follower without epochs is not compared
+        (0, 8, None),
+        (0, 1000, (0, 8)),
+        (1, 8, (0, 8)),
+        (2, 10, None),
+        (2, 11, (2, 10)),
+    ],
+)
+def test_last_fetched_offset_validation(last_epoch, offset, answer):
+    assert diverging_epoch(_log(*[0] * 8, 2, 2), last_epoch, offset) == answer
+
+
+@pytest.mark.parametrize("log", [_log(), _log(0, 2)])
+def test_an_epoch_above_all_known_is_out_of_range(log):
+    with pytest.raises(OffsetOutOfRangeError):
+        diverging_epoch(log, 99, 1)
+
+
+# --- out of range ---
+
+
+def test_follower_fetch_out_of_range_high():
+    """The leader's log ends below: an election was unclean."""
+    one = Following(*[4] * 9, high=8)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    assert question is not None
+    assert (question.end, question.current_leader_epoch) == (LogEnd.LATEST, 5)
+    assert one.machine.fetch(one.now_ms) is None
+    step = one.do(one.machine.offset_listed(question, 5, 0, one.now_ms))
+    assert step.truncate == Truncation(5, below_high_watermark=True)
+    assert one.ask().fetch_offset == 5
+
+
+def test_follower_fetch_out_of_range_low():
+    """KAFKA-9491: all starts anew where the leader's log begins, the high watermark too."""
+    one = Following(4, 4, high=2)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    question = one.machine.offset_listed(question, 900, 0, one.now_ms).ask
+    assert question is not None
+    assert question.end is LogEnd.EARLIEST
+    step = one.do(one.machine.offset_listed(question, 500, 0, one.now_ms))
+    assert step.truncate == Truncation(500, start_anew=True)
+    log = one.log
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (500, 500, 500)
+    fetch = one.ask()
+    assert (fetch.fetch_offset, fetch.last_fetched_epoch, fetch.log_start_offset) == (500, -1, 500)
+    assert one.machine.lag == 400
+
+
+def test_out_of_range_that_has_passed_goes_on_at_the_own_end():
+    one = Following(4, 4, high=2)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    question = one.machine.offset_listed(question, 7, 0, one.now_ms).ask
+    assert one.machine.offset_listed(question, 1, 0, one.now_ms) is NOTHING
+    assert one.ask().fetch_offset == 2
+    assert one.machine.lag == 5
+
+
+def test_retry_after_unknown_leader_epoch_in_latest_offset_fetch():
+    one = Following(4)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    step = one.machine.offset_listed(question, -1, Errors.UNKNOWN_LEADER_EPOCH, one.now_ms)
+    assert step.delayed_until_ms == one.now_ms + BACKOFF_MS
+    assert one.machine.fetch(one.now_ms + BACKOFF_MS) is not None
+
+
+def test_fenced_offset_reset_after_out_of_range():
+    one = Following(4)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    one.machine.offset_listed(question, -1, Errors.FENCED_LEADER_EPOCH, one.now_ms)
+    assert one.machine.state is FetchState.FAILED
+
+
+def test_an_offset_that_nobody_asks_for_any_more_means_nothing():
+    one = Following(*[4] * 9)
+    question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
+    one.machine.become_follower(registration(leader=3, leader_epoch=6, partition_epoch=11))
+    assert one.machine.offset_listed(question, 0, 0, one.now_ms) is NOTHING
+    assert one.log.log_end_offset == 9
+
+
+# --- the table ---
+
+
+def test_the_table_of_fetch_states_is_whole():
+    """Every state can be left, stopped and, unless something is done to the log, begun anew."""
+    busy = {FetchState.APPENDING, FetchState.TRUNCATING}
+    for state in FetchState:
+        known = {trigger for one, trigger in FETCH_TRANSITIONS if one is state}
+        assert FetchTrigger.STOP in known
+        assert (FetchTrigger.START in known) == (state not in busy)
+        assert (FetchTrigger.FAIL in known) == (state is not FetchState.STOPPED)
+    reached = set(FETCH_TRANSITIONS.values())
+    assert reached == set(FetchState)
+    only_fetching = {FetchTrigger.RECORDS, FetchTrigger.OUT_OF_RANGE}
+    for state, trigger in product(FetchState, only_fetching):
+        assert ((state, trigger) in FETCH_TRANSITIONS) == (state is FetchState.FETCHING)

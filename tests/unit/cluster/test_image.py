@@ -1,0 +1,485 @@
+"""What records make of an image, what that means for one broker, and lives of records from a seed.
+
+The cases are those of Kafka's TopicsImageTest, ClusterDeltaTest, PartitionRegistrationTest and
+MetadataBatchLoaderTest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import (
+    MIGRATING,
+    TOPIC_RESOURCE,
+    MetadataImage,
+    PartitionRegistration,
+    changed_configs,
+    local_changes,
+    topics_resized,
+)
+from fencepost.cluster.image_loader import ImageLoader
+from fencepost.cluster.image_records import count_of, image_values
+from fencepost.cluster.record_codec import encode
+from fencepost.cluster.records import (
+    AbortTransactionRecord,
+    AccessControlEntryRecord,
+    BeginTransactionRecord,
+    BrokerRegistrationChangeRecord,
+    ClearElrRecord,
+    ClientQuotaRecord,
+    ConfigRecord,
+    EndTransactionRecord,
+    EntityData,
+    FeatureLevelRecord,
+    FenceBrokerRecord,
+    MetadataRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
+    TopicRecord,
+    UnfenceBrokerRecord,
+    UnregisterBrokerRecord,
+    UserScramCredentialRecord,
+)
+from fencepost.logcore.errors import CorruptRecordError
+
+ME = 1
+A, B, C = (UUID(int=number) for number in (100, 101, 102))
+DISKS = {broker: UUID(int=200 + broker) for broker in range(5)}
+
+
+def topic(name: str, topic_id: UUID) -> TopicRecord:
+    return TopicRecord(name, topic_id)
+
+
+def partition(topic_id: UUID, index: int, *replicas: int, leader: int = ME) -> PartitionRecord:
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition_id=index,
+        replicas=replicas,
+        isr=replicas,
+        removing_replicas=(),
+        adding_replicas=(),
+        leader=leader,
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=tuple(DISKS[one] for one in replicas),
+    )
+
+
+def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
+    delta = MetadataDelta(image)
+    for record in records:
+        delta.replay(record)
+    return delta.apply(image.offset + len(records), 1)
+
+
+START = after(
+    MetadataImage(),
+    topic("a", A),
+    partition(A, 0, 1, 2),
+    partition(A, 1, 2, 1, leader=2),
+    partition(A, 2, 2, 3, leader=2),
+    topic("b", B),
+    partition(B, 0, 1),
+    ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", "1"),
+    RegisterBrokerRecord(2, UUID(int=7), 8, (), (), log_dirs=(DISKS[2],)),
+)
+
+
+def changed(old: MetadataImage, new: MetadataImage) -> dict[str, list[tuple[str, int]]]:
+    found = local_changes(old, new, ME)
+    lists = {
+        "deletes": found.deletes,
+        "leaders": found.leaders,
+        "elected": found.elected,
+        "followers": found.followers,
+    }
+    return {
+        name: sorted((one.topic, one.index) for one in parts)
+        for name, parts in lists.items()
+        if parts
+    }
+
+
+def snapshot(old: MetadataImage, new: MetadataImage) -> MetadataImage:
+    """``new`` by way of its snapshot, which comes to somebody who knows ``old``."""
+    loader = ImageLoader(old)
+    loader.begin_snapshot()
+    loader.replay(image_values(new), 0, 0)
+    return loader.end_snapshot(new.offset + 1, new.epoch)
+
+
+# --- partitions ---
+
+
+def test_every_change_counts_the_partition_and_a_leader_the_leader_epoch() -> None:
+    first = START.topics["a"].partitions[0]
+    same = first.merge(PartitionChangeRecord(A, 0, leader=1))
+    assert same == replace(first, leader_epoch=1, partition_epoch=1)
+    fewer = same.merge(PartitionChangeRecord(A, 0, isr=(1,)))
+    assert fewer == replace(same, isr=(1,), partition_epoch=2)
+    gone = fewer.merge(
+        PartitionChangeRecord(A, 0, isr=(), leader=-1, eligible_leader_replicas=(1,))
+    )
+    assert (gone.leader, gone.leader_epoch, gone.isr, gone.elr) == (-1, 2, (), (1,))
+    unclean = gone.merge(PartitionChangeRecord(A, 0, leader=2, leader_recovery_state=1))
+    assert unclean.leader_recovery_state == 1
+    assert unclean.merge(PartitionChangeRecord(A, 0, isr=(2,))).leader_recovery_state == 1
+    assert unclean.merge(PartitionChangeRecord(A, 0, leader_recovery_state=0)).elr == (1,)
+
+
+def test_replicas_without_directories_keep_those_that_are_known() -> None:
+    first = START.topics["a"].partitions[0]
+    moved = first.merge(PartitionChangeRecord(A, 0, replicas=(3, 1)))
+    assert moved.directories == (MIGRATING, DISKS[1])
+    assert moved.directory_of(1) == DISKS[1]
+    told = moved.merge(PartitionChangeRecord(A, 0, directories=(DISKS[3], DISKS[1])))
+    assert told.directory_of(3) == DISKS[3]
+
+
+# --- topics ---
+
+
+def test_a_topic_that_is_made_anew_is_another_one() -> None:
+    new = after(
+        START,
+        RemoveTopicRecord(A),
+        topic("a", C),
+        partition(C, 0, 1),
+    )
+    assert new.topics["a"].topic_id == C
+    assert A not in new.topics_by_id
+    assert new.topic_configs("a") == {}
+    assert new.partition_count == 2
+    assert changed(START, new) == {
+        "deletes": [("a", 0), ("a", 1)],
+        "leaders": [("a", 0)],
+        "elected": [("a", 0)],
+    }
+    assert local_changes(START, new, ME).deleted_topics == {A}
+    assert snapshot(START, new) == new
+    gone = after(new, RemoveTopicRecord(C), topic("a", A), partition(A, 0, 1), RemoveTopicRecord(A))
+    assert set(gone.topics) == {"b"} == {one.name for one in gone.topics_by_id.values()}
+
+
+def test_a_snapshot_takes_away_what_it_does_not_mention() -> None:
+    new = after(START, RemoveTopicRecord(A), UnregisterBrokerRecord(2, 8))
+    by_snapshot = snapshot(START, new)
+    assert by_snapshot == new
+    assert changed(START, by_snapshot) == {"deletes": [("a", 0), ("a", 1)]}
+    assert by_snapshot.brokers == by_snapshot.configs == {}
+    assert changed(START, snapshot(START, START)) == {}
+
+
+def test_what_becomes_of_partitions_here() -> None:
+    new = after(
+        START,
+        PartitionChangeRecord(A, 0, leader=2),
+        PartitionChangeRecord(A, 1, leader=1),
+        PartitionChangeRecord(A, 2, replicas=(2, 3, 1)),
+        PartitionChangeRecord(B, 0, isr=(1,)),
+        partition(B, 1, 1, 2),
+    )
+    assert changed(START, new) == {
+        "leaders": [("a", 1), ("b", 0), ("b", 1)],
+        "elected": [("a", 1), ("b", 1)],
+        "followers": [("a", 0), ("a", 2)],
+    }
+    left = after(new, PartitionChangeRecord(A, 0, replicas=(2,), isr=(2,)))
+    assert changed(new, left) == {"deletes": [("a", 0)]}
+    assert local_changes(new, left, ME).deleted_topics == frozenset()
+    assert changed(new, after(new, NoOpRecord())) == {}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [topic("a", C)],
+        [topic("c", C), topic("c", UUID(int=9))],
+        [topic("c", C), partition(C, 1, 1)],
+        [partition(C, 0, 1)],
+        [PartitionChangeRecord(C, 0, leader=1)],
+        [PartitionChangeRecord(A, 3, leader=1)],
+        [RemoveTopicRecord(C)],
+        [RemoveTopicRecord(A), PartitionChangeRecord(A, 0, leader=1)],
+        [RemoveTopicRecord(A), RemoveTopicRecord(A)],
+        [ClearElrRecord("c")],
+        [BrokerRegistrationChangeRecord(2, 7, fenced=1)],
+        [BrokerRegistrationChangeRecord(3, 8, fenced=1)],
+        [UnregisterBrokerRecord(2, 7)],
+        [FenceBrokerRecord(2, 9)],
+        [UnregisterBrokerRecord(2, 8), UnfenceBrokerRecord(2, 8)],
+        [RemoveAccessControlEntryRecord(C)],
+        [EndTransactionRecord()],
+        [AbortTransactionRecord()],
+        [BeginTransactionRecord(), BeginTransactionRecord()],
+    ],
+    ids=str,
+)
+def test_records_that_do_not_fit_end_it(records: list[MetadataRecord]) -> None:
+    loader = ImageLoader(START)
+
+    def load() -> None:
+        loader.replay(map(encode, records), START.offset + len(records), 1)
+        loader.publish()
+
+    with pytest.raises(CorruptRecordError):
+        load()
+    loader.forget(START)
+    assert loader.publish() == START
+
+
+def test_leading_anew_is_what_its_records_say() -> None:
+    """A start makes the image at once, and the next start makes it of the records."""
+    many = UUID(int=990)
+    old = after(
+        START,
+        topic("c", many),
+        *(partition(many, at, *((1, 2) if at % 7 == 3 else (1,))) for at in range(40)),
+        topic("none", UUID(int=991)),
+        partition(UUID(int=991), 0, 2, leader=2),
+    )
+    loader, plain = ImageLoader(old), ImageLoader(old)
+    values = loader.lead_anew(ME)
+    loader.replay([encode(topic("new", UUID(int=992)))], old.offset + 60, 2)
+    image = loader.publish()
+    plain.replay([*values, encode(topic("new", UUID(int=992)))], old.offset + 60, 2)
+    assert image == plain.publish()
+    alone = [one for one in image.topics["c"].partitions if one.replicas == (ME,)]
+    assert len(values) == 1 + len(alone)
+    assert {one.leader_epoch for one in alone} == {1}
+    assert image.topics["none"] is old.topics["none"]
+    assert image.topics["a"] is old.topics["a"]
+    # Nor has a later change of one of them lost what the others share.
+    loader.replay([encode(PartitionChangeRecord(many, 0, leader=ME))], image.offset + 1, 2)
+    assert [one.leader_epoch for one in loader.publish().topics["c"].partitions[:3]] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("records", "is_resized"),
+    [
+        ([], False),
+        ([ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", "2")], False),
+        ([PartitionChangeRecord(A, 0, leader=2)], False),
+        ([partition(A, 3, 1)], True),
+        ([topic("c", UUID(int=990)), partition(UUID(int=990), 0, 1)], True),
+        ([RemoveTopicRecord(B)], True),
+        ([RemoveTopicRecord(B), topic("b", UUID(int=990)), partition(UUID(int=990), 0, 1)], True),
+    ],
+    ids=str,
+)
+def test_whether_topics_have_other_sizes(records: list[MetadataRecord], is_resized: bool) -> None:
+    image = after(START, *records)
+    assert topics_resized(START, image) is is_resized
+    # Nor need the one image have been made of the other.
+    assert topics_resized(START, replace(image, step=None)) is is_resized
+
+
+def test_forgotten_eligible_leaders() -> None:
+    elr = PartitionChangeRecord(A, 0, eligible_leader_replicas=(2,), last_known_elr=(1,))
+    known = after(START, elr, replace(elr, topic_id=B))
+    one = after(known, ClearElrRecord("a"))
+    assert [part.partition_epoch for part in one.topics["a"].partitions] == [2, 0, 0]
+    assert one.topics["a"].partitions[0].elr == one.topics["a"].partitions[0].last_known_elr == ()
+    assert one.topics["b"].partitions[0].elr == (2,)
+    every = after(known, ClearElrRecord(""), ClearElrRecord(""))
+    assert {part.elr for each in every.topics.values() for part in each.partitions} == {()}
+    assert every.topics["b"].partitions[0].partition_epoch == 2
+    assert after(START, RemoveTopicRecord(A), ClearElrRecord("")).topics.keys() == {"b"}
+
+
+# --- brokers, settings ---
+
+
+def test_a_broker_is_what_it_has_said_and_what_was_decided() -> None:
+    image = after(START, BrokerRegistrationChangeRecord(2, 8, fenced=-1, log_dirs=(DISKS[3],)))
+    assert image.brokers[2].is_active
+    assert image.brokers[2].directories == (DISKS[3],)
+    assert not image.brokers[2].has_online(DISKS[2])
+    leaving = after(image, BrokerRegistrationChangeRecord(2, 8, in_controlled_shutdown=1))
+    assert not leaving.brokers[2].is_active
+    assert leaving.brokers[2].fenced is False
+    again = after(leaving, RegisterBrokerRecord(2, UUID(int=8), 30, (), ()))
+    assert again.brokers[2].fenced
+    assert not again.brokers[2].in_controlled_shutdown
+    assert again.brokers[2].epoch == 30
+
+
+def test_settings_that_are_others_or_gone() -> None:
+    new = after(
+        START,
+        ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", None),
+        ConfigRecord(TOPIC_RESOURCE, "b", "retention.ms", "2"),
+    )
+    assert set(changed_configs(START, new)) == {(TOPIC_RESOURCE, "a"), (TOPIC_RESOURCE, "b")}
+    assert list(changed_configs(new, after(new, NoOpRecord()))) == []
+
+
+# --- images from records as they come ---
+
+
+def test_an_open_transaction_is_not_seen() -> None:
+    loader = ImageLoader(START)
+    before = [encode(topic("c", C)), encode(BeginTransactionRecord("x"))]
+    loader.replay([*before, encode(RemoveTopicRecord(B))], 20, 1)
+    assert loader.in_transaction
+    assert loader.publish().topics.keys() == {"a", "b", "c"}
+    loader.passed(21, 2)
+    loader.replay([encode(RemoveTopicRecord(A))], 22, 2)
+    assert loader.publish().topics.keys() == {"a", "b", "c"}
+    loader.replay([encode(AbortTransactionRecord("no")), encode(ClearElrRecord(""))], 24, 2)
+    image = loader.publish()
+    assert (image.topics.keys(), image.offset, image.epoch) == ({"a", "b", "c"}, 24, 2)
+    loader.replay(
+        [
+            encode(BeginTransactionRecord()),
+            encode(RemoveTopicRecord(A)),
+            encode(EndTransactionRecord()),
+        ],
+        27,
+        2,
+    )
+    assert loader.publish().topics.keys() == {"b", "c"}
+
+
+def test_equal_partitions_are_one_object() -> None:
+    records = [topic("c", C), *(partition(C, index, 1, 2) for index in range(100))]
+    changes = [PartitionChangeRecord(C, index, leader=2) for index in range(100)]
+    loader = ImageLoader(START)
+    loader.replay(map(encode, records), 200, 1)
+    loader.replay(map(encode, changes), 300, 1)
+    image = loader.publish()
+    assert image == replace(after(after(START, *records), *changes), offset=300, epoch=1)
+    assert len({id(one) for one in image.topics["c"].partitions}) == 1
+
+
+class Life:
+    """Records that fit what is there, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.image = MetadataImage()
+        self.ids = 0
+
+    def _new_id(self) -> UUID:
+        self.ids += 1
+        return UUID(int=self.draw.getrandbits(100) << 20 | self.ids)
+
+    def _partition(self, topic_id: UUID, index: int) -> PartitionRecord:
+        replicas = self.draw.sample(range(5), self.draw.choice((1, 1, 2, 3)))
+        made = partition(topic_id, index, *replicas, leader=replicas[0])
+        if self.draw.random() < 0.2:
+            made = replace(made, eligible_leader_replicas=(4,), leader_recovery_state=1)
+        return made
+
+    def change(self) -> list[MetadataRecord]:
+        draw, image = self.draw, self.image
+        known = draw.choice([*image.topics.values()]) if image.topics else None
+        kind = draw.randrange(12)
+        if kind < 2 or known is None:
+            name = draw.choice(("a.b", "a_b", "a-b", "x", f"t{draw.randrange(9)}"))
+            if image.colliding(name) is not None:
+                return [NoOpRecord()]
+            topic_id = self._new_id()
+            count = draw.choice((1, 2, 30))
+            parts = [self._partition(topic_id, index) for index in range(count)]
+            if draw.random() < 0.5:
+                parts = [replace(parts[0], partition_id=index) for index in range(count)]
+            return [topic(name, topic_id), *parts]
+        if kind < 6:
+            one = PartitionChangeRecord(known.topic_id, leader=draw.choice((-2, -1, 1, 2)))
+            if draw.random() < 0.3:
+                one = replace(one, isr=(3,), replicas=(3, 4), last_known_elr=(2,))
+            some = draw.sample(range(len(known.partitions)), draw.randint(1, len(known.partitions)))
+            return [replace(one, partition_id=index) for index in some]
+        if kind == 6:
+            return [RemoveTopicRecord(known.topic_id)]
+        if kind == 7:
+            return [self._partition(known.topic_id, len(known.partitions))]
+        if kind == 8:
+            return [ClearElrRecord(draw.choice(("", known.name)))]
+        return draw.choice(
+            [
+                [ConfigRecord(TOPIC_RESOURCE, known.name, "k", draw.choice((None, "1", "2")))],
+                [ConfigRecord(4, "", draw.choice("kl"), draw.choice((None, "1")))],
+                [FeatureLevelRecord("transaction.version", draw.randrange(3))],
+                [ProducerIdsRecord(1, image.next_producer_id + 1000)],
+                [AccessControlEntryRecord(self._new_id(), 2, "t", 3, "User:a", "*", 3, 3)],
+                [RemoveAccessControlEntryRecord(one) for one in image.acls],
+                [UserScramCredentialRecord("u", 1, b"s", b"k", b"v", draw.randrange(9))],
+                [RemoveUserScramCredentialRecord("u", 1)],
+                [
+                    ClientQuotaRecord(
+                        (EntityData("user", draw.choice((None, "u"))),),
+                        draw.choice(("producer_byte_rate", "consumer_byte_rate")),
+                        float(draw.randrange(3)),
+                        remove=draw.random() < 0.4,
+                    )
+                ],
+                [RegisterBrokerRecord(2, self._new_id(), image.offset, (), ())],
+                [
+                    BrokerRegistrationChangeRecord(2, one.epoch, fenced=draw.choice((-1, 0, 1)))
+                    for one in image.brokers.values()
+                ],
+            ]
+        )
+
+    def records(self, count: int) -> Iterator[tuple[list[MetadataRecord], MetadataImage]]:
+        """Changes, each with the image behind it."""
+        for _ in range(count):
+            change = self.change()
+            if change:
+                self.image = after(self.image, *change)
+                yield change, self.image
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_way_to_the_same_records_is_a_way_to_the_same_image(seed: int) -> None:
+    life, draw = Life(seed), random.Random(f"ways {seed}")
+    loader = ImageLoader()
+    behind = MetadataImage()
+    for change, image in life.records(80):
+        values: list[bytes] = [encode(one) for one in change]
+        wrapped = draw.random() < 0.3
+        if wrapped:
+            values = [encode(BeginTransactionRecord()), *values, encode(EndTransactionRecord())]
+        loader.replay(values, image.offset, 1, [None, *change, None] if wrapped else change)
+        if draw.random() < 0.5:
+            assert loader.publish() == image
+        if draw.random() < 0.2:
+            # Who comes late gets the same by a snapshot, and finds the same to be done.
+            late = snapshot(behind, image)
+            assert late == image
+            assert changed(behind, late) == changed(behind, image)
+            behind = image
+        check(image)
+    assert loader.publish() == life.image
+    assert loader.removed.isdisjoint(life.image.topics_by_id)
+
+
+def check(image: MetadataImage) -> None:
+    assert {one.topic_id: one for one in image.topics.values()} == image.topics_by_id
+    assert image.partition_count == sum(len(one.partitions) for one in image.topics.values())
+    odd = {name.replace(".", "_"): name for name in image.topics if "." in name or "_" in name}
+    assert image.unified == odd
+    assert all(image.configs.values())
+    for kind, name in image.configs:
+        assert kind != TOPIC_RESOURCE or name in image.topics
+    assert abs(count_of(image) - len(list(image_values(image)))) < 20
+
+
+def test_a_registration_says_which_directory_nobody_named() -> None:
+    alone = PartitionRegistration((1,), (1,), 1, 0, 0)
+    assert alone.directory_of(1) == alone.directory_of(9) == UUID(int=1)

@@ -1,0 +1,286 @@
+"""The life of a broker, with the cases of Kafka's ``BrokerLifecycleManagerTest``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster import lifecycle as rules
+from fencepost.cluster.diagram import lifecycle_diagram
+from fencepost.cluster.lifecycle import (
+    BrokerState,
+    Heartbeat,
+    HeartbeatAnswer,
+    Intervals,
+    Lifecycle,
+    Registration,
+    Step,
+)
+from fencepost.logcore.machine import InvariantViolation
+
+ME = Registration(
+    broker_id=7,
+    cluster_id="c",
+    incarnation_id=UUID(int=9),
+    listeners=(),
+    features={},
+    log_dirs=(UUID(int=500),),
+    previous_broker_epoch=3,
+)
+
+
+class Life:
+    """A lifecycle and its clock."""
+
+    def __init__(self) -> None:
+        self.now, self.steps = 1_000.0, list[Step]()
+        self.life = Lifecycle(ME)
+        self.life.start(self.now)
+
+    @property
+    def state(self) -> BrokerState:
+        return self.life.state
+
+    def sent(self) -> Registration | Heartbeat:
+        """The next request, at the time when it is due."""
+        found = self.life.next_request(self.now, 11)
+        if isinstance(found, float):
+            assert found < math.inf, "nothing will ever be sent"
+            self.now = found
+            found = self.life.next_request(self.now, 11)
+        assert not isinstance(found, float)
+        return found
+
+    def register(self, epoch: int = 400, error: int = 0) -> Life:
+        assert isinstance(self.sent(), Registration)
+        self.steps += self.life.on_registered(error, epoch, self.now)
+        return self
+
+    def beat(self, **answer: object) -> Heartbeat:
+        found = self.sent()
+        assert isinstance(found, Heartbeat)
+        given = HeartbeatAnswer(**answer)  # type: ignore[arg-type]
+        self.steps += self.life.on_heartbeat(given, self.now)
+        return found
+
+    def running(self) -> Life:
+        self.register()
+        self.beat(is_caught_up=True)
+        self.life.ready_to_unfence(self.now)
+        self.beat(is_caught_up=True, is_fenced=False)
+        assert self.state is BrokerState.RUNNING
+        return self
+
+
+def test_create_and_close() -> None:
+    life = Lifecycle(ME)
+    assert life.state is BrokerState.NOT_RUNNING
+    assert life.next_request(0, 0) == math.inf
+    assert life.begin_controlled_shutdown(0) == [Step.SHUT_DOWN]
+    assert life.state is BrokerState.SHUTTING_DOWN
+
+
+def test_create_start_and_close() -> None:
+    life = Life()
+    assert life.state is BrokerState.STARTING
+    assert life.life.begin_controlled_shutdown(life.now) == [Step.SHUT_DOWN]
+    assert life.life.next_request(life.now, 0) == math.inf
+
+
+def test_successful_registration() -> None:
+    life = Life()
+    assert life.sent() == ME
+    assert life.life.on_registered(0, 400, life.now) == [Step.REGISTERED]
+    assert life.life.broker_epoch == 400
+    first = life.beat()
+    assert first == Heartbeat(
+        7, 400, 11, want_fence=True, want_shut_down=False, cordoned_log_dirs=None
+    )
+
+
+def test_the_way_to_running() -> None:
+    life = Life().register()
+    began = life.now
+    life.beat()
+    life.beat()
+    assert life.now - began == rules.CATCH_UP_INTERVAL_MS
+    life.beat(is_caught_up=True)
+    assert life.state is BrokerState.RECOVERY
+    assert life.beat(is_caught_up=True, is_fenced=True).cordoned_log_dirs == ()
+    # Recovery of the logs may take its time: the controller hears of us all the while.
+    assert life.state is BrokerState.RECOVERY
+    life.life.ready_to_unfence(life.now)
+    at = life.now
+    assert not life.beat(is_caught_up=True, is_fenced=False).want_fence
+    assert life.now == at, "being ready is told at once"
+    assert life.steps == [Step.REGISTERED, Step.CAUGHT_UP, Step.UNFENCED]
+    life.beat(is_fenced=False)
+    assert life.now - at == Intervals().heartbeat_ms
+
+
+def test_being_ready_before_having_caught_up_is_kept() -> None:
+    life = Life().register()
+    life.life.ready_to_unfence(life.now)
+    life.beat(is_caught_up=True)
+    life.beat(is_caught_up=True, is_fenced=False)
+    assert life.state is BrokerState.RUNNING
+
+
+def test_registration_timeout() -> None:
+    life = Life()
+    ends = life.now + Intervals().initial_registration_ms
+    assert life.life.deadline_ms() == ends
+    life.register(error=101)  # DUPLICATE_BROKER_REGISTRATION: the session of a former run holds
+    assert life.life.on_time(ends - 1) == []
+    assert life.life.on_time(ends) == [Step.NOT_REGISTERED]
+    assert life.state is BrokerState.SHUTTING_DOWN
+
+
+def test_a_registration_that_succeeded_is_not_timed() -> None:
+    assert Life().register().life.deadline_ms() == math.inf
+
+
+@pytest.mark.parametrize("error", [101, 104, 119, 35, 41])
+def test_a_refused_registration_is_tried_again_by_the_same_incarnation(error: int) -> None:
+    life = Life()
+    began = life.now
+    life.register(error=error)
+    assert life.sent() == ME
+    assert life.now - began == Intervals().heartbeat_ms
+
+
+def test_a_heartbeat_without_an_answer_is_sent_again_after_an_interval() -> None:
+    life = Life().running()
+    life.sent()
+    at = life.now
+    life.life.on_failure(life.now)
+    assert isinstance(life.sent(), Heartbeat)
+    assert life.now - at == Intervals().heartbeat_ms
+
+
+def test_one_request_at_a_time_and_what_comes_meanwhile_is_sent_at_once_after_it() -> None:
+    life = Life().register()
+    life.beat(is_caught_up=True)
+    life.sent()
+    life.life.ready_to_unfence(life.now)
+    assert life.life.next_request(life.now + 99_999, 11) == math.inf
+    life.life.on_heartbeat(HeartbeatAnswer(is_caught_up=True), life.now)
+    at = life.now
+    assert not life.beat().want_fence  # type: ignore[union-attr]
+    assert life.now == at
+
+
+def test_after_a_failure_nothing_is_sent_at_once() -> None:
+    life = Life().register()
+    life.beat(is_caught_up=True)
+    life.sent()
+    life.life.ready_to_unfence(life.now)
+    life.life.on_failure(life.now)
+    at = life.now
+    assert not life.sent().want_fence  # type: ignore[union-attr]
+    assert life.now - at == Intervals().heartbeat_ms
+
+
+def test_a_fenced_broker_asks_to_be_unfenced() -> None:
+    """It lost the controller for a while, nothing else: it serves on, and comes back."""
+    life = Life().running()
+    life.beat(is_fenced=True)
+    assert (life.state, life.life.is_fenced) == (BrokerState.RUNNING, True)
+    assert not life.beat(is_fenced=False).want_fence
+    assert life.steps[-2:] == [Step.FENCED, Step.UNFENCED]
+
+
+def test_a_lost_epoch_is_the_end_of_a_broker_that_ran() -> None:
+    life = Life().running()
+    life.beat(error=rules.STALE_BROKER_EPOCH)
+    assert life.steps[-1] is Step.EPOCH_LOST
+    assert life.steps[-1] in rules.FATAL
+    assert life.life.next_request(life.now + 99_999, 11) == math.inf
+
+
+def test_a_lost_epoch_before_it_ran_is_won_back_by_a_new_registration() -> None:
+    life = Life().register()
+    life.beat(error=rules.STALE_BROKER_EPOCH)
+    life.register(epoch=900)
+    assert life.life.broker_epoch == 900
+
+
+def test_controlled_shutdown() -> None:
+    """KAFKA-13858: heartbeats go on until the controller lets the broker go."""
+    life = Life().running()
+    assert life.life.begin_controlled_shutdown(life.now) == []
+    at = life.now
+    assert life.beat(is_fenced=False).want_shut_down
+    assert life.now == at
+    assert life.beat(is_fenced=False).want_shut_down
+    assert life.now == at + rules.SHUTDOWN_INTERVAL_MS
+    life.beat(is_fenced=False, should_shut_down=True)
+    assert life.now == at + rules.SHUTDOWN_INTERVAL_MS + Intervals().heartbeat_ms
+    assert life.steps[-1] is Step.SHUT_DOWN
+    assert life.state is BrokerState.SHUTTING_DOWN
+    assert life.life.next_request(life.now + 99_999, 11) == math.inf, "each would write a record"
+
+
+def test_a_controlled_shutdown_ends_with_the_session_without_a_controller() -> None:
+    life = Life().running()
+    life.life.begin_controlled_shutdown(life.now)
+    life.beat(is_fenced=False)
+    ends = life.now + Intervals().session_ms
+    assert life.life.deadline_ms() == ends
+    assert life.life.on_failure(ends - 1) == life.life.on_time(ends - 1) == []
+    assert life.life.on_time(ends) == [Step.SHUT_DOWN]
+
+
+def test_a_controlled_shutdown_ends_though_the_controller_never_lets_go() -> None:
+    life = Life().running()
+    begun = life.now
+    life.life.begin_controlled_shutdown(begun)
+    ends = begun + Intervals().controlled_shutdown_ms
+    while life.now < ends - Intervals().heartbeat_ms:
+        life.beat(is_fenced=False)
+    assert life.life.on_time(ends - 1) == []
+    assert life.life.on_time(ends) == [Step.SHUT_DOWN]
+
+
+def test_a_broker_that_was_forgotten_has_nothing_to_hand_over() -> None:
+    life = Life().running()
+    life.life.begin_controlled_shutdown(life.now)
+    life.beat(error=rules.STALE_BROKER_EPOCH)
+    assert life.steps[-1] is Step.SHUT_DOWN
+
+
+def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
+    life = Life().running()
+    rack = Registration(7, "c", UUID(int=9), (), {}, (UUID(int=500),), rack="r2")
+    life.life.register_again(rack, life.now)
+    sent = life.sent()
+    assert isinstance(sent, Registration)
+    assert (sent.rack, sent.previous_broker_epoch) == ("r2", 3)
+    assert life.state is BrokerState.RUNNING
+
+
+def test_it_registers_again_when_directories_come_to_be_known() -> None:
+    """An upgrade of the cluster past 3.7-IV2; what it knows by then it needs not be told."""
+    life = Life().running()
+    assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
+    assert life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)
+    assert isinstance(life.sent(), Registration)
+    life.life.on_registered(0, 400, life.now)
+    assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)
+    assert isinstance(life.sent(), Heartbeat)
+    known = Life().running()
+    assert not known.life.observed(30, (UUID(int=500),), known.now)
+
+
+def test_a_state_that_does_not_follow_is_our_own_mistake() -> None:
+    life = Life()
+    with pytest.raises(InvariantViolation, match="STARTING becomes STARTING"):
+        life.life.start(0)
+
+
+def test_the_diagram_of_the_readme_is_drawn_from_the_table() -> None:
+    readme = Path(rules.__file__).with_name("README.md").read_text()
+    assert f"```mermaid\n{lifecycle_diagram()}\n```" in readme

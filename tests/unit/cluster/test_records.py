@@ -1,0 +1,121 @@
+"""Metadata records as bytes: random values of every type come back."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.record_codec import (
+    decode,
+    decode_framed,
+    encode,
+    record_version,
+    topic_value,
+)
+from fencepost.cluster.records import (
+    MetadataRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    TopicRecord,
+)
+from fencepost.logcore.errors import CorruptRecordError
+
+_INTEGERS = {
+    "feature_level": 15,
+    "max_supported_version": 15,
+    "min_supported_version": 15,
+    "port": 16,
+    "security_protocol": 15,
+}
+"""Bits of the integers that are wider than a byte and narrower than 32."""
+_WIDE = ("epoch", "timestamp", "next_producer_id")
+
+
+def random_record(kind: Any, name: str, draw: random.Random) -> Any:
+    if kind is bool:
+        return draw.random() < 0.5
+    if kind is int:
+        bits = _INTEGERS.get(name, 63 if name in _WIDE or name == "broker_epoch" else 7)
+        return draw.getrandbits(bits)
+    if kind is float:
+        return draw.choice((0.0, 1.5, -2e300, 0.1))
+    if kind is str:
+        return "".join(draw.choices("aä€😀.-_", k=draw.choice((0, 1, 5, 130))))
+    if kind is bytes:
+        return draw.randbytes(draw.choice((0, 1, 200)))
+    if kind is UUID:
+        return UUID(bytes=draw.randbytes(16))
+    if get_origin(kind) is types.UnionType:
+        inner = next(one for one in get_args(kind) if one is not type(None))
+        return None if draw.random() < 0.3 else random_record(inner, name, draw)
+    if get_origin(kind) is tuple:
+        part = get_args(kind)[0]
+        return tuple(random_record(part, name, draw) for _ in range(draw.choice((0, 1, 3, 130))))
+    hints = get_type_hints(kind)
+    return kind(
+        **{one.name: random_record(hints[one.name], one.name, draw) for one in fields(kind)}
+    )
+
+
+@pytest.mark.parametrize("kind", get_args(MetadataRecord), ids=lambda kind: kind.__name__)
+def test_random_records_come_back(kind: Callable[..., MetadataRecord]) -> None:
+    for seed in range(30):
+        record = random_record(kind, "", random.Random(seed))
+        value = encode(record)
+        assert decode(value) == record, f"seed {seed}"
+        for cut in range(1, min(len(value), 40)):
+            with pytest.raises(CorruptRecordError):
+                decode(value[:-cut])
+        with pytest.raises(CorruptRecordError):
+            decode(value + b"\0")
+
+
+def test_bytes_are_those_of_apache_kafka() -> None:
+    # As a controller of Apache Kafka 4.3 wrote them.
+    topic = TopicRecord("t", UUID(int=0x1234))
+    assert encode(topic).hex() == "010200" + "0274" + f"{0x1234:032x}" + "00"
+    assert encode(NoOpRecord()).hex() == "01140000"
+    change = PartitionChangeRecord(UUID(int=5), 1, isr=(1,), leader=3)
+    plain, isr, leader = f"00000001{5:032x}", "00050200000001", "010400000003"
+    assert encode(change).hex() == "010502" + plain + "02" + isr + leader
+
+
+@pytest.mark.parametrize(
+    "value", ["", "02", "011500", "010601", "010203", "010103", "01630000"], ids=str
+)
+def test_what_is_not_understood_is_refused(value: str) -> None:
+    with pytest.raises(CorruptRecordError):
+        decode(bytes.fromhex(value))
+
+
+def test_older_levels_write_older_versions_and_say_what_they_can_not() -> None:
+    partition = PartitionRecord(
+        topic_id=UUID(int=9),
+        replicas=(1,),
+        isr=(1,),
+        removing_replicas=(),
+        adding_replicas=(),
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=(UUID(int=7),),
+    )
+    assert record_version(PartitionRecord, 16) == 0
+    assert record_version(PartitionRecord, 22) == 1
+    with pytest.raises(ValueError, match="directories"):
+        encode(partition, 16)
+    assert decode(encode(partition, 17)) == partition
+
+
+@pytest.mark.parametrize("name", ["", "t", "ä" * 40, "x" * 126, "x" * 127, "x" * 249])
+def test_topics_have_a_shorter_way_to_the_same_bytes(name: str) -> None:
+    record = TopicRecord(name, UUID(int=5 << 64 | 7))
+    value = topic_value(record.name, record.topic_id)
+    assert value == encode(record)
+    assert decode(value) == record == decode_framed(value)[0]

@@ -1,0 +1,170 @@
+"""The invariants of the TLA+ models of replication, under random steps of the real machines.
+
+The models Kip320 and AsyncIsr (github.com/hachikuji/kafka-specification) have the same actions:
+elect, shrink, expand, become leader and follower, write, replicate, advance. Here each of them is
+what the machines of three brokers do with messages that are late, lost, doubled and out of order.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fencepost.cluster.follower import FetchState
+from fencepost.cluster.leader import AcksVerdict
+from tests.unit.cluster.trio import Trio
+
+SEEDS, STEPS = 40, 500
+
+
+def leader_in_isr(trio: Trio) -> None:
+    now = trio.registration
+    assert now.leader < 0 or now.leader in now.isr
+
+
+def weak_isr(trio: Trio) -> None:
+    """What a presumed leader has committed, all have that it takes for its ISR."""
+    for node in trio.nodes.values():
+        if node.is_leader:
+            for other in node.leader.isr:
+                _holds(trio, node.broker_id, other)
+
+
+def strong_isr(trio: Trio) -> None:
+    """… and all of the true ISR: whoever of them is elected has it."""
+    for node in trio.nodes.values():
+        if node.is_leader:
+            for other in trio.registration.isr:
+                _holds(trio, node.broker_id, other)
+
+
+def _holds(trio: Trio, leader: int, other: int) -> None:
+    log, theirs = trio.nodes[leader].log, trio.nodes[other].log
+    high = log.high_watermark
+    assert log.records[:high] == theirs.records[:high], f"{leader} and {other} differ below {high}"
+
+
+def valid_high_watermark(trio: Trio) -> None:
+    """The true leader's high watermark is below the end of each of the true ISR (AsyncIsr)."""
+    now = trio.registration
+    node = trio.nodes.get(now.leader)
+    if node is not None and node.is_leader and node.leader.leader_epoch == now.leader_epoch:
+        ends = [trio.nodes[one].log.log_end_offset for one in now.isr]
+        assert node.log.high_watermark <= min(ends)
+
+
+def acknowledged_records_stay(trio: Trio) -> None:
+    for write in trio.writes:
+        if write.verdict is AcksVerdict.DONE:
+            for one in trio.registration.isr:
+                records = trio.nodes[one].log.records
+                assert len(records) > write.offset
+                assert records[write.offset] == (write.leader_epoch, write.value)
+
+
+INVARIANTS = (
+    leader_in_isr,
+    weak_isr,
+    strong_isr,
+    valid_high_watermark,
+    acknowledged_records_stay,
+)
+
+
+def _deliver(trio: Trio, draw: random.Random, _: int) -> None:
+    if trio.messages:
+        message, fate = draw.choice(trio.messages), draw.random()
+        if fate < 0.05:
+            trio.drop(message)
+        elif fate < 0.1 and message.kind.startswith("fetch"):
+            message.deliver()  # and once more, later
+        else:
+            trio.deliver(message)
+
+
+def _pass_time(trio: Trio, draw: random.Random, _: int) -> None:
+    trio.now_ms += draw.choice((10, 1_000, 31_000))
+    for node in trio.nodes.values():
+        node.take(node.leader.check_isr(trio.now_ms))
+
+
+def _elect(trio: Trio, draw: random.Random, _: int) -> None:
+    now = trio.registration
+    alive = [one for one in now.isr if trio.brokers[one].is_active and one != now.leader]
+    if alive and now.leader > 0:
+        trio.change(leader=draw.choice(alive))
+
+
+def _restart(trio: Trio, draw: random.Random, one: int) -> None:
+    trio.register(one)
+    node = trio.nodes[one]
+    node.restart(draw.randint(0, node.log.high_watermark))
+    trio.messages = [each for each in trio.messages if each.target != one]
+
+
+def _shrink(trio: Trio, _: random.Random, one: int) -> None:
+    now = trio.registration
+    if now.leader > 0 and one != now.leader and one in now.isr:
+        trio.change(isr=tuple(each for each in now.isr if each != one))
+
+
+ACTIONS = {
+    lambda trio, _, one: trio.fetch(one): 60,
+    _deliver: 120,
+    lambda trio, draw, one: trio.produce(one, draw.getrandbits(32)): 20,
+    lambda trio, _, one: trio.nodes[one].apply(): 40,
+    lambda trio, _, one: trio.propose(one): 12,
+    _pass_time: 4,
+    lambda trio, _, one: trio.fence(one): 1,
+    lambda trio, _, one: trio.unfence(one): 3,
+    _elect: 3,
+    _restart: 2,
+    _shrink: 2,
+}
+"""What may happen, to a broker drawn, and how often."""
+
+
+def heal(trio: Trio) -> None:
+    """All is well again: everybody is up, hears of everything, and catches up."""
+    for one in trio.members:
+        if trio.brokers[one].fenced:
+            trio.unfence(one)
+    while trio.messages:
+        trio.deliver(trio.messages[0])
+    for _ in range(200):
+        trio.settle()
+        trio.now_ms += 1_000
+        trio.round_trip(*trio.members)
+        trio.alter_now(trio.registration.leader)
+
+
+@pytest.mark.parametrize("min_isr", [1, 2])
+def test_the_invariants_of_the_specification_hold(min_isr: int):
+    actions = tuple(ACTIONS), tuple(ACTIONS.values())
+    seen = dict.fromkeys(AcksVerdict, 0)
+    for seed in range(SEEDS):
+        draw, trio = random.Random(f"{seed}/{min_isr}"), Trio(min_isr=min_isr)
+        for at in range(STEPS):
+            (act,) = draw.choices(*actions)
+            act(trio, draw, draw.choice(trio.members))
+            for invariant in INVARIANTS:
+                try:
+                    invariant(trio)
+                except AssertionError as broken:
+                    raise AssertionError(f"seed {seed}, step {at}: {broken}") from None
+        heal(trio)
+        for invariant in INVARIANTS:
+            invariant(trio)
+        leader = trio.nodes[trio.registration.leader]
+        assert sorted(trio.registration.isr) == [1, 2, 3], f"seed {seed}"
+        for one in trio.members:
+            node = trio.nodes[one]
+            assert node.log.records == leader.log.records, f"seed {seed}, broker {one}"
+            assert node.log.high_watermark == leader.log.log_end_offset, f"seed {seed}, {one}"
+            assert node.is_leader or node.follower.state is FetchState.FETCHING
+        for write in trio.writes:
+            seen[write.verdict] += 1
+    assert seen.pop(AcksVerdict.WAITING) == 0
+    assert seen[AcksVerdict.DONE] > 50
+    assert seen[AcksVerdict.NOT_LEADER_OR_FOLLOWER] > 20

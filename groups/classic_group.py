@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from fencepost.groups.assignors.client.protocol import subscribed_topics
@@ -42,6 +41,7 @@ from fencepost.logcore.machine import (
     Record,
     Token,
 )
+from fencepost.logcore.values import dataclass
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 """The protocol type whose metadata the coordinator can read."""

@@ -13,10 +13,10 @@ Source: the request and response schemas of Apache Kafka, without what only the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.values import dataclass, made_often
 
 NO_GENERATION = -1
 """The generation of a request whose sender is no member (admin tools, ``assign()``)."""
@@ -121,6 +121,7 @@ class SyncGroupResult:
     assignment: bytes
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Stay a member.
@@ -135,6 +136,7 @@ class Heartbeat:
     group_instance_id: str | None
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
     """The member lives."""
@@ -178,6 +180,7 @@ class OffsetToCommit(NamedTuple):
     topic_id: bytes | None = None
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
     """Commit offsets. ``retention_time_ms`` ≥ 0 only in v2 to v4.
@@ -196,6 +199,7 @@ class CommitOffsets:
     knows_member_epochs: bool = False
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class TxnCommitOffsets:
     """Commit offsets inside ``producer``'s transaction; visible once its marker is replayed.
@@ -213,6 +217,7 @@ class TxnCommitOffsets:
     knows_member_epochs: bool = False
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class CommitOffsetsResult:
     """(topic, partition, error) in the order asked."""

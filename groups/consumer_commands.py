@@ -10,7 +10,7 @@ Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache K
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +19,7 @@ from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.groups.commands import Sight
 from fencepost.groups.consumer_records import ConsumerMemberValue, TopicPartitions
+from fencepost.logcore.values import dataclass, made_often
 
 JOIN_EPOCH: Final = 0
 """The member (re)joins and owns nothing."""
@@ -96,6 +97,7 @@ class Environment:
     """The group's own, where it has some, over those of the broker."""
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeat:
     """Join, stay, report, leave. None (or :data:`NO_TIMEOUT`) means: as I said last.
@@ -127,6 +129,7 @@ class ConsumerHeartbeat:
     """What the sender may see; None for everything."""
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeatResult:
     """``assignment`` None means: unchanged."""

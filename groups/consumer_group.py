@@ -426,12 +426,17 @@ class ConsumerGroup(GroupBase):
 
 
 def subscribed_topics(
-    members: Iterable[cr.ConsumerMemberValue], regexes: Mapping[str, cr.RegularExpressionValue]
+    members: Collection[cr.ConsumerMemberValue], regexes: Mapping[str, cr.RegularExpressionValue]
 ) -> frozenset[str]:
-    """Return the topics that these members subscribe to."""
-    topics: set[str] = set()
-    for member in members:
-        topics.update(topics_of(member, regexes))
+    """Return the topics that these members subscribe to.
+
+    Every join asks, and the members of a crowd mostly want the same: what they want is collected
+    first, and looked into once.
+    """
+    topics = set().union(*{member.subscribed_topic_names for member in members})
+    used = {member.subscribed_topic_regex or "" for member in members}
+    for regex in used & regexes.keys():
+        topics.update(regexes[regex].topics)
     return frozenset(topics)
 
 

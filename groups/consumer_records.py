@@ -12,7 +12,6 @@ Source: the ``ConsumerGroup*Key.json`` and ``ConsumerGroup*Value.json`` schemas 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
+from fencepost.logcore.values import dataclass
 
 _VERSION: Final = 0
 _ONLY_TAG: Final = 0

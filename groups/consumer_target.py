@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.assignors.model import (
@@ -42,6 +42,7 @@ from fencepost.groups.reconcile import Target, TopicIdPartition
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, Token
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from fencepost.groups.errors import GroupIdNotFoundError
 from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(slots=True)

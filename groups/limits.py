@@ -5,7 +5,7 @@ The daemon's configuration overrides those that Kafka has a key for (named in th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from fencepost.groups import (
     admin,
@@ -187,13 +187,15 @@ class GroupMachine:
         Raises ``CorruptRecordError``: to go on would be to lose state.
         """
         decoded = records.decode(record)
+        if decoded is not None and type(decoded[1]) is OffsetCommitValue:  # nearly every record
+            commit = cast("tuple[OffsetCommitKey, OffsetCommitValue]", decoded)
+            self._replay_offset(commit[0], StoredOffset(commit[1], offset), stamp)
+            return
         match decoded:
             case None:
                 self._skipped[records.record_type(record.key)] += 1
             case (OffsetCommitKey() as key, None):
                 self._shard.offsets.remove(key.group_id, (key.topic, key.partition))
-            case (OffsetCommitKey() as key, OffsetCommitValue() as value):
-                self._replay_offset(key, StoredOffset(value, offset), stamp)
             case (GroupMetadataKey(group_id), None):
                 self._remove_group(group_id)
             case (GroupMetadataKey(group_id), GroupMetadataValue() as value):

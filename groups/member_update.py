@@ -11,7 +11,7 @@ Source: Kafka's ``GroupMetadataManager.consumerGroupHeartbeat`` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.consumer_commands import (
@@ -41,6 +41,7 @@ from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPa
 from fencepost.groups.regex import TopicRegex
 from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(slots=True)

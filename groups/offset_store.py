@@ -8,11 +8,12 @@ Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetad
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from fencepost.groups.records import OffsetCommitValue
 from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.values import dataclass
 
 TopicPartition = tuple[str, int]
 

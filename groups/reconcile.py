@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Final
 
 from fencepost.groups.errors import FencedMemberEpochError
+from fencepost.logcore.values import dataclass
 
 TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -30,6 +29,7 @@ from fencepost.groups.consumer_records import (
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record
+from fencepost.logcore.values import dataclass
 
 NO_TIMESTAMP: Final = -1
 """The value of an absent timestamp or timeout field."""

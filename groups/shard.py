@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from fencepost.groups.assignors.remote import ASK_AGAIN_MS
@@ -15,6 +15,7 @@ from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, TopicPartition
+from fencepost.logcore.values import dataclass
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
 """Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A

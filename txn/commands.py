@@ -9,10 +9,11 @@ has it so (:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import field
 
 from fencepost.logcore.machine import DomainError, EndMarker, ProducerStamp
+from fencepost.logcore.values import dataclass, made_often
 
 NO_PRODUCER_ID = -1
 """No producer id."""
@@ -24,6 +25,15 @@ TopicPartition = tuple[str, int]
 """Topic name and partition index."""
 
 
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Indexes by topic, as requests name them."""
+    topics: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        topics.setdefault(topic, []).append(index)
+    return topics
+
+
+@made_often
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
     """Claim a transactional id: fence its former owner, end what that left open.
@@ -51,6 +61,7 @@ class InitProducerId:
     keep_prepared: bool = False
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult:
     """The identity to send with.
@@ -66,6 +77,7 @@ class InitProducerIdResult:
     ongoing_producer_epoch: int = NO_PRODUCER_EPOCH
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
     """Add ``partitions`` to the transaction, beginning it if need be; all or none.
@@ -95,6 +107,7 @@ class AddPartitionsResult:
     errors: Mapping[TopicPartition, DomainError] = field(default_factory=dict)
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class EndTxn:
     """Commit or abort. ``client_transaction_version`` is 2 exactly for EndTxn v5 and above.
@@ -110,6 +123,7 @@ class EndTxn:
     client_transaction_version: int = 0
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
     """The identity for the next transaction; the old one unless the request was TV2."""
@@ -118,6 +132,7 @@ class EndTxnResult:
     producer_epoch: int
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
     """The runtime's answer to :class:`WriteMarkers`; build it with ``WriteMarkers.written``.
@@ -140,6 +155,7 @@ class MarkersWrittenResult:
     completed: bool
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class WriteMarkers:
     """An *effect*: append the end marker of ``stamp`` to every partition, then report back.

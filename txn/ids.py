@@ -7,10 +7,10 @@ controller reserves durably; what is left of a block when its holder stops is ne
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.values import dataclass
 from fencepost.txn import epochs
 from fencepost.txn.commands import EndTxn, InitProducerId
 from fencepost.txn.errors import ProducerIdsUnavailableError

@@ -6,7 +6,7 @@ Each instance serves one shard, so "per shard" bounds multiply by the partitions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fencepost.logcore.values import dataclass
 
 TWO_PHASE_COMMIT_TIMEOUT_MS = 2**31 - 1
 """The stored timeout of a two-phase transaction, which never times out (KIP-939)."""

@@ -8,9 +8,10 @@ Source: ``TransactionMarkerChannelManager``, minus the sending, which is the run
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.values import dataclass
 from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import (
@@ -15,6 +15,7 @@ from fencepost.logcore.machine import (
     Record,
     Token,
 )
+from fencepost.logcore.values import dataclass
 from fencepost.txn import records, state
 from fencepost.txn.commands import InitProducerId, WriteMarkers
 from fencepost.txn.epochs import Identity

@@ -10,11 +10,12 @@ Sources: ``TransactionState``, ``TransactionMetadata`` (its ``prepare…`` metho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from types import MappingProxyType
 
 from fencepost.logcore.machine import InvariantViolation
+from fencepost.logcore.values import dataclass, made_often
 from fencepost.txn import epochs
 from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
 from fencepost.txn.epochs import NO_EPOCH, Identity
@@ -72,6 +73,7 @@ TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingPr
 """Every legal transition, from one state to the next, and what brings it about."""
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
     """All that is durable about one transactional id; never changed, only replaced.

@@ -6,9 +6,10 @@ Source: Kafka's ``ConsumerGroupPartitionAssignor``, ``GroupSpec`` and ``MemberSu
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
+
+from fencepost.logcore.values import dataclass
 
 TopicIdPartition = tuple[bytes, int]
 """A topic id (16 bytes) and a partition index."""
@@ -79,11 +80,8 @@ class AssignorRegistry:
             raise ValueError(f"1 to {MAX_ASSIGNORS} assignors with different names, not {known!r}")
         self._by_name = MappingProxyType(by_name)
         self.default = known[0]
-
-    @property
-    def has_remote(self) -> bool:
+        self.has_remote = any(hasattr(assignor, "is_remote") for assignor in known)
         """Whether some assignor is computed elsewhere."""
-        return any(hasattr(assignor, "is_remote") for assignor in self._by_name.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name

@@ -8,10 +8,10 @@ assignor's result passes. Until then, and after a failure, the group keeps its l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from fencepost.groups.assignors.model import AssignorFault, GroupAssignment, GroupSpec
+from fencepost.logcore.values import dataclass
 
 ASK_AGAIN_MS: Final = 30_000
 """After this time an assignor that failed, or never answered, is asked again at a heartbeat: often

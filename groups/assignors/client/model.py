@@ -6,10 +6,10 @@ Source: Kafka's ``ConsumerPartitionAssignor`` and ``AbstractPartitionAssignor``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from fencepost.groups.assignors.client.java_order import table_order, utf16
+from fencepost.logcore.values import dataclass
 
 TopicPartition = tuple[str, int]
 """A topic's name and a partition index."""

@@ -6,11 +6,12 @@ Source: ``AbstractStickyAssignor.MemberData`` and ``allSubscriptionsEqual``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from fencepost.groups.assignors.client.java_order import table_order
 from fencepost.groups.assignors.client.model import Racks, Subscription, TopicPartition
+from fencepost.logcore.values import dataclass
 
 Parts = Mapping[str, Sequence[Racks]]
 """The subscribed topics that exist → the racks of each of their partitions."""

@@ -288,6 +288,7 @@ def test_all_offsets_are_sorted():
     ]
 
 
+@pytest.mark.slow
 def test_very_many_offsets_are_told_as_of_the_command():
     driver = Driver()
     first = offsets.LOOKED_UP_AT_ONCE - 1

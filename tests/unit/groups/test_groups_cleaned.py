@@ -30,6 +30,7 @@ def test_every_scenario(name: str) -> None:
     assert loads_back(driver.log, driver.settings) >= len(driver.log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ClassicChurn, ConsumerChurn])
 def test_random_lives(kind: type[ClassicChurn | ConsumerChurn]) -> None:
     """Joins, leaves, commits plain and transactional, deletions, expiries, crashes."""

@@ -1,0 +1,125 @@
+"""Questions to other coordinators: batching, repetition, and each way in which they end."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.txn.commands import AddPartitions
+from fencepost.txn.verification import (
+    MAX_TRANSACTIONS_PER_REQUEST,
+    Ask,
+    Verifications,
+    Verified,
+)
+
+A, B = ("a", 0), ("b", 0)
+COORDINATORS: dict[str, int | None] = {"t": 1, "u": 1, "v": 2, "homeless": None}
+
+
+@pytest.fixture
+def verifications() -> Verifications:
+    return Verifications(lambda name: COORDINATORS.get(name, 1))
+
+
+def add(name: str, epoch: int = 0) -> AddPartitions:
+    return AddPartitions(name, 1000, epoch, (A, B), verify_only=True)
+
+
+def sends(verifications: Verifications) -> dict[int, Ask]:
+    return {one.broker_id: one for one in verifications.sends()}
+
+
+def test_what_waits_for_a_coordinator_goes_out_with_one_request(
+    verifications: Verifications,
+) -> None:
+    assert verifications.ask(1, add("t")) == []
+    assert verifications.ask(2, add("u")) == []
+    assert verifications.ask(3, add("v")) == []
+    asked = sends(verifications)
+    assert asked[1].transactions == (add("t"), add("u"))
+    assert asked[2].transactions == (add("v"),)
+    assert verifications.ask(4, add("t", 1)) == [], "the former is on its way"
+    assert sends(verifications) == {}
+    none = {A: "NONE", B: "NONE"}
+    answers = verifications.answered(asked[1], "NONE", {"t": none, "u": {**none, B: "X"}})
+    assert answers == [Verified(1, {}), Verified(2, {B: "X"})]
+    assert sends(verifications)[1].transactions == (add("t", 1),)
+    assert verifications.answered(asked[1], "NONE", {"t": none}) == [], "the answer comes twice"
+
+
+@pytest.mark.parametrize(
+    ("known", "epoch", "refused", "code"),
+    [
+        (3, 3, 1, "NETWORK_EXCEPTION"),
+        (3, 4, 1, "INVALID_PRODUCER_EPOCH"),
+        (3, 2, 2, "INVALID_PRODUCER_EPOCH"),
+    ],
+)
+def test_one_question_of_an_id_waits(
+    verifications: Verifications, known: int, epoch: int, refused: int, code: str
+) -> None:
+    verifications.ask(1, add("t", known))
+    assert verifications.ask(2, add("t", epoch)) == [Verified(refused, {A: code, B: code})]
+    (command,) = sends(verifications)[1].transactions
+    assert command.producer_epoch == max(known, epoch)
+
+
+def test_without_a_coordinator(verifications: Verifications) -> None:
+    code = "COORDINATOR_NOT_AVAILABLE"
+    assert verifications.ask(1, add("homeless")) == [Verified(1, {A: code, B: code})]
+    assert sends(verifications) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("CLUSTER_AUTHORIZATION_FAILED", "INVALID_TXN_STATE"),
+        ("UNKNOWN_SERVER_ERROR", "UNKNOWN_SERVER_ERROR"),
+    ],
+)
+def test_an_error_of_the_whole_request(verifications: Verifications, error: str, told: str) -> None:
+    verifications.ask(1, add("t"))
+    verifications.ask(2, add("u"))
+    answers = verifications.answered(sends(verifications)[1], error, {})
+    assert answers == [Verified(token, {A: told, B: told}) for token in (1, 2)]
+
+
+def test_what_an_answer_leaves_out_is_not_verified(verifications: Verifications) -> None:
+    verifications.ask(1, add("t"))
+    verifications.ask(2, add("u"))
+    lost = "NETWORK_EXCEPTION"
+    answers = verifications.answered(sends(verifications)[1], "NONE", {"t": {A: "NONE"}})
+    assert answers == [Verified(1, {B: lost}), Verified(2, {A: lost, B: lost})]
+
+
+def test_a_lost_connection_is_the_producers_business(verifications: Verifications) -> None:
+    verifications.ask(1, add("t"))
+    asked = sends(verifications)[1]
+    verifications.ask(2, add("u"))
+    lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
+    assert verifications.failed(asked) == [Verified(1, lost)]
+    assert sends(verifications)[1].transactions == (add("u"),)
+
+
+def test_a_coordinator_that_is_too_old_is_not_asked(verifications: Verifications) -> None:
+    verifications.ask(1, add("t"))
+    assert verifications.not_supported(sends(verifications)[1]) == [Verified(1, {})]
+
+
+def test_a_broker_that_is_gone(verifications: Verifications) -> None:
+    verifications.ask(1, add("t"))
+    asked = sends(verifications)[1]
+    verifications.ask(2, add("u"))
+    lost = dict.fromkeys((A, B), "NETWORK_EXCEPTION")
+    assert verifications.withdraw(1) == [Verified(1, lost), Verified(2, lost)]
+    assert verifications.answered(asked, "NONE", {"t": {A: "NONE", B: "NONE"}}) == []
+    assert verifications.withdraw(1) == []
+
+
+def test_many_go_out_in_pieces(verifications: Verifications) -> None:
+    for token in range(MAX_TRANSACTIONS_PER_REQUEST + 1):
+        verifications.ask(token, add(f"id-{token}"))
+    first = sends(verifications)[1]
+    assert len(first.transactions) == MAX_TRANSACTIONS_PER_REQUEST
+    verifications.failed(first)
+    assert len(sends(verifications)[1].transactions) == 1

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster import errors as replication
+from fencepost.cluster.controller import errors as controller
 from fencepost.coordinator import errors as data_errors
 from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.controller import errors as observers
 from fencepost.coordinator.runtime import errors as shard_errors
 from fencepost.groups import errors as groups
 from fencepost.logcore import errors as logs
@@ -38,17 +41,45 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     logs.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
     logs.StorageError: ErrorCode.kafka_storage_error,
     logs.NoRoomError: ErrorCode.kafka_storage_error,
+    # A follower keeps that to itself, as in Kafka.
+    logs.UnexpectedAppendOffsetError: ErrorCode.unknown_server_error,
+    observers.SnapshotNotFoundError: ErrorCode.snapshot_not_found,
+    observers.PositionOutOfRangeError: ErrorCode.position_out_of_range,
+    # cluster
+    controller.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
+    controller.UnknownTopicIdError: ErrorCode.unknown_topic_id,
+    controller.TopicAlreadyExistsError: ErrorCode.topic_already_exists,
+    controller.InvalidTopicError: ErrorCode.invalid_topic_exception,
+    controller.InvalidPartitionsError: ErrorCode.invalid_partitions,
+    controller.InvalidReplicationFactorError: ErrorCode.invalid_replication_factor,
+    controller.InvalidReplicaAssignmentError: ErrorCode.invalid_replica_assignment,
+    controller.InvalidRequestError: ErrorCode.invalid_request,
+    controller.PolicyViolationError: ErrorCode.policy_violation,
+    controller.InvalidConfigError: ErrorCode.invalid_config,
+    controller.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
+    controller.InconsistentClusterIdError: ErrorCode.inconsistent_cluster_id,
+    controller.DuplicateBrokerRegistrationError: ErrorCode.duplicate_broker_registration,
+    controller.InvalidRegistrationError: ErrorCode.invalid_registration,
+    controller.UnsupportedFeatureLevelError: ErrorCode.unsupported_version,
+    controller.StaleBrokerEpochError: ErrorCode.stale_broker_epoch,
+    controller.BrokerIdNotRegisteredError: ErrorCode.broker_id_not_registered,
+    controller.NotControllerError: ErrorCode.not_controller,
+    controller.IneligibleReplicaError: ErrorCode.ineligible_replica,
+    controller.NewLeaderElectedError: ErrorCode.new_leader_elected,
+    controller.NotAReplicaError: ErrorCode.not_leader_or_follower,
+    controller.ElectionNotNeededError: ErrorCode.election_not_needed,
+    controller.PreferredLeaderNotAvailableError: ErrorCode.preferred_leader_not_available,
+    controller.EligibleLeadersNotAvailableError: ErrorCode.eligible_leaders_not_available,
+    controller.NoReassignmentInProgressError: ErrorCode.no_reassignment_in_progress,
+    controller.ProducerIdsExhaustedError: ErrorCode.unknown_server_error,
+    replication.NotLeaderOrFollowerError: ErrorCode.not_leader_or_follower,
+    replication.UnknownReplicaError: ErrorCode.unknown_leader_epoch,
     # coordinator
     ConfigError: ErrorCode.invalid_config,
-    data_errors.UnknownTopicOrPartitionError: ErrorCode.unknown_topic_or_partition,
-    data_errors.UnknownTopicIdError: ErrorCode.unknown_topic_id,
-    data_errors.TopicAlreadyExistsError: ErrorCode.topic_already_exists,
-    data_errors.InvalidTopicError: ErrorCode.invalid_topic_exception,
-    data_errors.InvalidPartitionsError: ErrorCode.invalid_partitions,
-    data_errors.InvalidReplicationFactorError: ErrorCode.invalid_replication_factor,
-    data_errors.InvalidReplicaAssignmentError: ErrorCode.invalid_replica_assignment,
-    data_errors.InvalidRequestError: ErrorCode.invalid_request,
-    data_errors.NotAReplicaError: ErrorCode.not_leader_or_follower,
+    data_errors.InconsistentTopicIdError: ErrorCode.inconsistent_topic_id,
+    data_errors.OffsetNotAvailableError: ErrorCode.offset_not_available,
+    data_errors.NotEnoughReplicasError: ErrorCode.not_enough_replicas,
+    data_errors.NotEnoughReplicasAfterAppendError: ErrorCode.not_enough_replicas_after_append,
     data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
     data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
     data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
@@ -59,9 +90,8 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.TransactionalIdAuthorizationError: (
         ErrorCode.transactional_id_authorization_failed
     ),
-    data_errors.PolicyViolationError: ErrorCode.policy_violation,
     data_errors.ThrottlingQuotaExceededError: ErrorCode.throttling_quota_exceeded,
-    data_errors.InvalidUpdateVersionError: ErrorCode.invalid_update_version,
+    data_errors.RequestTimedOutError: ErrorCode.request_timed_out,
     data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,
     data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,
     data_errors.FetchSessionTopicIdError: ErrorCode.fetch_session_topic_id_error,
@@ -69,6 +99,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
     shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,
     shard_errors.CoordinatorNotAvailableError: ErrorCode.coordinator_not_available,
+    shard_errors.VerificationLostError: ErrorCode.network_exception,
     shard_errors.TransactionCoordinatorBusyError: ErrorCode.not_enough_replicas,
     # groups
     groups.InvalidGroupIdError: ErrorCode.invalid_group_id,

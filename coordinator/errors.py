@@ -5,47 +5,45 @@ The name in parentheses is Kafka's error; ``errors.py`` holds the map.
 
 from __future__ import annotations
 
+from fencepost.cluster.controller import errors as controller
 from fencepost.logcore.machine import DomainError
+
+# What the state of the cluster forbids, a controller says.
+InvalidPartitionsError = controller.InvalidPartitionsError
+InvalidReplicaAssignmentError = controller.InvalidReplicaAssignmentError
+InvalidReplicationFactorError = controller.InvalidReplicationFactorError
+InvalidRequestError = controller.InvalidRequestError
+InvalidTopicError = controller.InvalidTopicError
+InvalidUpdateVersionError = controller.InvalidUpdateVersionError
+NotAReplicaError = controller.NotAReplicaError
+PolicyViolationError = controller.PolicyViolationError
+TopicAlreadyExistsError = controller.TopicAlreadyExistsError
+UnknownTopicIdError = controller.UnknownTopicIdError
+UnknownTopicOrPartitionError = controller.UnknownTopicOrPartitionError
 
 
 class DataError(DomainError):
     """Base of everything that topics, partitions and their administration refuse."""
 
 
-class UnknownTopicOrPartitionError(DataError):
-    """There is no such topic, or it has no such partition (UNKNOWN_TOPIC_OR_PARTITION)."""
+class InconsistentTopicIdError(DataError):
+    """A topic has another id here than the request says (INCONSISTENT_TOPIC_ID)."""
 
 
-class UnknownTopicIdError(DataError):
-    """No topic has this id (UNKNOWN_TOPIC_ID)."""
+class OffsetNotAvailableError(DataError):
+    """A new leader does not know yet how far its log is committed (OFFSET_NOT_AVAILABLE)."""
 
 
-class TopicAlreadyExistsError(DataError):
-    """The name is taken (TOPIC_ALREADY_EXISTS)."""
+class NotEnoughReplicasError(DataError):
+    """The ISR is too small for an append with acks=all (NOT_ENOUGH_REPLICAS)."""
 
 
-class InvalidTopicError(DataError):
-    """The name is not allowed, or clients may not write to it (INVALID_TOPIC_EXCEPTION)."""
+class NotEnoughReplicasAfterAppendError(DataError):
+    """What was appended is committed by too small an ISR (NOT_ENOUGH_REPLICAS_AFTER_APPEND)."""
 
 
-class InvalidPartitionsError(DataError):
-    """The number of partitions is not possible (INVALID_PARTITIONS)."""
-
-
-class InvalidReplicationFactorError(DataError):
-    """The number of replicas is not possible (INVALID_REPLICATION_FACTOR)."""
-
-
-class InvalidReplicaAssignmentError(DataError):
-    """Replicas can not be placed as asked for (INVALID_REPLICA_ASSIGNMENT)."""
-
-
-class InvalidRequestError(DataError):
-    """The request contradicts itself (INVALID_REQUEST)."""
-
-
-class NotAReplicaError(DataError):
-    """A follower fetches a partition whose replica it is not (NOT_LEADER_OR_FOLLOWER)."""
+class RequestTimedOutError(DataError):
+    """Other replicas or the controller did not do their part in time (REQUEST_TIMED_OUT)."""
 
 
 class TopicDeletionDisabledError(DataError):
@@ -80,16 +78,8 @@ class TransactionalIdAuthorizationError(DataError):
     """The client may not use the transactional id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
 
 
-class PolicyViolationError(DataError):
-    """The topic's configuration forbids it (POLICY_VIOLATION)."""
-
-
 class ThrottlingQuotaExceededError(DataError):
     """A client changes topics faster than it may (THROTTLING_QUOTA_EXCEEDED)."""
-
-
-class InvalidUpdateVersionError(DataError):
-    """A feature can not have this level, or not in this way (INVALID_UPDATE_VERSION)."""
 
 
 class MetadataUnavailableError(DataError):

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fencepost.coordinator.config.cluster_keys import CLUSTER_KEYS
 from fencepost.coordinator.config.group_keys import GROUP_KEYS
 from fencepost.coordinator.config.key import ConfigKey, read_keys
+from fencepost.coordinator.config.replication_keys import REPLICATION_KEYS
 from fencepost.coordinator.config.security_keys import SECURITY_KEYS
 from fencepost.coordinator.config.unused_keys import UNUSED_BROKER_KEYS
 
@@ -91,7 +93,9 @@ advertised.listeners STRING -
     NAME://HOST:PORT that clients of each listener are told to connect to; one that is not named
     tells where it listens.
 controller.listener.names LIST ""
-    Listeners of these names are a controller's, which is not opened here.
+    Listeners of these names are for brokers that ask a controller, not for clients; the first is
+    how a broker connects to controllers. A node that is broker and controller is alone
+    without one.
 listener.security.protocol.map LIST ""
     The protocol of each listener, NAME:PROTOCOL, where it is not its name: PLAINTEXT, SSL,
     SASL_PLAINTEXT or SASL_SSL.
@@ -100,7 +104,18 @@ fencepost.insecure BOOLEAN false
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
 default.replication.factor INT 1 low=1
-    Replicas of a topic that is created without a number; more than one node can't be met.
+    Replicas of a topic that is created without a number; no more than there are brokers.
+unclean.leader.election.enable BOOLEAN false dynamic
+    Let a replica lead that may lack records, where no other is left.
+auto.leader.rebalance.enable BOOLEAN true
+    Whether a controller lets the first replica of each partition lead again by itself.
+leader.imbalance.check.interval.seconds LONG 300 unit=seconds low=1
+    How often it looks for that.
+unclean.leader.election.interval.ms LONG 300000 unit=ms low=1
+    How often a controller looks for partitions without a leader that may get an unclean one.
+metadata.max.idle.interval.ms INT 500 unit=ms low=0
+    A controller writes a record that says nothing when it has written none for so long, as long as
+    somebody reads; 0 writes none.
 auto.create.topics.enable BOOLEAN true
     Create a topic when it is first asked for.
 delete.topic.enable BOOLEAN true
@@ -127,6 +142,12 @@ log.flush.start.offset.checkpoint.interval.ms INT 60000 unit=ms low=1
     How often log start offsets are written.
 replica.high.watermark.checkpoint.interval.ms LONG 5000 unit=ms low=1
     How often high watermarks are written.
+min.insync.replicas INT 1 low=1 dynamic
+    Replicas in sync that a write with acks=all asks for, as far as there are so many.
+replica.lag.time.max.ms LONG 30000 unit=ms
+    A replica that has not had all of its leader's log for this long is out of sync.
+replica.selector.class STRING - form=replica-selector
+    Who says from which replica a consumer should read (KIP-392); by default always the leader.
 producer.id.expiration.ms INT 86400000 unit=ms low=1 dynamic
     A partition forgets a producer that wrote nothing for this long.
 max.producer.ids INT 100000 unit=producers low=1 dynamic
@@ -179,6 +200,12 @@ transaction.remove.expired.transaction.cleanup.interval.ms INT 3600000 unit=ms l
     How often expired transactional ids are looked for.
 transaction.partition.verification.enable BOOLEAN true dynamic
     Ask the coordinator before a transaction first writes to a partition.
+add.partitions.to.txn.retry.backoff.ms INT 20 unit=ms low=0
+    Wait before a transaction whose predecessor is being completed is asked for again.
+add.partitions.to.txn.retry.backoff.max.ms INT 100 unit=ms low=0
+    For so long it is asked for, before its producer has to.
+request.timeout.ms INT 30000 unit=ms low=0
+    How long a request to another broker, or one to the transaction coordinator, waits for replicas.
 transaction.two.phase.commit.enable BOOLEAN false
     Serve InitProducerId 6: transactions that wait for the decision of another store.
 transaction.state.log.num.partitions INT 50 low=1
@@ -195,6 +222,8 @@ BROKER_KEYS: Mapping[str, ConfigKey] = {
         *GROUP_KEYS,
         *read_keys(_TRANSACTIONS),
         *SECURITY_KEYS,
+        *REPLICATION_KEYS,
+        *CLUSTER_KEYS,
         *UNUSED_BROKER_KEYS,
     )
 }

@@ -47,6 +47,8 @@ offsets.retention.minutes INT 10080 unit=minutes low=1
     How long the offsets of an unused group are kept.
 offsets.retention.check.interval.ms LONG 600000 unit=ms low=1
     How often expired offsets are looked for.
+offsets.commit.timeout.ms INT 5000 unit=ms low=1
+    How long a group's request waits until other replicas have what it changed.
 offsets.topic.num.partitions INT 50 low=1
     Partitions of __consumer_offsets; fixed once the topic exists.
 offsets.topic.segment.bytes INT 104857600 unit=bytes low=1048576

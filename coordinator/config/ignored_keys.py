@@ -10,25 +10,18 @@ from collections.abc import Mapping
 
 _TABLE = """
 there is one node, and it is its own controller
-    broker.heartbeat.interval.ms broker.session.timeout.ms
-    initial.broker.registration.timeout.ms controller.performance.always.log.threshold.ms
-    controller.performance.sample.period.ms controller.quorum.append.linger.ms
-    controller.quorum.auto.join.enable controller.quorum.bootstrap.servers
+    controller.performance.always.log.threshold.ms controller.performance.sample.period.ms
+    controller.quorum.append.linger.ms controller.quorum.auto.join.enable
     controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
+    server.max.startup.time.ms unstable.feature.versions.enable
+the metadata is fetched in pieces of 1 MiB
     controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
-    controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
-    controller.quorum.retry.backoff.ms controller.socket.timeout.ms early.start.listeners
-    security.inter.broker.protocol
-    leader.imbalance.check.interval.seconds metadata.max.idle.interval.ms
-    server.max.startup.time.ms unclean.leader.election.interval.ms
-    unstable.feature.versions.enable
+no listener waits for the others: all serve when the broker does
+    early.start.listeners
 there is one copy of everything
     alter.log.dirs.replication.quota.window.num
     alter.log.dirs.replication.quota.window.size.seconds num.replica.alter.log.dirs.threads
-    replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
-    replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.selector.class
-    replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
-    replication.quota.window.size.seconds socket.connection.setup.timeout.max.ms
+    replica.socket.receive.buffer.bytes socket.connection.setup.timeout.max.ms
     socket.connection.setup.timeout.ms
 there is one data directory
     cordoned.log.dirs log.dir.failure.timeout.ms metadata.log.dir
@@ -93,7 +86,6 @@ this way of encryption or authentication is not served
     sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
     sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor
     sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms
-    sasl.mechanism.controller.protocol sasl.mechanism.inter.broker.protocol
     sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
     sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
     sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
@@ -104,7 +96,7 @@ this way of encryption or authentication is not served
     sasl.oauthbearer.client.credentials.client.secret sasl.oauthbearer.jwt.retriever.class
     sasl.oauthbearer.jwt.validator.class sasl.oauthbearer.scope
     sasl.oauthbearer.token.endpoint.url sasl.server.callback.handler.class
-    ssl.endpoint.identification.algorithm ssl.engine.factory.class ssl.keymanager.algorithm
+    ssl.engine.factory.class ssl.keymanager.algorithm
     ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm
 """
 

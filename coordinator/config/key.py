@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv6Address, ip_address
 
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.values import dataclass
 
 Value = int | float | str | bool | tuple[str, ...] | None
 
@@ -98,19 +98,23 @@ class ConfigKey:
             return text.lower() == "true"
         if self.type in {ConfigType.STRING, ConfigType.PASSWORD}:
             self._check_choice(text, [text])
-            if self.form:
-                try:
-                    FORMS[self.form](text)
-                except ValueError as error:
-                    raise self._refuse(text, str(error)) from error
+            self._check_form(text)
             return text
         if self.type is ConfigType.LIST:
             items = tuple(item.strip() for item in text.split(",")) if text else ()
             if len(set(items)) != len(items):
                 raise self._refuse(text, "an item stands there twice")
             self._check_choice(text, items)
+            self._check_form(text)
             return items
         return self._number(text)
+
+    def _check_form(self, text: str) -> None:
+        if self.form:
+            try:
+                FORMS[self.form](text)
+            except ValueError as error:
+                raise self._refuse(text, str(error)) from error
 
     def value_of(self, text: str | None) -> Value:
         """The value of ``text``, or of the default where ``text`` is None."""
@@ -175,7 +179,39 @@ def plain_address(host: str) -> str:
     return str(found if mapped is None else mapped)
 
 
-FORMS: Mapping[str, Callable[[str], object]] = {"counts-of-addresses": counts_of_addresses}
+RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+LEADER_ALONE = "org.apache.kafka.common.replica.LeaderSelector"
+"""The classes for ``replica.selector.class``: consumers read near to them, or from leaders."""
+
+
+def replica_selector(text: str) -> str:
+    """A class of Apache Kafka's that is known here by its name. Raises ValueError."""
+    if text not in {"", LEADER_ALONE, RACK_AWARE}:
+        raise ValueError(f"classes of Java are not loaded; there is {RACK_AWARE}")
+    return text
+
+
+def throttled_replicas(text: str) -> frozenset[tuple[int, int]] | None:
+    """(partition, broker) of each entry of PARTITION:BROKER; None, all of them, for ``*``.
+
+    Raises ValueError. Source: ``ThrottledReplicaListValidator``.
+    """
+    if text.strip() == "*":
+        return None
+    entries = [entry.strip().partition(":") for entry in text.split(",")] if text.strip() else []
+    if not all(index.isdecimal() and broker.isdecimal() for index, _, broker in entries):
+        raise ValueError(
+            "must be the literal '*' or a list of replicas in the following format:"
+            " [partitionId]:[brokerId],[partitionId]:[brokerId],..."
+        )
+    return frozenset((int(index), int(broker)) for index, _, broker in entries)
+
+
+FORMS: Mapping[str, Callable[[str], object]] = {
+    "counts-of-addresses": counts_of_addresses,
+    "replica-selector": replica_selector,
+    "throttled-replicas": throttled_replicas,
+}
 """What raises ValueError for a text of another form."""
 
 

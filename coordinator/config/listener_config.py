@@ -5,12 +5,13 @@ Source: ``Endpoint``, ``SecurityProtocol``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from fencepost.logcore.values import dataclass
 
 
 class SecurityProtocol(StrEnum):
-    """How clients of a listener speak, by Kafka's names."""
+    """How clients of a listener speak, by Kafka's names and in the order of its numbers."""
 
     PLAINTEXT = "PLAINTEXT"
     SSL = "SSL"

@@ -20,7 +20,9 @@ from fencepost.coordinator.config.listener_config import ListenerConfig, Securit
 
 LISTENERS, ADVERTISED = "listeners", "advertised.listeners"
 PROTOCOLS = "listener.security.protocol.map"
+BETWEEN_BROKERS = "inter.broker.listener.name"
 INSECURE = "fencepost.insecure"
+CONTROLLER_LISTENERS = "controller.listener.names"
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what a listener without a host asks for, as in Kafka
 ANY_ADDRESS = frozenset({EVERYWHERE, "::"})
@@ -72,6 +74,44 @@ def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
             f" configuration are {','.join(valid)}",
         )
     return found
+
+
+def between_brokers(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
+    """Name and protocol of the listener over which brokers speak to each other. ConfigError.
+
+    It is named, or it has the name of its protocol.
+    """
+    name = config.text(BETWEEN_BROKERS)
+    if name is None:
+        protocol = SecurityProtocol(config.text("security.inter.broker.protocol") or "PLAINTEXT")
+        return protocol.value, protocol
+    protocols = _protocols(config)
+    if name.upper() not in protocols:
+        raise ConfigError(BETWEEN_BROKERS, name, f"{PROTOCOLS} has no such listener")
+    return name.upper(), protocols[name.upper()]
+
+
+def controller_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
+    """The listeners of ``listeners`` that are for controllers and brokers. Raises ConfigError."""
+    return _listeners(config, LISTENERS, of_controllers=True)
+
+
+def advertised_controllers(config: BrokerConfig) -> dict[str, ListenerConfig]:
+    """Where brokers are told to find the controller, if that is not where it listens (KIP-853).
+
+    Raises ConfigError.
+    """
+    return _listeners(config, ADVERTISED, of_controllers=True)
+
+
+def listener_names(config: BrokerConfig) -> list[str]:
+    """The names of ``listeners``, those of controllers among them. Raises ConfigError."""
+    return [name for name, _ in _entries(LISTENERS, config.text(LISTENERS) or "")]
+
+
+def protocols_of_listeners(config: BrokerConfig) -> dict[str, SecurityProtocol]:
+    """The protocol of each listener that has one, by its name. Raises ConfigError."""
+    return _protocols(config)
 
 
 def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) -> None:
@@ -128,14 +168,28 @@ def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
 
 
 def _of_clients(config: BrokerConfig, key: str) -> dict[str, ListenerConfig]:
+    found = _listeners(config, key, of_controllers=False)
+    if config.text(key) and not found and "broker" in config.items("process.roles"):
+        raise ConfigError(key, config.text(key), "there are only controllers' listeners")
+    return found
+
+
+def _of_controllers(config: BrokerConfig) -> set[str]:
+    return {name.upper() for name in config.items(CONTROLLER_LISTENERS)}
+
+
+def _listeners(
+    config: BrokerConfig, key: str, *, of_controllers: bool
+) -> dict[str, ListenerConfig]:
+    """Those of controllers, or the others; by name and in order."""
     text = config.text(key)
     if not text:
         return {}
-    of_controllers = {name.upper() for name in config.items("controller.listener.names")}
+    names = _of_controllers(config)
     protocols = _protocols(config)
     found: dict[str, ListenerConfig] = {}
     for name, address in _entries(key, text):
-        if name in of_controllers:
+        if (name in names) is not of_controllers:
             continue
         if name in found:
             reason = f"Each listener must have a different name, listeners: {text}"
@@ -149,8 +203,6 @@ def _of_clients(config: BrokerConfig, key: str) -> dict[str, ListenerConfig]:
         except ValueError as error:
             raise ConfigError(key, text, str(error)) from error
         found[name] = _listener(config, name, host, port, protocol)
-    if not found:
-        raise ConfigError(key, text, "there are only controllers' listeners")
     return found
 
 
@@ -166,7 +218,7 @@ def _listener(
 
 def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:
     """(name, address) of each entry."""
-    for entry in map(str.strip, text.split(",")):
+    for entry in map(str.strip, text.split(",") if text else ()):
         parts = _FORM.fullmatch(entry)
         if parts is None:
             reason = f"Unable to parse {entry} to a broker endpoint: it is not NAME://HOST:PORT"
@@ -175,9 +227,20 @@ def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
-    """The protocol of each listener that has one, by its name."""
+    """The protocol of each listener that has one, by its name.
+
+    Where nobody says anything, and nothing else is in use, controllers speak PLAINTEXT.
+    """
     protocols = {one.value: one for one in SecurityProtocol}
-    for entry in config.items(PROTOCOLS):
+    entries = config.items(PROTOCOLS)
+    if not entries:
+        of_controllers = _of_controllers(config)
+        if not any(
+            name in protocols and name != SecurityProtocol.PLAINTEXT.value
+            for name in (*of_controllers, *listener_names(config))
+        ):
+            return protocols | dict.fromkeys(of_controllers, SecurityProtocol.PLAINTEXT)
+    for entry in entries:
         name, found, text = (part.strip().upper() for part in entry.partition(":"))
         if not found:
             raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), f"{entry!r} is not NAME:PROTOCOL")

@@ -46,6 +46,8 @@ ssl.cipher.suites LIST ""
     are all as soon as one is named, and none if only others are.
 ssl.principal.mapping.rules STRING DEFAULT
     How the name in a client's certificate becomes that of a user.
+ssl.endpoint.identification.algorithm STRING https
+    How this broker checks the name in another broker's certificate; empty for not at all.
 ssl.allow.dn.changes BOOLEAN false
     A certificate that is read again may have another subject.
 ssl.allow.san.changes BOOLEAN false
@@ -93,8 +95,9 @@ fencepost.authentication.timeout.ms INT 10000 unit=ms low=1
 fencepost.unauthenticated.connections.per.ip INT 1000 low=1
     Connections of one address that have not logged in yet.
 inter.broker.listener.name STRING -
-    The listener, PLAINTEXT if it is not set, that gets its connections even beyond max.connections,
-    where there are several: the longest unused connection of another one is closed for it.
+    The listener of the brokers among themselves; if it is not set, the one that has the name of
+    security.inter.broker.protocol. It gets its connections even beyond max.connections, where there
+    are several: the longest unused connection of another one is closed for it.
 max.connections.per.ip.overrides STRING "" form=counts-of-addresses dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""

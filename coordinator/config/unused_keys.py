@@ -8,18 +8,6 @@ from __future__ import annotations
 from fencepost.coordinator.config.key import ConfigKey, read_key
 
 _BROKER = """
-there is one node and one copy
-    min.insync.replicas INT 1
-    unclean.leader.election.enable BOOLEAN false
-    auto.leader.rebalance.enable BOOLEAN true
-    num.replica.fetchers INT 1
-    replica.lag.time.max.ms LONG 30000
-    offsets.topic.replication.factor SHORT 1
-    transaction.state.log.replication.factor SHORT 1
-    transaction.state.log.min.isr INT 1
-    controlled.shutdown.enable BOOLEAN true
-    process.roles LIST broker,controller
-    controller.quorum.voters LIST ""
 a transaction is aborted when its timeout runs out
     transaction.abort.timed.out.transaction.cleanup.interval.ms INT 10000 low=1
 all work is done on one event loop
@@ -32,11 +20,7 @@ all work is done on one event loop
 a connection has one request at a time
     queued.max.requests INT 500
 writes are complete when they are answered
-    offsets.commit.timeout.ms INT 5000
     group.coordinator.append.linger.ms INT -1
-    add.partitions.to.txn.retry.backoff.ms INT 20
-    add.partitions.to.txn.retry.backoff.max.ms INT 100
-    request.timeout.ms INT 30000
 logs are read segment by segment
     offsets.load.buffer.size INT 5242880
     transaction.state.log.load.buffer.size INT 5242880
@@ -85,12 +69,6 @@ streams groups are not served
     group.streams.max.size INT 2147483647
 """
 
-_TOPIC = """
-there is one node and one copy
-    leader.replication.throttled.replicas LIST ""
-    follower.replication.throttled.replicas LIST ""
-"""
-
 _GROUP = """
 share groups are not served
     share.session.timeout.ms INT - low=1
@@ -122,6 +100,6 @@ def _keys(table: str) -> tuple[ConfigKey, ...]:
     return tuple(keys)
 
 
-UNUSED_BROKER_KEYS, UNUSED_TOPIC_KEYS = _keys(_BROKER), _keys(_TOPIC)
+UNUSED_BROKER_KEYS = _keys(_BROKER)
 UNUSED_GROUP_KEYS = _keys(_GROUP)
 """Of what single groups may have for themselves."""

@@ -1,97 +1,114 @@
-"""What the broker knows of the cluster: topics, dynamic settings, producer-id blocks.
+"""The metadata of a broker that stands alone: a log of its own, and the only one who changes it.
 
-All of it is a log, the partition ``__cluster_metadata-0``: one record per change (``records.py``).
-They add up to the image (``image.py``), which ``records.apply`` alone changes, live and at load.
-Every change is forced to disk before it is answered, as Kafka's
-controllers do: changes are rare, and a topic must not vanish with the power.
+The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing: each
+start begins an epoch with a LeaderChange, registers the broker and begins a new leader epoch of
+every partition. A change is one batch, or a metadata transaction where it is larger than a batch;
+it is forced to disk before it is answered, as Kafka's controllers do: changes are rare, and a topic
+must not vanish with the power.
 
 A topic's directories follow its record: created when a partition is first opened, removed after
-the tombstone. A kill in between leaves a directory without a topic, which the next start finds
-(:meth:`was_deleted`), or a topic without directories, which are created on demand.
+the record that it is gone. A kill in between leaves a directory without a topic, which the next
+start finds (:meth:`MetadataLog.was_deleted`), or a topic without directories, which are created on
+demand.
 
 Source: the tasks are those of ``QuorumController`` with ``ReplicationControlManager``,
-``ConfigurationControlManager`` and ``ProducerIdControlManager``; the records are our own.
+``ConfigurationControlManager`` and ``ProducerIdControlManager``.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
-from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
-from fencepost.coordinator.metadata.image import MetadataImage, Topic
+import structlog
+
+from fencepost.cluster.image import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    TOPIC_RESOURCE,
+    UNASSIGNED,
+    MetadataImage,
+    TopicImage,
+)
+from fencepost.cluster.image_loader import ImageLoader
+from fencepost.cluster.image_records import count_of
+from fencepost.cluster.record_codec import Template, encode
+from fencepost.cluster.records import (
+    AbortTransactionRecord,
+    BeginTransactionRecord,
+    BrokerEndpoint,
+    BrokerFeature,
+    ConfigRecord,
+    EndTransactionRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import TopicLimitExceededError
+from fencepost.coordinator.metadata.changes import new_partition, new_settings
+from fencepost.coordinator.metadata.control_records import leader_change
+from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
+from fencepost.coordinator.metadata.metadata import (
+    DEFAULT_SETTINGS,
+    ELR_VERSION,
+    FEATURES,
+    METADATA_VERSION,
+    MIN_INSYNC_REPLICAS,
+    SETTINGS_OF,
+    Metadata,
+)
 from fencepost.coordinator.metadata.names import (
-    CONSUMER_OFFSETS,
     HISTORY_TOPIC,
-    TRANSACTION_STATE,
+    METADATA_TOPIC,
 )
-from fencepost.coordinator.metadata.records import (
-    SETTINGS,
-    apply,
-    change_table,
-    feature_record,
-    live_records,
-    producer_ids_record,
-    settings_record,
-    starts_record,
-    table_record,
-    topic_record,
-    topic_tombstone,
-    unpack_key,
+from fencepost.coordinator.metadata.quorum_state import keep_others_out
+from fencepost.coordinator.metadata.server_secret import write_secret
+from fencepost.coordinator.metadata.snapshots import (
+    SnapshotId,
+    load_snapshot,
+    snapshots,
+    write_snapshot,
 )
-from fencepost.logcore.batch import decode_records
+from fencepost.logcore.batch import NO_TIMESTAMP, decode_records
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.errors import CorruptRecordError, LogError
+from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.values import dataclass
 
-_SETTINGS_OF = {
-    CONSUMER_OFFSETS: "offsets.topic",
-    TRANSACTION_STATE: "transaction.state.log",
-}
-"""How the broker's settings for a coordinator's topic begin."""
+if TYPE_CHECKING:
+    from fencepost.coordinator.metadata.conversion import OldMetadata
+
+_log = structlog.get_logger(__name__)
+
 
 PRODUCER_ID_BLOCK = 1000
 """Producer ids in one durable reservation, as in Kafka."""
 
-METADATA_LOG_CONFIG = LogConfig(segment_bytes=16 << 20, retention_ms=-1, cleanup_policy=frozenset())
-"""The log of changes is never cleaned by time or size; :meth:`MetadataLog.compact` cuts it."""
+METADATA_LOG_CONFIG = LogConfig(
+    segment_bytes=16 << 20,
+    index_interval_bytes=64 << 10,
+    retention_ms=-1,
+    cleanup_policy=frozenset(),
+)
+"""The log of changes is never cleaned by time or size; :meth:`MetadataLog.compact` cuts it. Its
+index has few entries: a change should not need one more open file."""
 
 COMPACT_SLACK_RECORDS = 2_000
 COMPACT_FACTOR = 4
-"""A start rewrites the log when it holds more records than this many times the live ones, plus the
-slack. So it replays in milliseconds."""
-
-_RECORDS_PER_BATCH = 500
-
-_HISTORY_SEGMENTS = 8
-_MIN_SEGMENT_BYTES = 1 << 20
-
-TRANSACTION_VERSION = "transaction.version"
-GROUP_VERSION = "group.version"
-METADATA_VERSION = "metadata.version"
-KRAFT_VERSION = "kraft.version"
-FEATURES: Mapping[str, tuple[int, int, int]] = {
-    GROUP_VERSION: (0, 1, 1),
-    KRAFT_VERSION: (0, 0, 0),
-    METADATA_VERSION: (30, 30, 30),
-    TRANSACTION_VERSION: (0, 2, 2),
-}
-"""Lowest and highest supported level of each feature, and the level until another one is finalized:
-the consumer protocol (KIP-848), a quorum whose voters stay the same (KIP-853), the requests and
-settings of Apache Kafka 4.3-IV0, by which tools tell what a broker can do (KIP-778), and
-transactions with an epoch of their own (KIP-890). There is no other metadata.version: ours are not
-the records whose form it is in Apache Kafka."""
-
-GROUP_SCOPE = "group:"
-"""Leads the name under which a group's own settings are kept."""
-
-DEFAULT_SETTINGS = ""
-"""The name under which the dynamic default of all brokers is kept."""
+"""A start writes a snapshot when the log holds more records than this many times those of a
+snapshot, plus the slack. So it replays in milliseconds. A stop, which nobody waits for, writes one
+for the slack alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +128,12 @@ class MetadataLimits:
     """Partitions that one CreateTopics or CreatePartitions may add, as in Kafka's controller."""
 
 
-class MetadataLog:
-    """The state, and the log behind it.
+class MetadataLog(Metadata):
+    """The image, and the log behind it.
 
-    ``partition`` is the open ``__cluster_metadata-0``; ``config`` hears of dynamic settings.
-    Raises :class:`MetadataError` for a log it does not understand. A failed append raises
-    :class:`fencepost.logcore.errors.LogError`, and nothing has changed.
+    ``partition`` is the open ``__cluster_metadata-0``; ``directory`` is the data directory, known
+    by ``directory_id``. Raises :class:`MetadataError` for a log it does not understand. A failed
+    append raises :class:`fencepost.logcore.errors.LogError`, and nothing has changed.
     """
 
     def __init__(
@@ -124,302 +141,143 @@ class MetadataLog:
         partition: Partition,
         config: BrokerConfig,
         clock: Clock,
+        fs: FileSystem,
+        directory: str,
         *,
         node_id: int,
+        directory_id: uuid.UUID = UNASSIGNED,
         limits: MetadataLimits | None = None,
     ) -> None:
+        super().__init__(config, node_id=node_id)
         self.partition = partition
         self.limits = MetadataLimits() if limits is None else limits
-        self._config = config
         self._clock = clock
-        self._node_id = node_id
-        self._state = MetadataImage()
+        self._fs = fs
+        self._directory = directory
+        self._directory_id = directory_id
         self._records = 0
+        """Those in the log, behind the snapshot."""
+        self._last_timestamp_ms = NO_TIMESTAMP
         self._forces = True
-        self._listeners: list[Callable[[Topic], None]] = []
-        self._table_listeners: dict[str, list[Callable[[], None]]] = {}
-        self._load()
+        self._loader = ImageLoader()
+        self._is_cut_short = False
+        """Whether the log ends inside of a metadata transaction."""
+        self.has_own_broker = False
+        """Whether this broker is the only one, and registers itself."""
+        keep_others_out(fs, partition.log.directory)
+        try:
+            self._load()
+        except CorruptRecordError as error:
+            raise MetadataError(f"{METADATA_TOPIC} is not understood: {error}") from error
+
+    # --- the log ---------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        at, loader = self.partition.log.directory, self._loader
+        found = snapshots(self._fs, at)
+        if found:
+            load_snapshot(self._fs, at, found[-1], loader)
+        old: OldMetadata | None = None
+        is_new: bool | None = True if found else None
+        begin = found[-1].end_offset if found else 0
         for header, batch in self.partition.reader.read_all():
-            if header.is_control:
+            if header.next_offset <= begin:
                 continue
-            for record in decode_records(batch, 0, header):
-                if record.key is not None:
-                    self._apply(Record(record.key, record.value))
-        for scope in self._state.settings:
-            self._tell_config(scope)
-
-    # --- looking ---------------------------------------------------------------------------------
-
-    @property
-    def topics(self) -> Mapping[str, Topic]:
-        """All topics by name."""
-        return self._state.topics
-
-    @property
-    def topic_changes(self) -> int:
-        """Grows whenever a topic comes, goes or changes."""
-        return self._state.topic_changes
-
-    @property
-    def starts(self) -> int:
-        """How often this data directory has been started."""
-        return self._state.starts
-
-    def topic(self, name: str) -> Topic | None:
-        """The topic of that name."""
-        return self._state.topics.get(name)
-
-    def topic_by_id(self, topic_id: uuid.UUID | None) -> Topic | None:
-        """The topic of that id; None for the zero id, which kio reads as None."""
-        return None if topic_id is None else self._state.by_id.get(topic_id)
-
-    def colliding(self, name: str) -> str | None:
-        """The topic whose name differs from ``name`` in ``.`` and ``_`` alone, or is the same."""
-        return self._state.colliding(name)
-
-    def leader_epoch(self, topic: Topic) -> int:
-        """The leader epoch of the topic's partitions: it grows with every start of the broker.
-
-        What a start finds cut off after a power loss was written in an earlier epoch, so consumers
-        can tell.
-        """
-        return self._state.starts - topic.first_start
-
-    def was_deleted(self, topic_id: uuid.UUID) -> bool:
-        """Whether a topic of this id was deleted, as far as the log remembers."""
-        return topic_id in self._state.deleted
-
-    def settings(self, scope: str) -> Mapping[str, str]:
-        """Dynamic broker settings of a node id, or of :data:`DEFAULT_SETTINGS`."""
-        return self._state.settings.get(scope, {})
-
-    @property
-    def features(self) -> Mapping[str, tuple[int, int, int]]:
-        """Lowest, highest supported and finalized level of each feature."""
-        levels = self._state.levels
-        return {
-            name: (low, high, levels.get(name, default))
-            for name, (low, high, default) in FEATURES.items()
-        }
-
-    @property
-    def features_epoch(self) -> int:
-        """How often a finalized level was changed; clients keep what came with the highest."""
-        return self._state.features_epoch
-
-    def feature_level(self, name: str) -> int:
-        """The finalized level of a feature; 0 stands for off."""
-        level = self._state.levels.get(name)
-        return FEATURES[name][2] if level is None else level
-
-    def listen(self, callback: Callable[[Topic], None]) -> None:
-        """Have ``callback`` called with every topic whose settings or partitions changed."""
-        self._listeners.append(callback)
-
-    # --- changing --------------------------------------------------------------------------------
-
-    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-        """Create a topic; the caller has checked name and settings.
-
-        Raises TopicLimitExceededError.
-        """
-        self.check_room(1, partitions)
-        topic = Topic(name, _new_topic_id(), partitions, dict(configs), self._state.starts)
-        self._append([topic_record(topic)])
-        return self._state.topics[name]
-
-    def adopt_topic(self, topic: Topic) -> None:
-        """Write down a topic that came with its directories; its name and id are free.
-
-        Raises TopicLimitExceededError.
-        """
-        self.check_room(1, topic.partitions)
-        self._append([topic_record(topic)])
-
-    def check_room(self, topics: int, partitions: int) -> None:
-        """Raise TopicLimitExceededError if that many more do not fit."""
-        limits, state = self.limits, self._state
-        if len(state.topics) + topics > limits.max_topics:
-            raise TopicLimitExceededError(f"there may be {limits.max_topics} topics (max_topics)")
-        if state.partitions + partitions > limits.max_partitions:
-            raise TopicLimitExceededError(
-                f"there may be {limits.max_partitions} partitions of all topics (max_partitions)"
+            if header.is_control:
+                loader.passed(header.last_offset, header.leader_epoch)
+                continue
+            if is_new is None:
+                is_new = decode_records(batch, 0, header)[0].key is None
+            if not is_new:
+                old = _old_metadata() if old is None else old
+                for one in decode_records(batch, 0, header):
+                    old.apply(Record(one.key or b"", one.value))
+                continue
+            values = values_of(header, batch)
+            loader.replay(values, header.last_offset, header.leader_epoch)
+            self._records += header.record_count
+            self._last_timestamp_ms = header.max_timestamp
+        start = self.partition.log_start_offset
+        if old is not None:
+            self._convert(old)
+        elif start > begin:
+            raise MetadataError(
+                f"{METADATA_TOPIC} begins at {start}, and the snapshot before that is not there"
             )
+        self._is_cut_short = loader.in_transaction
+        image = loader.publish()
+        if self._is_cut_short:
+            loader.forget(image)
+        self.install(image)
 
-    def set_partitions(self, name: str, partitions: int) -> Topic:
-        """Give a topic more partitions. Raises TopicLimitExceededError."""
-        topic = self.known(name)
-        self.check_room(0, partitions - topic.partitions)
-        return self._replace(replace(topic, partitions=partitions))
+    def _convert(self, old: OldMetadata) -> None:
+        """Let the log go on in another form, behind a snapshot of what it held."""
+        if old.secret is not None:
+            write_secret(self._fs, self._directory, old.secret)
+        loader, levels = self._loader, {name: level for name, (_, _, level) in FEATURES.items()}
+        loader.begin_snapshot()
+        loader.replay(old.values(levels, self._node_id, self._directory_id), 0, 0)
+        loader.end_snapshot(self.partition.log_end_offset, old.starts)
+        loader.removed |= old.deleted
+        self.write_snapshot(loader.publish())
 
-    def set_topic_configs(self, name: str, configs: Mapping[str, str]) -> Topic:
-        """Replace a topic's own settings; the caller has checked them."""
-        return self._replace(replace(self.known(name), configs=dict(configs)))
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+        """Make a change: append its records, force them to disk, and install the next image.
 
-    def delete_topic(self, name: str) -> Topic:
-        """Remove a topic; its directories are the caller's to remove."""
-        topic = self.known(name)
-        self._append([topic_tombstone(name)])
-        return topic
-
-    def ensure_internal_topic(self, name: str) -> Topic:
-        """The internal topic of that name, created with its fixed settings if it is not there.
-
-        Source: ``AutoTopicCreationManager.creatableTopic``.
+        Of many records that say the same of different partitions the values alone will do. Raises
+        CorruptRecordError for records that do not fit what is there, and LogError; nothing has
+        changed then.
         """
-        topic = self._state.topics.get(name)
-        if topic is not None:
-            return topic
-        if name == HISTORY_TOPIC:
-            return self.create_topic(name, 1, self._history_configs())
-        partitions = self._config.int(f"{_SETTINGS_OF[name]}.num.partitions")
-        return self.create_topic(name, partitions, self.internal_configs(name))
+        self._append([one if isinstance(one, bytes) else encode(one) for one in records], records)
 
-    def internal_configs(self, name: str) -> dict[str, str]:
-        """The fixed settings of a coordinator's topic."""
-        prefix = _SETTINGS_OF[name]
-        configs = {
-            "cleanup.policy": "compact",
-            "segment.bytes": str(self._config.int(f"{prefix}.segment.bytes")),
-        }
-        if name == CONSUMER_OFFSETS:
-            configs["compression.type"] = "producer"
-        else:
-            configs["compression.type"] = "uncompressed"
-            configs["unclean.leader.election.enable"] = "false"
-        return configs
+    def append_in_steps(self, records: Sequence[MetadataRecord]) -> Generator[None, None, None]:
+        """The same for many records, all at once behind the last step.
 
-    def _history_configs(self) -> dict[str, str]:
-        """Segments small enough for the bounds to be kept to; never forced to disk by itself."""
-        retention_bytes = self._config.int("fencepost.history.retention.bytes")
-        retention_ms = self._config.int("fencepost.history.retention.ms")
-        return {
-            "cleanup.policy": "delete",
-            "retention.bytes": str(retention_bytes),
-            "retention.ms": str(retention_ms),
-            "segment.bytes": str(max(_MIN_SEGMENT_BYTES, retention_bytes // _HISTORY_SEGMENTS)),
-            "segment.ms": str(max(1, retention_ms // _HISTORY_SEGMENTS)),
-            "flush.messages": str(MAX_INT64),
-            "flush.ms": str(MAX_INT64),
-        }
-
-    def set_settings(self, scope: str, settings: Mapping[str, str]) -> None:
-        """Replace the dynamic broker settings of a node id or of all; the caller checked them."""
-        self._append([settings_record(scope, settings)])
-
-    def group_settings(self, group_id: str) -> Mapping[str, str]:
-        """A group's own settings."""
-        return self.settings(GROUP_SCOPE + group_id)
-
-    def configured_groups(self) -> list[str]:
-        """The groups that have settings of their own."""
-        return [
-            scope.removeprefix(GROUP_SCOPE)
-            for scope in self._state.settings
-            if scope.startswith(GROUP_SCOPE)
-        ]
-
-    def set_group_settings(self, group_id: str, settings: Mapping[str, str]) -> None:
-        """Replace a group's own settings; the caller has checked them.
-
-        Raises TopicLimitExceededError for one group too many.
+        It does not wait for the disk: whoever answers them does.
         """
-        scope, limit = GROUP_SCOPE + group_id, self.limits.max_configured_groups
-        groups = len(self.configured_groups())
-        if settings and scope not in self._state.settings and groups >= limit:
-            raise TopicLimitExceededError(f"{limit} groups have settings (max_configured_groups)")
-        self.set_settings(scope, settings)
-
-    def table(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
-        """The entries of one of ``records.TABLES`` by name."""
-        return self._state.tables.get(kind, {})
-
-    def change_table(self, kind: str, changes: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """Let entries of a table be as this says, None for gone; the caller has checked them."""
-        self._append([table_record(kind, name, value) for name, value in changes.items()])
-        for listener in self._table_listeners.get(kind, ()):
-            listener()
-
-    def change_table_in_steps(
-        self, kind: str, changes: Mapping[str, Mapping[str, Any] | None]
-    ) -> Generator[None, None, None]:
-        """The same for many changes, which are made all at once behind the last step.
-
-        It does not wait for the disk: whoever answers them does. Raises ``LogError``.
-        """
-        records = []
-        for name, value in changes.items():
-            records.append(table_record(kind, name, value))
+        values = []
+        for record in records:
+            values.append(encode(record))
             yield
-        self.partition.append_records(records, now_ms=self._clock.now_ms())
-        self._records += len(records)
-        change_table(self._state, kind, changes)
-        for listener in self._table_listeners.get(kind, ()):
-            listener()
+        with self.unforced():
+            self._append(values, records)
 
-    def listen_to_table(self, kind: str, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after every change of a table."""
-        self._table_listeners.setdefault(kind, []).append(callback)
+    def _append(
+        self,
+        values: list[bytes],
+        records: Sequence[MetadataRecord | bytes],
+        taken: Sequence[bytes] = (),
+    ) -> None:
+        """``taken`` are values behind these that the loader has taken already."""
+        partition, loader = self.partition, self._loader
+        batches = self._batches([*values, *taken])
+        last, epoch = partition.log_end_offset + sum(map(len, batches)) - 1, self.epoch
+        try:
+            decoded = (None if isinstance(one, bytes) else one for one in records)
+            loader.replay(values, last, epoch, decoded)
+            image = loader.publish()
+            for number, batch in enumerate(batches, 1):
+                now_ms = self._clock.now_ms()
+                partition.append_batch(data_batch(batch, now_ms), now_ms)
+                self._is_cut_short = number < len(batches)
+                self._records += len(batch)
+                self._last_timestamp_ms = now_ms
+            if self._forces:
+                self.force()
+        except LogError:
+            loader.forget(self.image)
+            raise
+        self.install(image)
 
-    def finalize_features(self, levels: Mapping[str, int]) -> None:
-        """Give features other levels, all or none; the caller has checked them."""
-        epoch = self._state.features_epoch + 1
-        self._append([feature_record(name, level, epoch) for name, level in levels.items()])
-
-    def allocate_producer_ids(self) -> tuple[int, int]:
-        """Reserve a block of producer ids; returns its first id and its length."""
-        first = self._state.next_producer_id
-        self._append([producer_ids_record(first + PRODUCER_ID_BLOCK)])
-        return first, PRODUCER_ID_BLOCK
-
-    def reserve_producer_ids(self, below: int) -> None:
-        """Never give out a producer id under ``below``: somebody else has."""
-        if below > self._state.next_producer_id:
-            self._append([producer_ids_record(below)])
-
-    def count_start(self) -> int:
-        """Note that the broker starts, which begins a new leader epoch everywhere."""
-        self._append([starts_record(self._state.starts + 1)])
-        return self._state.starts
-
-    def compact(self) -> None:
-        """Rewrite the log as its live records, if it has grown far beyond them.
-
-        The new records go to the end, then the log start moves up to them. After a kill in between
-        the next start replays old and new records, which gives the same state.
-        """
-        live = list(live_records(self._state))
-        if self._records <= COMPACT_FACTOR * len(live) + COMPACT_SLACK_RECORDS:
-            return
-        begin = self.partition.log_end_offset
-        for at in range(0, len(live), _RECORDS_PER_BATCH):
-            self._append(live[at : at + _RECORDS_PER_BATCH])
-        self.partition.cleanup.delete_records_before(begin)
-        self._records = len(live)
-        self._state.deleted.clear()
-
-    def known(self, name: str) -> Topic:
-        """The topic of that name; raises UnknownTopicOrPartitionError."""
-        topic = self._state.topics.get(name)
-        if topic is None:
-            raise UnknownTopicOrPartitionError(f"there is no topic {name}")
-        return topic
-
-    def having(self, name: str, index: int) -> Topic:
-        """The topic that has this partition; raises UnknownTopicOrPartitionError."""
-        topic = self._state.topics.get(name)
-        if topic is None or not 0 <= index < topic.partitions:
-            # Not with the name: that may be long, and one request may ask 100,000 times.
-            raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
-        return topic
-
-    def _replace(self, topic: Topic) -> Topic:
-        self._append([topic_record(topic)])
-        for listener in self._listeners:
-            listener(topic)
-        return topic
+    def _batches(self, values: list[bytes]) -> list[Sequence[bytes]]:
+        """The values of a change as batches: if there are several, they are a transaction."""
+        batches = list(in_chunks(values))
+        if len(batches) > 1:
+            batches[0] = [encode(BeginTransactionRecord()), *batches[0]]
+            batches[-1] = [*batches[-1], encode(EndTransactionRecord())]
+        if self._is_cut_short and batches:
+            batches[0] = [encode(AbortTransactionRecord("it was cut short")), *batches[0]]
+        return batches
 
     @contextmanager
     def unforced(self) -> Iterator[None]:
@@ -427,42 +285,261 @@ class MetadataLog:
 
         For one answer on many changes. Nothing may give way to others inside.
         """
-        self._forces = False
+        forces, self._forces = self._forces, False
         try:
             yield
         finally:
-            self._forces = True
+            self._forces = forces
 
     def force(self) -> None:
         """Have all changes on disk. Raises ``LogError``: answer none then."""
         if self.partition.recovery_point < self.partition.log_end_offset:
             self.partition.flushes.run(self._clock.now_ms())
 
-    def _append(self, records: list[Record]) -> None:
-        self.partition.append_records(records, now_ms=self._clock.now_ms())
-        if self._forces:
-            self.partition.flushes.run(self._clock.now_ms())
-        for record in records:
-            self._apply(record)
-            kind, name = unpack_key(record.key)
-            if kind == SETTINGS:
-                self._tell_config(name)
+    def compact(self, factor: int | None = None) -> None:
+        """Write a snapshot if the log has grown far beyond it, and let the log begin behind that.
 
-    def _apply(self, record: Record) -> None:
-        self._records += 1
-        apply(self._state, record)
-
-    def _tell_config(self, scope: str) -> None:
-        if scope == DEFAULT_SETTINGS:
-            source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-        elif scope == str(self._node_id):
-            source = ConfigSource.DYNAMIC_BROKER
-        else:
+        Far is ``factor``, or else COMPACT_FACTOR, times what a snapshot has, and the slack. Where
+        it can not be written the log stays as it is.
+        """
+        if not self.has_grown(factor):
             return
-        self._config.set_dynamic(source, self.settings(scope))
+        try:
+            self.write_snapshot()
+        except OSError as error:
+            _log.warning("snapshot of the metadata not written", cause=str(error))
+        else:
+            self._loader.removed.clear()
+
+    def has_grown(self, factor: int | None = None) -> bool:
+        """Whether the log is so far beyond its snapshot that another one should be written."""
+        factor = COMPACT_FACTOR if factor is None else factor
+        return self._records > factor * count_of(self.image) + COMPACT_SLACK_RECORDS
+
+    def plan_snapshot(self) -> Callable[[], SnapshotId]:
+        """What writes a snapshot of all that the log holds now, in any thread.
+
+        All of that has to be on disk before. :meth:`begin_behind` has to follow. Raises OSError.
+        """
+        self._records = 0  # from here on they are those behind it
+        return partial(
+            write_snapshot,
+            self._fs,
+            self.partition.log.directory,
+            self.image,
+            self._clock.now_ms(),
+            self._last_timestamp_ms,
+        )
+
+    def begin_behind(self, snapshot: SnapshotId) -> None:
+        """Let the log begin behind a snapshot that is on disk. Raises LogError."""
+        if self.partition.log.active.size:
+            self.partition.flushes.roll(self._clock.now_ms())
+        self.partition.cleanup.delete_records_before(snapshot.end_offset)
+
+    def write_snapshot(self, image: MetadataImage | None = None) -> None:
+        """Write the snapshot of all that the log holds, which begins behind it then.
+
+        ``image`` is what it adds up to, if that is not installed. Raises LogError, OSError.
+        """
+        image = self.image if image is None else image
+        self.force()
+        now_ms, last_ms = self._clock.now_ms(), self._last_timestamp_ms
+        at = self.partition.log.directory
+        self.begin_behind(write_snapshot(self._fs, at, image, now_ms, last_ms))
+        self._records = 0
+
+    # --- the start -------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """That of the log's leader, which is this broker: it grows with every start, from 1."""
+        return self.partition.marks.leader_epoch
+
+    @property
+    def broker_epoch(self) -> int:
+        """The offset of the record by which this broker has registered; -1 if it has not."""
+        own = self.image.brokers.get(self._node_id)
+        return -1 if own is None else own.epoch
+
+    def begin_epoch(
+        self, end_points: Sequence[BrokerEndpoint] = (), *, is_broker: bool = True
+    ) -> None:
+        """Begin an epoch of the log and of all partitions: the broker starts, and is registered.
+
+        A node that is no broker but the controller of others begins no more than the log's. Raises
+        MetadataError where there are others, and none of them could come.
+        """
+        self.has_own_broker = is_broker
+        others = sorted(self.image.brokers.keys() - {self._node_id})
+        if is_broker and others:
+            raise MetadataError(
+                f"this node is the controller of other brokers {others}: it needs its listener of"
+                " controller.listener.names, or they have to be unregistered first"
+            )
+        partition, now_ms = self.partition, self._clock.now_ms()
+        partition.marks.leader_epoch = max(self.image.epoch, self.epoch) + 1
+        levels: list[MetadataRecord] = []
+        if METADATA_VERSION not in self.image.features:
+            levels = [
+                FeatureLevelRecord(name, level)
+                for name, (_, _, level) in sorted(FEATURES.items())
+                if level
+            ]
+        partition.append_batch(leader_change(self._node_id, now_ms), now_ms)
+        if not is_broker:
+            self.append([*levels, *self._of_a_cluster(levels)])
+            return
+        offset = partition.log_end_offset + self._is_cut_short + len(levels)
+        registration = RegisterBrokerRecord(
+            broker_id=self._node_id,
+            incarnation_id=uuid.uuid4(),
+            broker_epoch=offset,
+            end_points=tuple(end_points),
+            features=tuple(BrokerFeature(name, *FEATURES[name][:2]) for name in sorted(FEATURES)),
+            rack=self._config.text("broker.rack"),
+            fenced=False,
+            log_dirs=(self._directory_id,),
+        )
+        # What a start finds cut off after a power loss was written in an earlier epoch, so that
+        # consumers can tell.
+        anew, head = self._loader.lead_anew(self._node_id), [*levels, registration]
+        self._append([encode(one) for one in head], head, anew)
+
+    def _of_a_cluster(self, levels: Sequence[MetadataRecord]) -> Iterator[MetadataRecord]:
+        """What else a new cluster of several brokers begins with, as Apache Kafka's do."""
+        if levels:
+            text = str(self._config.int(MIN_INSYNC_REPLICAS))
+            yield FeatureLevelRecord(ELR_VERSION, FEATURES[ELR_VERSION][1])
+            yield ConfigRecord(BROKER_RESOURCE, DEFAULT_SETTINGS, MIN_INSYNC_REPLICAS, text)
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def was_deleted(self, topic_id: uuid.UUID) -> bool:
+        """Whether a topic of this id was deleted, as far as the log remembers."""
+        return topic_id in self._loader.removed
+
+    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicImage:
+        """Create a topic; the caller has checked name and settings.
+
+        Raises TopicLimitExceededError.
+        """
+        return self.adopt_topic(name, new_topic_id(), partitions, configs, leader_epoch=0)
+
+    def adopt_topic(
+        self,
+        name: str,
+        topic_id: uuid.UUID,
+        partitions: int,
+        configs: Mapping[str, str],
+        *,
+        leader_epoch: int,
+    ) -> TopicImage:
+        """Write down a topic, as one that came with its directories; its name and id are free.
+
+        Raises TopicLimitExceededError.
+        """
+        self.check_room(1, partitions)
+        self.append(
+            [
+                TopicRecord(name, topic_id),
+                *new_settings(TOPIC_RESOURCE, name, {}, configs),
+                *self._new_partitions(topic_id, range(partitions), leader_epoch),
+            ]
+        )
+        return self.image.topics[name]
+
+    def _new_partitions(
+        self, topic_id: uuid.UUID, indexes: range, leader_epoch: int = 0
+    ) -> list[bytes]:
+        record = new_partition(self._node_id, self._directory_id, leader_epoch)
+        return Template(record).at(topic_id, indexes)
+
+    def check_room(self, topics: int, partitions: int) -> None:
+        """Raise TopicLimitExceededError if that many more do not fit."""
+        limits, image = self.limits, self.image
+        if len(image.topics) + topics > limits.max_topics:
+            raise TopicLimitExceededError(f"there may be {limits.max_topics} topics (max_topics)")
+        if image.partition_count + partitions > limits.max_partitions:
+            raise TopicLimitExceededError(
+                f"there may be {limits.max_partitions} partitions of all topics (max_partitions)"
+            )
+
+    def set_partitions(self, name: str, partitions: int) -> TopicImage:
+        """Give a topic more partitions. Raises TopicLimitExceededError."""
+        topic = self.known(name)
+        now = len(topic.partitions)
+        self.check_room(0, partitions - now)
+        self.append(self._new_partitions(topic.topic_id, range(now, partitions)))
+        return self.image.topics[name]
+
+    def set_topic_configs(self, name: str, configs: Mapping[str, str]) -> None:
+        """Replace a topic's own settings; the caller has checked them."""
+        self.known(name)
+        self._set_configs(TOPIC_RESOURCE, name, configs)
+
+    def delete_topic(self, name: str) -> TopicImage:
+        """Remove a topic; its directories are the caller's to remove."""
+        topic = self.known(name)
+        self.append([RemoveTopicRecord(topic.topic_id)])
+        return topic
+
+    def ensure_internal_topic(self, name: str) -> TopicImage:
+        """The internal topic of that name, created with its fixed settings if it is not there.
+
+        Source: ``AutoTopicCreationManager.creatableTopic``.
+        """
+        topic = self.topic(name)
+        if topic is not None:
+            return topic
+        if name == HISTORY_TOPIC:
+            return self.create_topic(name, 1, self.history_configs())
+        partitions = self._config.int(f"{SETTINGS_OF[name]}.num.partitions")
+        return self.create_topic(name, partitions, self.internal_configs(name))
+
+    # --- settings, features, producer ids --------------------------------------------------------
+
+    def set_settings(self, name: str, settings: Mapping[str, str]) -> None:
+        """Replace the dynamic broker settings of a node id or of all; the caller checked them."""
+        self._set_configs(BROKER_RESOURCE, name, settings)
+
+    def set_group_settings(self, group_id: str, settings: Mapping[str, str]) -> None:
+        """Replace a group's own settings; the caller has checked them.
+
+        Raises TopicLimitExceededError for one group too many.
+        """
+        limit = self.limits.max_configured_groups
+        is_new = settings and not self.group_settings(group_id)
+        if is_new and len(self.configured_groups()) >= limit:
+            raise TopicLimitExceededError(f"{limit} groups have settings (max_configured_groups)")
+        self._set_configs(GROUP_RESOURCE, group_id, settings)
+
+    def _set_configs(self, kind: int, name: str, settings: Mapping[str, str]) -> None:
+        self.append(new_settings(kind, name, self.image.configs.get((kind, name), {}), settings))
+
+    def finalize_features(self, levels: Mapping[str, int]) -> None:
+        """Give features other levels, all or none; the caller has checked them."""
+        self.append([FeatureLevelRecord(name, level) for name, level in levels.items()])
+
+    def allocate_producer_ids(self) -> tuple[int, int]:
+        """Reserve a block of producer ids; returns its first id and its length."""
+        first = self.image.next_producer_id
+        self.reserve_producer_ids(first + PRODUCER_ID_BLOCK)
+        return first, PRODUCER_ID_BLOCK
+
+    def reserve_producer_ids(self, below: int) -> None:
+        """Never give out a producer id under ``below``: somebody else has."""
+        if below > self.image.next_producer_id:
+            self.append([ProducerIdsRecord(self._node_id, below, self.broker_epoch)])
 
 
-def _new_topic_id() -> uuid.UUID:
+def _old_metadata() -> OldMetadata:
+    from fencepost.coordinator.metadata.conversion import OldMetadata  # noqa: PLC0415 - needed once in a directory's life
+
+    return OldMetadata()
+
+
+def new_topic_id() -> uuid.UUID:
     """A random id that does not look like an option of Kafka's tools when written in base64.
 
     Source: ``Uuid.randomUuid``, which avoids the reserved ids and a leading dash.

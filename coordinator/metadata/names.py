@@ -20,3 +20,8 @@ INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_ST
 OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
 """Internal topics whose owners never write in a transaction: none takes them in, no marker goes
 there. A shard takes a record that it did not write for corruption."""
+
+
+def is_internal(topic: str) -> bool:
+    """Whether a topic belongs to the coordinators, or to the broker."""
+    return topic in INTERNAL_TOPICS

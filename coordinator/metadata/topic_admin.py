@@ -1,63 +1,48 @@
-"""Creating, growing, configuring and deleting topics: the rules, and the order of the steps.
+"""Creating, growing, configuring and deleting topics: what a broker adds to the controller's rules.
 
-Every check is made before anything is written, so ``validate_only`` is the same code without the
-last step.
-
-Source: ``ReplicationControlManager.createTopics``/``createPartitions``/``deleteTopics``,
-``ConfigurationControlManager``, ``Topic.validate``.
+The rules themselves are the controller machine's, in :mod:`fencepost.cluster.controller`; they are
+loaded when they are first needed. Every check is made before anything is written, so
+``validate_only`` is the same code without the last step.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
+from fencepost.cluster import topic_names
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE, TopicImage
+from fencepost.cluster.record_codec import Template
+from fencepost.cluster.records import MetadataRecord, TopicRecord
+from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS, Take, unlimited
 from fencepost.coordinator.config.broker_config import TOPIC_KEYS, BrokerConfig, check_topic_configs
 from fencepost.coordinator.errors import (
-    InvalidPartitionsError,
-    InvalidReplicaAssignmentError,
-    InvalidReplicationFactorError,
     InvalidRequestError,
     InvalidTopicError,
-    TopicAlreadyExistsError,
     TopicDeletionDisabledError,
     TopicLimitExceededError,
 )
-from fencepost.coordinator.metadata.image import Topic
-from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC
+from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.metadata.log import MetadataLog, new_topic_id
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC, is_internal
+
+if TYPE_CHECKING:
+    from fencepost.cluster.controller.view import View
+
+__all__ = ["FROM_BROKER", "MAX_NAME_CHARACTERS", "Take", "TopicAdmin", "check_name", "unlimited"]
 
 _log = structlog.get_logger(__name__)
-
-MAX_NAME_CHARACTERS = 249
-"""Characters of a topic name: with partition number and suffix it still fits a file name of 255."""
-
-_NAME = re.compile(r"[a-zA-Z0-9._-]+")
-
-Take = Callable[[int], None]
-"""Counts partitions that are about to be created or deleted; raises where they may not be."""
-
-
-def unlimited(_partitions: int) -> None:
-    """Nobody counts."""
-
 
 FROM_BROKER = -1
 """A number that the request leaves to the broker's configuration."""
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidTopicError unless ``name`` may name a topic."""
-    if not name:
-        raise InvalidTopicError("the topic name is empty")
-    if len(name) > MAX_NAME_CHARACTERS:
-        raise InvalidTopicError(f"the topic name is longer than {MAX_NAME_CHARACTERS} characters")
-    if name in {".", ".."} or not _NAME.fullmatch(name):
-        raise InvalidTopicError(
-            f"the topic name {name!r} is not made of letters, digits, '.', '_' and '-' alone"
-        )
+    """Raise InvalidTopicError unless ``name`` may name a topic of a client."""
+    topic_names.check_name(name)
     if name == HISTORY_TOPIC:
         raise InvalidTopicError(f"{name} is the broker's own")
 
@@ -77,6 +62,14 @@ class TopicAdmin:
         self._metadata = metadata
         self._config = config
         self._node_id = node_id
+        self._draw = random.SystemRandom()
+
+    @property
+    def view(self) -> View:
+        """What the controller's rules look at now."""
+        from fencepost.coordinator.metadata.controller_settings import view_of  # noqa: PLC0415 - no start needs it
+
+        return view_of(self._metadata, self._config, self._node_id)
 
     def create(
         self,
@@ -84,78 +77,61 @@ class TopicAdmin:
         *,
         partitions: int = FROM_BROKER,
         replication_factor: int = FROM_BROKER,
-        assignment: Mapping[int, Sequence[int]] | None = None,
+        assignment: Sequence[tuple[int, Sequence[int]]] = (),
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
         take: Take = unlimited,
-    ) -> Topic | int:
-        """Create a topic; returns it, or with ``validate_only`` the partitions it would have.
+    ) -> TopicImage | tuple[int, int]:
+        """Create a topic; returns it, or with ``validate_only`` how many partitions and replicas.
 
         ``assignment`` lists broker ids by partition; both numbers must then be −1. ``take`` counts
-        what is only checked as well, as in Kafka. Raises what it does, InvalidTopicError,
-        TopicAlreadyExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
-        InvalidReplicaAssignmentError, InvalidRequestError, ConfigError, TopicLimitExceededError.
+        what is only checked as well, as in Kafka. Raises ConfigError, TopicLimitExceededError, and
+        what :func:`fencepost.cluster.controller.topics.plan_topic` does.
         """
-        check_name(name)
+        from fencepost.cluster.controller import topics as rules  # noqa: PLC0415 - no start needs it
+
+        topic_names.check_name(name) if self._is_asked_for_by_brokers(name) else check_name(name)
         if name == METADATA_TOPIC:
             raise InvalidRequestError(f"Creation of internal topic {name} is prohibited.")
-        existing = self._metadata.colliding(name)
-        if existing == name:
-            raise TopicAlreadyExistsError(f"Topic '{name}' already exists.")
-        if existing is not None:
-            raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {existing}")
-        if assignment:
-            if partitions != FROM_BROKER or replication_factor != FROM_BROKER:
-                raise InvalidRequestError(
-                    "with replica assignments the numbers of partitions and replicas must be -1"
-                )
-            self._check_assignment(assignment)
-            partitions = len(assignment)
-        else:
-            partitions = self._partition_count(partitions)
-            self._check_replication_factor(replication_factor)
-        check_topic_configs(self._config, configs or {})
-        self.check_request_size(partitions)
-        take(partitions)
+        configs, view = configs or {}, self.view
+        wanted = rules.NewTopic(name, partitions, replication_factor, assignment, configs)
+        replicas = rules.plan_topic(
+            view, wanted, draw=self._draw, check_configs=self._check_configs, take=take
+        )
+        self._metadata.check_room(1, len(replicas))
         if validate_only:
-            self._metadata.check_room(1, partitions)
-            return partitions
-        _warn_without_effect(name, configs or {})
-        topic = self._metadata.create_topic(name, partitions, configs or {})
-        _log.info("topic created", topic=name, partitions=partitions, topic_id=str(topic.topic_id))
-        return topic
+            return len(replicas), len(replicas[0])
+        _warn_without_effect(name, configs)
+        topic_id = new_topic_id()
+        self._metadata.append(
+            [
+                TopicRecord(name, topic_id),
+                *new_settings(TOPIC_RESOURCE, name, {}, configs),
+                *self._partitions(view, TopicImage(name, topic_id, ()), replicas),
+            ]
+        )
+        _log.info("topic created", topic=name, partitions=len(replicas), topic_id=str(topic_id))
+        return self._metadata.known(name)
 
-    def _partition_count(self, asked: int) -> int:
-        if asked == FROM_BROKER:
-            return self._config.int("num.partitions")
-        if asked <= 0:
-            raise InvalidPartitionsError("the number of partitions must be above 0, or -1")
-        return asked
+    def _check_configs(
+        self, _kind: int, _name: str, configs: Mapping[str, str], _before: Mapping[str, str]
+    ) -> None:
+        check_topic_configs(self._config, configs)
 
-    def _check_replication_factor(self, asked: int) -> None:
-        factor = self._config.int("default.replication.factor") if asked == FROM_BROKER else asked
-        if factor <= 0:
-            raise InvalidReplicationFactorError("the replication factor must be above 0, or -1")
-        if factor > 1:
-            raise InvalidReplicationFactorError(
-                f"the replication factor {factor} can not be met: there is 1 broker"
-            )
+    def _partitions(
+        self, view: View, topic: TopicImage, replicas: Sequence[tuple[int, ...]]
+    ) -> list[bytes]:
+        """The values of records of new partitions: one form for all with the same replicas."""
+        from fencepost.cluster.controller.topics import partition_record  # noqa: PLC0415 - no start needs it
 
-    def _check_assignment(self, assignment: Mapping[int, Sequence[int]]) -> None:
-        if sorted(assignment) != list(range(len(assignment))):
-            raise InvalidReplicaAssignmentError("partitions must be numbered from 0 without a gap")
-        for index, replicas in assignment.items():
-            self.check_replicas(index, replicas)
-
-    def check_replicas(self, index: int, replicas: Sequence[int]) -> None:
-        """Raise InvalidReplicaAssignmentError unless a partition can have just these replicas."""
-        if not replicas:
-            raise InvalidReplicaAssignmentError(f"partition {index} has no replica")
-        if len(set(replicas)) != len(replicas):
-            raise InvalidReplicaAssignmentError(f"partition {index} names a broker twice")
-        unknown = [broker for broker in replicas if broker != self._node_id]
-        if unknown:
-            raise InvalidReplicaAssignmentError(f"there is no broker {unknown[0]}")
+        forms: dict[tuple[int, ...], Template] = {}
+        values: list[bytes] = []
+        for index, one in enumerate(replicas, len(topic.partitions)):
+            form = forms.get(one)
+            if form is None:
+                form = forms[one] = Template(partition_record(view, topic.topic_id, index, one))
+            values += form.at(topic.topic_id, (index,))
+        return values
 
     def check_request_size(self, partitions: int) -> None:
         """Raise TopicLimitExceededError if that is more than one request may add to a topic."""
@@ -164,6 +140,10 @@ class TopicAdmin:
             raise TopicLimitExceededError(
                 f"one request may create {limit} partitions of a topic (max_partitions_per_request)"
             )
+
+    def _is_asked_for_by_brokers(self, name: str) -> bool:
+        """Whether it is the history's topic in a cluster: each broker has a partition of it."""
+        return name == HISTORY_TOPIC and bool(self._config.items("controller.listener.names"))
 
     def grow(
         self,
@@ -176,33 +156,25 @@ class TopicAdmin:
     ) -> None:
         """Raise the number of partitions to ``count``.
 
-        Raises UnknownTopicOrPartitionError, InvalidPartitionsError, InvalidReplicaAssignmentError,
-        InvalidTopicError for internal topics, whose partition count places groups and
-        transactions, and TopicLimitExceededError.
+        Raises InvalidTopicError for internal topics, whose partition count places groups and
+        transactions, TopicLimitExceededError, and what
+        :func:`fencepost.cluster.controller.topics.plan_partitions` does.
         """
-        topic = self._metadata.known(name)
-        if topic.is_internal:
+        from fencepost.cluster.controller import topics as rules  # noqa: PLC0415 - no start needs it
+
+        topic, view = self._metadata.known(name), self.view
+        if is_internal(name) and not self._is_asked_for_by_brokers(name):
             raise InvalidTopicError(f"the number of partitions of {name} is fixed")
-        if count == topic.partitions:
-            raise InvalidPartitionsError(f"Topic already has {count} partition(s).")
-        if count < topic.partitions:
-            raise InvalidPartitionsError(
-                f"The topic {name} currently has {topic.partitions} partition(s); "
-                f"{count} would not be an increase."
-            )
-        added = count - topic.partitions
-        if assignments is not None:
-            if len(assignments) != added:
-                raise InvalidReplicaAssignmentError(
-                    f"{len(assignments)} assignments do not fit {added} new partitions"
-                )
-            for index, replicas in enumerate(assignments, topic.partitions):
-                self.check_replicas(index, replicas)
-        self.check_request_size(added)
-        self._metadata.check_room(0, added)
-        take(added)
+
+        def counted(partitions: int) -> None:
+            self._metadata.check_room(0, partitions)
+            take(partitions)
+
+        replicas = rules.plan_partitions(
+            view, name, count, assignments=assignments, draw=self._draw, take=counted
+        )
         if not validate_only:
-            self._metadata.set_partitions(name, count)
+            self._metadata.append(self._partitions(view, topic, replicas))
 
     def configure(
         self, name: str, configs: Mapping[str, str], *, validate_only: bool = False
@@ -211,24 +183,56 @@ class TopicAdmin:
 
         Raises ConfigError, UnknownTopicOrPartitionError.
         """
+        from fencepost.cluster.controller.configs import legacy_alter_configs  # noqa: PLC0415 - no start needs it
+
         check_topic_configs(self._config, configs)
         self._metadata.known(name)
+        outcome = legacy_alter_configs(
+            self.view, (TOPIC_RESOURCE, name), configs, check_configs=self._check_configs
+        )
         if not validate_only:
             _warn_without_effect(name, configs)
-            self._metadata.set_topic_configs(name, configs)
+            self._append(outcome.records)
 
-    def delete(self, name: str, take: Take = unlimited) -> Topic:
+    def configure_brokers(
+        self, name: str, configs: Mapping[str, str], *, validate_only: bool = False
+    ) -> None:
+        """Replace the dynamic settings of a broker, or of all brokers with the name "".
+
+        The caller has checked them. Raises InvalidConfigError for what eligible leader replicas
+        do not allow.
+        """
+        from fencepost.cluster.controller.configs import legacy_alter_configs  # noqa: PLC0415 - no start needs it
+
+        outcome = legacy_alter_configs(
+            self.view, (BROKER_RESOURCE, name), configs, check_configs=_anything
+        )
+        if not validate_only:
+            self._append(outcome.records)
+
+    def _append(self, records: Sequence[MetadataRecord]) -> None:
+        if records:
+            self._metadata.append(records)
+
+    def delete(self, name: str, take: Take = unlimited) -> TopicImage:
         """Remove a topic's record; ``Services.drop_topics`` has to remove the rest afterwards.
 
         Raises TopicDeletionDisabledError, UnknownTopicOrPartitionError, InvalidTopicError for
         internal topics: the coordinators' state is in them.
         """
+        from fencepost.cluster.controller.topics import delete_topic  # noqa: PLC0415 - no start needs it
+
         if not self._config.bool("delete.topic.enable"):
             raise TopicDeletionDisabledError("delete.topic.enable is off")
         known = self._metadata.known(name)
-        if known.is_internal:
+        if is_internal(name):
             raise InvalidTopicError(f"{name} holds the coordinators' state")
-        take(known.partitions)
-        topic = self._metadata.delete_topic(name)
-        _log.info("topic deleted", topic=name, topic_id=str(topic.topic_id))
-        return topic
+        self._metadata.append(delete_topic(self.view, known.topic_id, take).records)
+        _log.info("topic deleted", topic=name, topic_id=str(known.topic_id))
+        return known
+
+
+def _anything(
+    _kind: int, _name: str, _configs: Mapping[str, str], _before: Mapping[str, str]
+) -> None:
+    """The caller has looked at the settings."""

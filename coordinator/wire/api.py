@@ -10,8 +10,9 @@ that Kafka marks unstable is served only under ``unstable.api.versions.enable``,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
+
+from fencepost.logcore.values import dataclass
 
 
 class ApiKey(IntEnum):
@@ -61,15 +62,26 @@ class ApiKey(IntEnum):
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    VOTE = 52
+    BEGIN_QUORUM_EPOCH = 53
+    END_QUORUM_EPOCH = 54
     DESCRIBE_QUORUM = 55
+    ALTER_PARTITION = 56
     UPDATE_FEATURES = 57
+    ENVELOPE = 58
+    FETCH_SNAPSHOT = 59
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    BROKER_REGISTRATION = 62
+    BROKER_HEARTBEAT = 63
     UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    ALLOCATE_PRODUCER_IDS = 67
     CONSUMER_GROUP_HEARTBEAT = 68
     CONSUMER_GROUP_DESCRIBE = 69
+    CONTROLLER_REGISTRATION = 70
+    ASSIGN_REPLICAS_TO_DIRS = 73
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
@@ -165,5 +177,47 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
     )
 }
-"""Every API by key. A range is never narrowed to what new clients send: librdkafka and aiokafka
-stay on old versions for years."""
+"""Every API that clients ask a broker for, by key. A range is never narrowed to what new clients
+send: librdkafka and aiokafka stay on old versions for years."""
+
+CONTROLLER_APIS: Mapping[int, Api] = {
+    api.key: api
+    for api in (
+        _api(ApiKey.VOTE, (0, 2)),
+        _api(ApiKey.BEGIN_QUORUM_EPOCH, (0, 1)),
+        _api(ApiKey.END_QUORUM_EPOCH, (0, 1)),
+        _api(ApiKey.ALTER_PARTITION, (2, 3)),
+        _api(ApiKey.ENVELOPE, (0, 0)),
+        _api(ApiKey.FETCH_SNAPSHOT, (0, 1)),
+        _api(ApiKey.BROKER_REGISTRATION, (0, 4)),
+        _api(ApiKey.BROKER_HEARTBEAT, (0, 2)),
+        _api(ApiKey.ALLOCATE_PRODUCER_IDS, (0, 0)),
+        _api(ApiKey.CONTROLLER_REGISTRATION, (0, 0)),
+        _api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, (0, 0)),
+    )
+}
+"""What brokers ask a controller for, beside APIs that clients use too. No broker serves them."""
+
+FORWARDED: frozenset[int] = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.UPDATE_FEATURES,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
+"""What a broker has the active controller answer (KIP-590); ``ApiKeys.forwardable``."""
+
+KNOWN_APIS: Mapping[int, Api] = {**APIS, **CONTROLLER_APIS}
+"""Every API whose messages can be read and written."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from kio.schema.errors import ErrorCode
@@ -38,6 +37,7 @@ from fencepost.coordinator.wire.schema import (
 )
 from fencepost.coordinator.wire.steps import Steps, finish
 from fencepost.coordinator.wire.writer import Chunk, InFile, compile_writer, total_size
+from fencepost.logcore.values import dataclass
 
 _HEADER = struct.Struct(">hhih")
 _LENGTH_AND_ID = struct.Struct(">ii")
@@ -49,6 +49,9 @@ PARTS_PER_STEP = 256
 _NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
 """Errors of the native reader. Arithmetic and value errors come from durations and dates beyond
 Python's range."""
+
+_NOT_WRITTEN = (struct.error, TypeError, AttributeError, ValueError)
+"""Errors of the writer, where a value is not of its field's type."""
 
 _TOO_MANY_HEADER_TAGS = 16
 """Header tags that are looked at; no version of Kafka defines any."""
@@ -67,6 +70,8 @@ class Request:
     correlation_id: int
     client_id: str | None
     body: Entity
+    frame: bytes = b""
+    """All of it, header and body, where somebody else may have to answer it."""
 
 
 def decode_request(
@@ -185,17 +190,24 @@ def _read(cls: type, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
     """Decode a message that has been checked."""
     if cuts:
         frame, pos = without(frame, cuts, pos, len(frame)), 0
+    if len(frame) <= SMALL_FRAME_BYTES:
+        return _decoded(cls, frame, pos)
     collecting = gc.isenabled()
     # Nothing that is built here is garbage yet. The collector would look through it again and
     # again, which takes several times as long as building it.
     gc.disable()
     try:
-        return reader(cls)(_read_only(frame), pos)[0]
-    except _NOT_READ as error:
-        raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
+        return _decoded(cls, frame, pos)
     finally:
         if collecting:
             gc.enable()
+
+
+def _decoded(cls: type, frame: Frame, pos: int) -> Entity:
+    try:
+        return reader(cls)(_read_only(frame), pos)[0]
+    except _NOT_READ as error:
+        raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
 
 
 def _read_only(frame: Frame) -> Frame:
@@ -211,23 +223,39 @@ def encode_response(
     Large values (``records``) are chunks of their own, neither copied nor joined; such a value may
     be a range of a file, of which only the length matters here. Raises :class:`EncodeError`.
     """
-    return finish(encode_response_in_steps(api_key, version, correlation_id, entity))
+    encoded = encode_response_in_steps(api_key, version, correlation_id, entity)
+    return encoded if isinstance(encoded, list) else finish(encoded)
 
 
 def encode_response_in_steps(
     api_key: int, version: int, correlation_id: int, entity: Entity
-) -> Steps[list[Chunk | InFile]]:
-    """Encode a response as :func:`encode_response` does, in steps."""
+) -> list[Chunk | InFile] | Steps[list[Chunk | InFile]]:
+    """Encode a response as :func:`encode_response` does: at once, or in steps if it is long."""
     header = b"\0" if response_header_is_tagged(api_key, version) else b""
-    size, chunks = yield from _write(entity)
+    written = _write(entity)
+    if not isinstance(written, tuple):
+        return _long_response(header, correlation_id, written)
+    return _response(header, correlation_id, *written)
+
+
+def _response(
+    header: bytes, correlation_id: int, size: int, chunks: list[Chunk | InFile]
+) -> list[Chunk | InFile]:
     return _framed(_LENGTH_AND_ID.pack(size + 4 + len(header), correlation_id) + header, chunks)
+
+
+def _long_response(
+    header: bytes, correlation_id: int, steps: Steps[Written]
+) -> Steps[list[Chunk | InFile]]:
+    return _response(header, correlation_id, *(yield from steps))
 
 
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, entity: Entity
 ) -> list[Chunk]:
     """The frame of a request; see :func:`encode_response`. No value of it may be in a file."""
-    size, chunks = finish(_write(entity))
+    written = _write(entity)
+    size, chunks = written if isinstance(written, tuple) else finish(written)
     name = b"" if client_id is None else client_id.encode()
     tags = b"\0" if is_flexible(api_key, version) else b""
     size += _HEADER.size + len(name) + len(tags)
@@ -236,28 +264,52 @@ def encode_request(
     return cast("list[Chunk]", _framed(head + name + tags, chunks))
 
 
-def _write(entity: Entity) -> Steps[tuple[int, list[Chunk | InFile]]]:
-    """The size of a message and its chunks."""
+Written = tuple[int, list[Chunk | InFile]]
+"""The size of a message and its chunks."""
+
+
+def _write(entity: Entity) -> Written | Steps[Written]:
+    """Write a message: at once, as most are, or in steps."""
     cls: type = type(entity)
     parts: list[Chunk | InFile] = []
-    chunks: list[Chunk | InFile] = []
-    size = 0
     try:
-        for _ in compile_writer(cls)(entity, parts.append) or ():
+        steps = compile_writer(cls)(entity, parts.append)
+        for _ in steps or ():
+            if len(parts) >= PARTS_PER_STEP:
+                return _write_on(cls, cast("Steps[None]", steps), parts)
+        return _rest(parts)
+    except _NOT_WRITTEN as error:
+        raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
+
+
+def _write_on(cls: type, steps: Steps[None], parts: list[Chunk | InFile]) -> Steps[Written]:
+    """Go on with a message of which ``parts`` are written."""
+    size = total_size(parts)
+    chunks = _joined(parts)
+    parts.clear()
+    yield
+    try:
+        for _ in steps:
             if len(parts) >= PARTS_PER_STEP:
                 size += total_size(parts)
                 chunks += _joined(parts)
                 parts.clear()
                 yield
-        rest = total_size(parts)
-    except (struct.error, TypeError, AttributeError, ValueError) as error:
+        rest, more = _rest(parts)
+    except _NOT_WRITTEN as error:
         raise EncodeError(f"cannot write a {cls.__name__}: {error}") from error
+    return size + rest, chunks + more
+
+
+def _rest(parts: list[Chunk | InFile]) -> Written:
+    """The size and the chunks of the parts that were written last."""
+    rest = total_size(parts)
     try:
-        small = [b"".join(cast("list[Chunk]", parts))] if rest < SMALL_FRAME_BYTES else None
+        if rest < SMALL_FRAME_BYTES:
+            return rest, [b"".join(cast("list[Chunk]", parts))]
     except TypeError:
-        small = None  # A value is in a file, as short as it is: the answer has many of them.
-    chunks += _joined(parts) if small is None else small
-    return size + rest, chunks
+        pass  # A value is in a file, as short as it is: the answer has many of them.
+    return rest, _joined(parts)
 
 
 def _joined(parts: list[Chunk | InFile]) -> list[Chunk | InFile]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from fencepost.logcore.values import dataclass
 
 MODULES: Final[Mapping[str, str]] = {
     "org.apache.kafka.common.security.plain.PlainLoginModule": "PLAIN",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fencepost.logcore.values import dataclass
 
 MAX_REQUEST_BYTES = 104_857_600
 """Bytes of one request frame without its length prefix: Kafka's ``socket.request.max.bytes``."""

@@ -7,6 +7,7 @@ A name that no version has is a mistake and raises, so that a typing error canno
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,12 +21,11 @@ from fencepost.coordinator.wire.schema import (
     message_class,
     struct_class,
 )
+from fencepost.coordinator.wire.writer import Source
+from fencepost.logcore.values import opened
 
 ERROR_TEXTS = frozenset({"error_message", "batch_index_error_message"})
 """Fields that say in words what went wrong. They quote what was asked for, however long."""
-
-_Plan = tuple[list[tuple[str, str]], dict[str, object], list[str]]
-"""What a call gives and where it goes, the rest of the fields, and which of them are texts."""
 
 
 class MessageFactory:
@@ -73,25 +73,32 @@ class MessageFactory:
         names = {info.name: info.name for info in all_fields(cls)}
         names.update({f"{info.name}_ms": info.name for info in all_fields(cls) if info.is_time})
         defaults = {info.name: info.default for info in all_fields(cls)}
-        plans: dict[tuple[str, ...], _Plan] = {}
+        plans: dict[tuple[str, ...], Callable[[dict[str, Any]], Entity]] = {}
+        unfrozen = opened(cls)
 
-        def plan_for(given: tuple[str, ...]) -> _Plan:
-            kept = [(name, names[name]) for name in given if name in names]
+        def plan_for(given: tuple[str, ...]) -> Callable[[dict[str, Any]], Entity]:
             for name in given:
                 if name not in names:
                     self._check_known(cls, name)
-            filled = {target for _, target in kept}
-            rest = {name: value for name, value in defaults.items() if name not in filled}
-            plans[given] = kept, rest, [name for name, _ in kept if name in ERROR_TEXTS]
+            kept = {names[name]: name for name in given if name in names}
+            src = Source(new=object.__new__, unfrozen=unfrozen, cls=cls, shortened=_shortened)
+            src.line("    ", "entity = new(unfrozen)")
+            for target, default in defaults.items():
+                if target not in kept:
+                    value = src.name(default, "default")
+                else:
+                    value = f"values[{kept[target]!r}]"
+                    value = f"shortened({value})" if target in ERROR_TEXTS else value
+                src.line("    ", f"entity.{target} = {value}")
+            src.line("    ", "entity.__class__ = cls")
+            src.line("    ", "return entity")
+            plans[given] = src.function("def build(values):", f"builder of {cls.__qualname__}")
             return plans[given]
 
         def build(**values: Any) -> Entity:
             # A call site always gives the same names, so what to keep and fill is planned once.
             given = tuple(values)
-            kept, rest, texts = plans.get(given) or plan_for(given)
-            for name in texts:
-                values[name] = _shortened(values[name])
-            return cls(**{target: values[name] for name, target in kept}, **rest)
+            return (plans.get(given) or plan_for(given))(values)
 
         return build
 

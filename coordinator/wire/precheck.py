@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fencepost.coordinator.wire.errors import MalformedRequest
 from fencepost.coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
@@ -32,6 +32,7 @@ from fencepost.coordinator.wire.writer import Source, uvarint
 Frame = bytes | bytearray | memoryview
 Cut = tuple[int, int, bytes]
 """From where to where a frame is replaced, and by what."""
+TOO_SHORT: Final = "the message is longer than its frame"
 _MAX_UVARINT_BYTES = 5
 _INT16 = struct.Struct(">h").unpack_from
 _INT32 = struct.Struct(">i").unpack_from
@@ -316,7 +317,14 @@ def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     the message are ignored, as Kafka ignores them. Raises MalformedRequest.
     """
     walk = Walk(budget)
-    finish(_walked(_compile(cls, notes=False), frame, pos, walk))
+    try:
+        after = _compile(cls, notes=False)(frame, pos, len(frame), walk)
+        if not isinstance(after, int):
+            after = finish(after)
+    except (IndexError, struct.error) as error:
+        raise MalformedRequest(TOO_SHORT) from error
+    if after > len(frame):
+        raise MalformedRequest(TOO_SHORT)
     return walk.cuts
 
 
@@ -334,9 +342,9 @@ def _walked(walker: Walker, frame: Frame, pos: int, walk: Walk) -> Steps[None]:
         if not isinstance(after, int):
             after = yield from after
     except (IndexError, struct.error) as error:
-        raise MalformedRequest("the message is longer than its frame") from error
+        raise MalformedRequest(TOO_SHORT) from error
     if after > end:
-        raise MalformedRequest("the message is longer than its frame")
+        raise MalformedRequest(TOO_SHORT)
 
 
 def without(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:

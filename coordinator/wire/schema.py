@@ -7,7 +7,7 @@ writer (``writer.py``) and the walker (``precheck.py``) are compiled from :func:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 from kio.static.constants import EntityType
 from kio.static.primitive import TZAware
 
-from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
+from fencepost.logcore.values import dataclass
 
 Entity = Any
 """An instance of a kio message class. The classes are loaded by name at run time, so their fields
@@ -158,7 +159,7 @@ def has_struct_arrays(cls: type) -> bool:
 @cache
 def module_of(api_key: int, version: int, side: Side) -> ModuleType:
     """The kio module with the classes of one message. KeyError for an API or version unknown."""
-    api = APIS[api_key]
+    api = KNOWN_APIS[api_key]
     if not api.min_version <= version <= api.max_version:
         raise KeyError((api_key, version))
     return import_module(f"kio.schema.{api.module}.v{version}.{side}")
@@ -217,7 +218,7 @@ def is_known(api_key: int, side: Side, name: str, field_name: str | None = None)
     Only a name that the version at hand lacks gets here. Most are of a newer version, so the newest
     is loaded first, and no more than are needed: each costs some milliseconds.
     """
-    api = APIS[api_key]
+    api = KNOWN_APIS[api_key]
     for version in range(api.max_version, api.min_version - 1, -1):
         cls = struct_class(api_key, version, side, name)
         if cls is not None and (

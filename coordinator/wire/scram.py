@@ -15,8 +15,9 @@ import hmac
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,13 @@ class InFile(Protocol):
     def take(self, count: int) -> bytes:
         """Read the next ``count`` bytes, or all that are left. Raises OSError."""
 
+    def send(self, count: int, target: int) -> int:
+        """Have the kernel send up to ``count`` bytes to the socket ``target``; how many it took.
+
+        BlockingIOError where the socket is full. After any other OSError the same bytes may still
+        be taken: it need not be the file's.
+        """
+
 
 Append = Callable[[Any], object]
 """Takes the pieces: a :data:`Chunk` or an :class:`InFile` each."""

@@ -201,9 +201,9 @@ class AsyncChannel:
             {} if tls is None else {"ssl": tls, "ssl_shutdown_timeout": SHUTDOWN_S}
         )
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(host, port, **encrypted), timeout_ms / 1000
-            )
+            # wait_for may forget that it was cancelled, up to Python 3.11.
+            async with asyncio.timeout(timeout_ms / 1000):
+                reader, writer = await asyncio.open_connection(host, port, **encrypted)
         except OSError as error:
             raise (_judged(error, host, port) if tls else error) from error
         return cls(reader, writer, (host, port))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.wire.schema import Entity, fields_of
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class PartitionLeader:
     leader_epoch: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
+    offline: tuple[int, ...] = ()
+    """Replicas on brokers or disks that are down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def _topic(topic: Entity) -> TopicMetadata:
                 leader_epoch=getattr(partition, "leader_epoch", -1),
                 replicas=tuple(partition.replica_nodes),
                 in_sync=tuple(partition.isr_nodes),
+                offline=tuple(getattr(partition, "offline_replicas", ())),
             )
             for partition in topic.partitions
         },

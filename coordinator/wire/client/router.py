@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.wire.api import APIS, Api, ApiKey
+from fencepost.coordinator.wire.api import APIS, KNOWN_APIS, Api, ApiKey
 from fencepost.coordinator.wire.client.channel import (
     BrokerUnreachable,
     Channel,
@@ -29,7 +30,7 @@ from fencepost.coordinator.wire.client.cluster import (
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.messages import request_factory
+from fencepost.coordinator.wire.messages import RequestFactory, request_factory
 from fencepost.coordinator.wire.schema import Entity
 
 DEFAULT_TIMEOUT_MS = 30_000
@@ -109,8 +110,8 @@ class ApiError(WireError):
 def _api(api: int | str) -> Api:
     """The API by its key or by its name (``"OffsetCommit"``). KeyError if there is none."""
     if isinstance(api, int):
-        return APIS[api]
-    for entry in APIS.values():
+        return KNOWN_APIS[api]
+    for entry in KNOWN_APIS.values():
         if api in {entry.name, entry.module, entry.key.name}:
             return entry
     raise KeyError(api)
@@ -142,9 +143,12 @@ class Router:
         client_id: str | None,
         timeout_ms: float,
         security: Security = PLAINTEXT,
+        negotiates: bool = True,
     ) -> None:
+        """``negotiates``: whether versions are asked for also where no login needs them."""
         self._io = io
         self._security = security
+        self._negotiates = negotiates or security.has_login
         self._tls = None
         if security.has_tls:
             from fencepost.coordinator.wire.client.tls import ssl_context  # noqa: PLC0415 - lazy
@@ -182,12 +186,14 @@ class Router:
         self._troubles.pop(address, None)
         node = Node(channel)
         try:
-            await self._negotiate(node, deadline)
+            if self._negotiates:
+                await self._negotiate(node, deadline)
             await self._log_in(node, where, deadline)
         except ConnectionLostError as error:
             channel.close()
             raise BrokerUnreachable(f"{error}{self._doubt()}") from error
-        except WireError:
+        except BaseException:
+            # A call that is cancelled too: nobody else knows of the connection.
             channel.close()
             raise
         meanwhile = self._nodes.get(address)
@@ -233,7 +239,7 @@ class Router:
         from fencepost.coordinator.wire.client.login import log_in, no_logins  # noqa: PLC0415 - few log in
 
         async def ask(key: ApiKey, /, **fields: Any) -> Entity:
-            api = APIS[key]
+            api = KNOWN_APIS[key]
             if key not in node.versions:
                 raise no_logins(self._security, where)
             # A broker tells these versions before a login like all others; Kafka 1.0 has these.
@@ -338,7 +344,22 @@ class Router:
         """One exchange with no retry and no judgement."""
         deadline = self.deadline(timeout_ms)
         node = await self.node(node_id, deadline)
-        return await self._exchange(node, APIS[api_key], version, entity, deadline)
+        return await self._exchange(node, KNOWN_APIS[api_key], version, entity, deadline)
+
+    async def newest(
+        self,
+        api_key: int,
+        at_most: int | None,
+        build: Callable[[RequestFactory], Entity],
+        timeout_ms: float | None,
+    ) -> Entity:
+        """One exchange with any node, in the newest version that both sides know."""
+        deadline = self.deadline(timeout_ms)
+        node = await self.node(ANY_NODE, deadline)
+        api = KNOWN_APIS[api_key]
+        version = self._version(node, api, at_most=at_most)
+        entity = build(request_factory(api_key, version))
+        return await self._exchange(node, api, version, entity, deadline)
 
     async def call(
         self,
@@ -488,6 +509,11 @@ class Router:
             self._metadata = None
         else:
             self._coordinators.pop(coordinator, None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any connection stands."""
+        return any(not node.channel.closed for node in self._nodes.values())
 
     def forget_all(self) -> None:
         """Nothing that is known of the cluster is to be relied on."""

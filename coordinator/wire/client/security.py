@@ -10,11 +10,12 @@ Source: ``CommonClientConfigs``, ``SaslConfigs``, ``SslConfigs``, ``DefaultSslEn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fencepost.coordinator.wire.client.tokens import TOKEN_KEY, TokenError, token_source
 from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
 from fencepost.coordinator.wire.pem import conversion
+from fencepost.logcore.values import dataclass
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")

@@ -11,10 +11,12 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+
+from fencepost.logcore.values import dataclass
 
 MAX_TOKEN_BYTES: Final = 256 * 1024
 """What is taken for a token, at most: Kafka reads no more than 512 KiB before a login."""

@@ -1,0 +1,118 @@
+"""The control records of a quorum: who leads, who votes, where a snapshot begins and ends.
+
+Source: the schemas ``LeaderChangeMessage``, ``SnapshotHeaderRecord``, ``SnapshotFooterRecord``,
+``KRaftVersionRecord`` and ``VotersRecord``; ``ControlRecordType``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+from fencepost.logcore.batch import ControlType, LogRecord, encode_batch, parse_control
+from fencepost.logcore.checkpoints import uuid_to_text
+from fencepost.logcore.fields import FieldReader, FieldWriter
+
+_VERSION: Final = (0).to_bytes(2)
+"""Of a control record's key, and of its value."""
+
+
+def _control_batch(
+    kind: ControlType, value: FieldWriter, now_ms: int, base_offset: int, epoch: int
+) -> bytes:
+    value.tags({})
+    record = LogRecord(base_offset, now_ms, _VERSION + kind.to_bytes(2), value.done())
+    return encode_batch((record,), leader_epoch=epoch, control=True)
+
+
+def _value() -> FieldWriter:
+    value = FieldWriter(None, flexible=True)
+    value.raw(_VERSION)
+    return value
+
+
+def leader_change(leader_id: int, now_ms: int) -> bytes:
+    """The batch that begins an epoch of a quorum of one."""
+    value = _value()
+    value.int32(leader_id)
+    for _ in ("voters", "granting voters"):
+        value.count(1)
+        value.int32(leader_id)
+        value.tags({})
+    return _control_batch(ControlType.LEADER_CHANGE, value, now_ms, 0, 0)
+
+
+def snapshot_header(last_timestamp_ms: int, now_ms: int, epoch: int) -> bytes:
+    """The first batch of a snapshot; it tells the time of the last record that it contains."""
+    value = _value()
+    value.int64(last_timestamp_ms)
+    return _control_batch(ControlType.SNAPSHOT_HEADER, value, now_ms, 0, epoch)
+
+
+def snapshot_footer(now_ms: int, base_offset: int, epoch: int) -> bytes:
+    """The last batch of a snapshot."""
+    return _control_batch(ControlType.SNAPSHOT_FOOTER, _value(), now_ms, base_offset, epoch)
+
+
+# --- reading ---
+
+
+def described_control(record: LogRecord) -> dict[str, Any] | None:
+    """Type and fields of a record of a control batch; None for one of no quorum's.
+
+    Names and ids are as Apache Kafka's tools write them. Raises CorruptRecordError,
+    InvalidRecordError.
+    """
+    kind = parse_control(record).type
+    read = _READ.get(kind)
+    if read is None:
+        return None
+    data = FieldReader(record.value or b"", flexible=True)
+    version = data.int16()
+    fields = {"version": version, **read(data, version)}
+    data.tags()
+    return {"type": kind.name, "data": fields}
+
+
+def _leader_change(data: FieldReader, version: int) -> dict[str, Any]:
+    def voters() -> list[dict[str, Any]]:
+        found = []
+        for _ in range(data.count()):
+            one: dict[str, Any] = {"voterId": data.int32()}
+            if version >= 1:
+                one["voterDirectoryId"] = uuid_to_text(UUID(bytes=data.raw(16)))
+            data.tags()
+            found.append(one)
+        return found
+
+    return {"leaderId": data.int32(), "voters": voters(), "grantingVoters": voters()}
+
+
+def _voters(data: FieldReader, _version: int) -> dict[str, Any]:
+    voters = []
+    for _ in range(data.count()):
+        one: dict[str, Any] = {
+            "voterId": data.int32(),
+            "voterDirectoryId": uuid_to_text(UUID(bytes=data.raw(16))),
+            "endpoints": [],
+        }
+        for _ in range(data.count()):
+            name, host = data.string(), data.string()
+            port = int.from_bytes(data.raw(2))
+            one["endpoints"].append({"name": name, "host": host, "port": port})
+            data.tags()
+        low, high = data.int16(), data.int16()
+        data.tags()
+        one["kRaftVersionFeature"] = {"minSupportedVersion": low, "maxSupportedVersion": high}
+        data.tags()
+        voters.append(one)
+    return {"voters": voters}
+
+
+_READ: Final = {
+    ControlType.LEADER_CHANGE: _leader_change,
+    ControlType.SNAPSHOT_HEADER: lambda data, _: {"lastContainedLogTimestamp": data.int64()},
+    ControlType.SNAPSHOT_FOOTER: lambda _data, _: {},
+    ControlType.KRAFT_VERSION: lambda data, _: {"kRaftVersion": data.int16()},
+    ControlType.KRAFT_VOTERS: _voters,
+}

@@ -1,0 +1,195 @@
+"""The metadata log in the form of Fencepost 0.1, and what becomes of it.
+
+Its records had a key, which named what had changed, and a value (msgpack) with its whole new state;
+a tombstone removed it. What they add up to is written as a snapshot beside the log: from the moment
+that the file is there, the old records below it count no more. Before that moment nothing has
+changed, so a start that is cut short is begun anew by the next.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import Any
+
+import msgpack
+
+from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.record_codec import Template, encode
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    ConfigRecord,
+    EntityData,
+    FeatureLevelRecord,
+    MetadataRecord,
+    ProducerIdsRecord,
+    TopicRecord,
+    UserScramCredentialRecord,
+)
+from fencepost.coordinator.metadata.changes import new_partition
+from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.logcore.machine import Record
+from fencepost.logcore.values import dataclass
+
+RECORD_VERSION = 1
+"""The layout of the values. A higher number is refused."""
+
+TOPIC, SETTINGS, PRODUCER_IDS, STARTS = "topic", "broker-configs", "producer-ids", "starts"
+FEATURE = "feature"
+ACL, SCRAM, QUOTA, SECRET = "acl", "scram", "quota", "secret"
+_TABLES = frozenset({ACL, SCRAM, QUOTA, SECRET})
+_GROUP_SCOPE = "group:"
+
+
+def decode(record: Record) -> tuple[str, str, Mapping[str, Any] | None]:
+    """Read a record of the log: what changed, its name, its new state or None.
+
+    Raises MetadataError.
+    """
+    try:
+        kind, name = msgpack.unpackb(record.key)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MetadataError(f"{METADATA_TOPIC} holds a key that can not be read") from error
+    return kind, name, None if record.value is None else _unpack(record.value)
+
+
+def _unpack(raw: bytes) -> dict[str, Any]:
+    try:
+        value = msgpack.unpackb(raw)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MetadataError(f"{METADATA_TOPIC} holds a value that can not be read") from error
+    if not isinstance(value, dict) or value.get("version") != RECORD_VERSION:
+        raise MetadataError(f"{METADATA_TOPIC} holds a value of another version")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    topic_id: uuid.UUID
+    partitions: int
+    configs: Mapping[str, str]
+    leader_epoch_0: int
+    """How often the broker had been started when the topic was made."""
+
+
+@dataclass(slots=True)
+class OldMetadata:
+    """What the records of an old log add up to."""
+
+    starts: int = 0
+    """How often the broker was started: less those before a topic, the epoch of its leader."""
+    deleted: set[uuid.UUID] = field(default_factory=set)
+    _topics: dict[str, _Topic] = field(default_factory=dict)
+    _settings: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _levels: dict[str, int] = field(default_factory=dict)
+    _tables: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict)
+    _next_producer_id: int = 0
+
+    @property
+    def secret(self) -> bytes | None:
+        """The server's secret, if it has drawn one."""
+        return next((one["Secret"] for one in self._tables.get(SECRET, {}).values()), None)
+
+    def apply(self, record: Record) -> None:
+        """Take one record. Raises MetadataError."""
+        kind, name, value = decode(record)
+        try:
+            self._apply(kind, name, value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MetadataError(f"{METADATA_TOPIC}: the record of {name} lacks {error}") from error
+
+    def _apply(self, kind: str, name: str, value: Mapping[str, Any] | None) -> None:
+        if kind == TOPIC:
+            self._put_topic(name, value)
+        elif kind == SETTINGS:
+            self._settings[name] = {} if value is None else dict(value["configs"])
+        elif kind in _TABLES:
+            table = self._tables.setdefault(kind, {})
+            if value is None:
+                table.pop(name, None)
+            else:
+                table[name] = value
+        elif kind == FEATURE and value is not None:
+            self._levels[name] = int(value["level"])
+        elif kind == PRODUCER_IDS and value is not None:
+            self._next_producer_id = value["next"]
+        elif kind == STARTS and value is not None:
+            self.starts = value["count"]
+        else:
+            raise MetadataError(f"{METADATA_TOPIC} holds an unknown record {kind!r}")
+
+    def _put_topic(self, name: str, value: Mapping[str, Any] | None) -> None:
+        topic = None
+        if value is not None:
+            topic = _Topic(
+                uuid.UUID(bytes=value["id"]),
+                int(value["partitions"]),
+                dict(value["configs"]),
+                int(value["first_start"]),
+            )
+        old = self._topics.pop(name, None) if topic is None else self._topics.get(name)
+        if old is not None and (topic is None or old.topic_id != topic.topic_id):
+            self.deleted.add(old.topic_id)
+        if topic is not None:
+            self._topics[name] = topic
+
+    # --- the same in Apache Kafka's records ---
+
+    def values(
+        self, defaults: Mapping[str, int], node_id: int, directory_id: uuid.UUID
+    ) -> Iterator[bytes]:
+        """The values of records that mean the same.
+
+        ``defaults``: the levels of features that nobody has changed. Raises MetadataError.
+        """
+        levels = {**defaults, **self._levels}
+        for name, level in levels.items():
+            if level:
+                yield encode(FeatureLevelRecord(name, level))
+        for name, topic in self._topics.items():
+            yield encode(TopicRecord(name, topic.topic_id))
+            epoch = self.starts - topic.leader_epoch_0
+            template = Template(new_partition(node_id, directory_id, epoch))
+            yield from template.at(topic.topic_id, range(topic.partitions))
+        try:
+            yield from map(encode, self._records())
+        except (KeyError, TypeError, ValueError) as error:
+            raise MetadataError(f"{METADATA_TOPIC}: a record lacks {error}") from error
+
+    def _records(self) -> Iterator[MetadataRecord]:
+        for name, topic in self._topics.items():
+            for key, text in topic.configs.items():
+                yield ConfigRecord(TOPIC_RESOURCE, name, key, text)
+        for scope, settings in self._settings.items():
+            kind = GROUP_RESOURCE if scope.startswith(_GROUP_SCOPE) else BROKER_RESOURCE
+            for key, text in settings.items():
+                yield ConfigRecord(kind, scope.removeprefix(_GROUP_SCOPE), key, text)
+        yield ProducerIdsRecord(broker_id=-1, next_producer_id=self._next_producer_id)
+        for entry in self._tables.get(QUOTA, {}).values():
+            entity = tuple(
+                EntityData(one["entityType"], one["entityName"]) for one in entry["entity"]
+            )
+            yield ClientQuotaRecord(entity, entry["key"], float(entry["value"]), remove=False)
+        for name, entry in self._tables.get(ACL, {}).items():
+            yield AccessControlEntryRecord(
+                uuid.UUID(name),
+                entry["resourceType"],
+                entry["resourceName"],
+                entry["patternType"],
+                entry["principal"],
+                entry["host"],
+                entry["operation"],
+                entry["permissionType"],
+            )
+        for entry in self._tables.get(SCRAM, {}).values():
+            yield UserScramCredentialRecord(
+                entry["Name"],
+                entry["Mechanism"],
+                entry["Salt"],
+                entry["StoredKey"],
+                entry["ServerKey"],
+                entry["Iterations"],
+            )

@@ -1,0 +1,7 @@
+"""What goes wrong with the metadata log alone."""
+
+from __future__ import annotations
+
+
+class MetadataError(Exception):
+    """The metadata log holds something that this release does not understand."""

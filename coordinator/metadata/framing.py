@@ -1,0 +1,198 @@
+"""Batches of the metadata log: records without a key, many of them alike.
+
+Source: ``BatchAccumulator``, ``BatchBuilder``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final
+
+from fencepost.cluster.record_codec import (
+    KIND,
+    OF_ONE_PARTITION,
+    PARTITION,
+    SAID_OF_ANY,
+    TOPIC_ID,
+    Alike,
+)
+from fencepost.logcore.batch import (
+    LOG_OVERHEAD,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    Buffer,
+    Codec,
+    batch_of_payload,
+    decode_records,
+    record_bytes,
+)
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.varint import ONE_BYTE, encode, read_varint
+
+MAX_BATCH_BYTES: Final = 8 << 20
+"""Values in one batch, bytes, as in Apache Kafka (``KafkaRaftClient.MAX_BATCH_SIZE_BYTES``)."""
+
+_PLACE: Final = Struct(">qii")
+"""Base offset, length, leader epoch: the bytes of a batch that its CRC does not cover."""
+
+_CONTINUES: Final = 0x80
+"""In a byte of a varint that another follows."""
+
+_NO_KEY: Final = 0x01
+"""The length of a key that is null."""
+
+_BLOCK: Final = 64
+"""Offsets in a batch whose varints differ in the first byte alone."""
+_ALONE: Final = tuple(encode(delta) for delta in range(_BLOCK))
+_LOW: Final = tuple(bytes((byte[0] | _CONTINUES,)) for byte in _ALONE)
+
+_FEW_ROWS: Final = 8
+_MOST_ROWS: Final = 4096
+"""Records alike that are worth being looked at together, and how many are at once."""
+
+
+def data_batch(
+    values: Sequence[bytes], now_ms: int, *, base_offset: int = 0, epoch: int = 0
+) -> bytes:
+    """A batch of records with these values."""
+    batch = batch_of_payload(
+        b"".join(_records(values)),
+        len(values),
+        codec=Codec.NONE,
+        base_timestamp_ms=now_ms,
+        max_timestamp_ms=now_ms,
+        producer_id=NO_PRODUCER_ID,
+        producer_epoch=NO_PRODUCER_EPOCH,
+        base_sequence=NO_SEQUENCE,
+        transactional=False,
+    )
+    return _PLACE.pack(base_offset, len(batch) - LOG_OVERHEAD, epoch) + batch[_PLACE.size :]
+
+
+def _records(values: Sequence[bytes]) -> Iterator[bytes]:
+    """Parts of the records: attributes, timestamp as in the header, offset, no key, value."""
+    heads: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+    for block in range(0, len(values), _BLOCK):
+        some = values[block : block + _BLOCK]
+        lows, behind = (_LOW, encode(block)[1:]) if block else (_ALONE, b"")
+        for size in {*map(len, some)}:
+            if (size, len(behind)) not in heads:
+                said = encode(size)
+                length = encode(2 + 1 + len(behind) + 1 + len(said) + size + 1)
+                heads[size, len(behind)] = length + b"\0\0", b"\x01" + said
+        if len({*map(len, some)}) == 1:
+            head, mid = heads[len(some[0]), len(behind)]
+            mid = behind + mid
+            yield head
+            yield (b"\0" + head).join(
+                [low + mid + one for low, one in zip(lows, some, strict=False)]
+            )
+            yield b"\0"
+        else:
+            for low, one in zip(lows, some, strict=False):
+                head, mid = heads[len(one), len(behind)]
+                yield b"%b%b%b%b%b\0" % (head, low, behind, mid, one)
+
+
+def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
+    """The values of the records of a data batch; of many alike in a row one item.
+
+    Raises CorruptRecordError for a record without one, and what ``decode_records`` does.
+    """
+    try:
+        return _plain_values(record_bytes(batch, 0, header), header.record_count)
+    except IndexError:
+        records = decode_records(batch, 0, header)
+    values = [one.value for one in records if one.value is not None]
+    if len(values) < len(records):
+        raise CorruptRecordError(f"metadata records behind {header.base_offset} have no values")
+    return values
+
+
+def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
+    """The values of records that have the form of :func:`data_batch`, as Apache Kafka's have.
+
+    IndexError for any other. A start reads thousands, and needs nothing else of them.
+    """
+    values: list[bytes | Alike] = []
+    append, one_byte, pos = values.append, ONE_BYTE, 0
+    while count > 0:
+        begin = pos
+        length = one_byte[data[pos]]
+        pos += 1
+        if length is None:
+            length, pos = read_varint(data, pos - 1)
+        end = pos + length
+        has_long_time = data[pos + 1] >= _CONTINUES
+        pos += 2
+        offset_at = pos
+        while data[pos] >= _CONTINUES:
+            pos += 1
+        has_key = data[pos + 1] != _NO_KEY
+        size = one_byte[data[pos + 2]]
+        pos += 3
+        if size is None:
+            size, pos = read_varint(data, pos - 1)
+        if has_long_time or has_key or size < 0 or pos + size + 1 != end or data[end - 1]:
+            raise IndexError
+        value, row = data[pos : pos + size], end - begin
+        rows = 1
+        if value[KIND] in OF_ONE_PARTITION and size >= SAID_OF_ANY.start:
+            some = data[end : begin + _FEW_ROWS * row : row]
+            if some == data[begin : begin + 1] * (_FEW_ROWS - 1):
+                window = data[begin : begin + row * min(count, _MOST_ROWS)]
+                rows = _rows_alike(window, row, offset_at - begin, pos - begin)
+        if rows < _FEW_ROWS:
+            append(value)
+            count, pos = count - 1, end
+            continue
+        place = Struct(f">{pos - begin + PARTITION.start}xi16s{end - pos - SAID_OF_ANY.start}x")
+        block = memoryview(data)[begin : begin + rows * row]
+        append(Alike(value[KIND], value[SAID_OF_ANY], place.iter_unpack(block)))
+        count, pos = count - rows, begin + rows * row
+    if pos != len(data):
+        raise IndexError
+    return values
+
+
+def _rows_alike(data: bytes, row: int, offset_at: int, value_at: int) -> int:
+    """How many records of ``row`` bytes from the first on differ in offset and place alone.
+
+    At least as many are. All is done with columns of bytes, nothing by the record.
+    """
+    lengths = data[::row][: len(data) // row]
+    rows = len(lengths) - len(lengths.lstrip(lengths[:1]))
+    block = bytearray(data[: rows * row])
+    last = offset_at
+    while block[last] >= _CONTINUES:
+        last += 1
+    # The offset has as many bytes as in the first one: else the bytes behind it are others.
+    if max(block[last::row]) >= _CONTINUES or any(
+        min(block[column::row]) < _CONTINUES for column in range(offset_at, last)
+    ):
+        return 0
+    blank, place = bytes(rows), range(value_at + PARTITION.start, value_at + TOPIC_ID.stop)
+    for column in (*range(offset_at, last + 1), *place):
+        block[column::row] = blank
+    while rows and block[: rows * row] != block[:row] * rows:
+        rows //= 2
+    return rows
+
+
+def in_chunks(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """The same in as few parts as fit a batch each; none for no values."""
+    if sum(map(len, values)) <= MAX_BATCH_BYTES:
+        if values:
+            yield values
+        return
+    begin = size = 0
+    for at, value in enumerate(values):
+        size += len(value)
+        if size > MAX_BATCH_BYTES and at > begin:
+            yield values[begin:at]
+            begin, size = at, len(value)
+    if begin < len(values):
+        yield values[begin:] if begin else values

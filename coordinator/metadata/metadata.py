@@ -1,0 +1,197 @@
+"""What the broker knows of its cluster: one image at a time, whoever it comes from.
+
+Standing alone the images come from the broker's own log (``log.py``); a member of a cluster gets
+them from what it has fetched of the controller's.
+
+Source: ``MetadataCache``, ``KRaftMetadataCache``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.image import (
+    BROKER_RESOURCE,
+    GROUP_RESOURCE,
+    MetadataImage,
+    TopicImage,
+    topics_resized,
+)
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.logcore.config import MAX_INT64
+
+TRANSACTION_VERSION: Final = "transaction.version"
+GROUP_VERSION: Final = "group.version"
+METADATA_VERSION: Final = "metadata.version"
+KRAFT_VERSION: Final = "kraft.version"
+ELR_VERSION: Final = "eligible.leader.replicas.version"
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
+    ELR_VERSION: (0, 1, 0),
+    GROUP_VERSION: (0, 1, 1),
+    KRAFT_VERSION: (0, 0, 0),
+    METADATA_VERSION: (30, 30, 30),
+    TRANSACTION_VERSION: (0, 2, 2),
+}
+"""Lowest and highest supported level of each feature, and the level that a new cluster begins
+with: the consumer protocol (KIP-848), a quorum whose voters stay the same (KIP-853), the requests,
+records and settings of Apache Kafka 4.3-IV0 (KIP-778), and transactions with an epoch of their own
+(KIP-890). Eligible leader replicas (KIP-966) are for clusters of several brokers, which begin with
+them."""
+
+DEFAULT_SETTINGS: Final = ""
+"""The name under which the dynamic default of all brokers is kept."""
+
+SETTINGS_OF: Final = {
+    CONSUMER_OFFSETS: "offsets.topic",
+    TRANSACTION_STATE: "transaction.state.log",
+}
+"""How the broker's settings for a coordinator's topic begin."""
+
+_HISTORY_SEGMENTS: Final = 8
+_MIN_SEGMENT_BYTES: Final = 1 << 20
+
+Published = Callable[[MetadataImage, MetadataImage], None]
+"""Hears of the former image and the next; it holds already when this is called."""
+
+
+class Metadata:
+    """``services.metadata``. ``config`` hears of dynamic settings."""
+
+    def __init__(self, config: BrokerConfig, *, node_id: int) -> None:
+        self._config = config
+        self._node_id = node_id
+        self._listeners: list[Published] = []
+        self.image = MetadataImage()
+        """All that is known; :meth:`install` alone replaces it."""
+        self.topic_changes = 0
+        """Grows whenever a topic comes, goes or gets more partitions."""
+
+    def install(self, image: MetadataImage) -> None:
+        """Let this be what is known, and tell all who listen."""
+        old, self.image = self.image, image
+        self.topic_changes += topics_resized(old, image)
+        for name, source in (
+            (DEFAULT_SETTINGS, ConfigSource.DYNAMIC_DEFAULT_BROKER),
+            (str(self._node_id), ConfigSource.DYNAMIC_BROKER),
+        ):
+            resource = BROKER_RESOURCE, name
+            if old.configs.get(resource) is not image.configs.get(resource):
+                self._config.set_dynamic(source, self.settings(name))
+        for listener in tuple(self._listeners):
+            listener(old, image)
+
+    def listen(self, callback: Published) -> None:
+        """Have ``callback`` called with each image that is installed from now on."""
+        self._listeners.append(callback)
+
+    # --- topics ---
+
+    @property
+    def topics(self) -> Mapping[str, TopicImage]:
+        """All topics by name."""
+        return self.image.topics
+
+    def topic(self, name: str) -> TopicImage | None:
+        """The topic of that name."""
+        return self.image.topics.get(name)
+
+    def topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
+        """The topic of that id; None for the zero id, which kio reads as None."""
+        return None if topic_id is None else self.image.topics_by_id.get(topic_id)
+
+    def known(self, name: str) -> TopicImage:
+        """The topic of that name; raises UnknownTopicOrPartitionError."""
+        topic = self.image.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartitionError(f"there is no topic {name}")
+        return topic
+
+    def having(self, name: str, index: int) -> TopicImage:
+        """The topic that has this partition; raises UnknownTopicOrPartitionError."""
+        topic = self.image.topics.get(name)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            # Not with the name: that may be long, and one request may ask 100,000 times.
+            raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
+        return topic
+
+    def hosts(self, topic: TopicImage, index: int) -> bool:
+        """Whether this broker is to have a replica of that partition."""
+        return self._node_id in topic.partitions[index].replicas
+
+    def colliding(self, name: str) -> str | None:
+        """The topic whose name differs from ``name`` in ``.`` and ``_`` alone, or is the same."""
+        return self.image.colliding(name)
+
+    def topic_configs(self, name: str) -> Mapping[str, str]:
+        """A topic's own settings."""
+        return self.image.topic_configs(name)
+
+    def history_configs(self) -> dict[str, str]:
+        """Segments small enough for the bounds to be kept to; never forced to disk by itself."""
+        retention_bytes = self._config.int("fencepost.history.retention.bytes")
+        retention_ms = self._config.int("fencepost.history.retention.ms")
+        return {
+            "cleanup.policy": "delete",
+            "retention.bytes": str(retention_bytes),
+            "retention.ms": str(retention_ms),
+            "segment.bytes": str(max(_MIN_SEGMENT_BYTES, retention_bytes // _HISTORY_SEGMENTS)),
+            "segment.ms": str(max(1, retention_ms // _HISTORY_SEGMENTS)),
+            "flush.messages": str(MAX_INT64),
+            "flush.ms": str(MAX_INT64),
+        }
+
+    def internal_configs(self, name: str) -> dict[str, str]:
+        """The fixed settings of a coordinator's topic."""
+        prefix = SETTINGS_OF[name]
+        configs = {
+            "cleanup.policy": "compact",
+            "segment.bytes": str(self._config.int(f"{prefix}.segment.bytes")),
+        }
+        if name == CONSUMER_OFFSETS:
+            configs["compression.type"] = "producer"
+        else:
+            configs["compression.type"] = "uncompressed"
+            configs["min.insync.replicas"] = str(self._config.int(f"{prefix}.min.isr"))
+            configs["unclean.leader.election.enable"] = "false"
+        return configs
+
+    def was_deleted(self, _topic_id: UUID) -> bool:
+        """Whether a topic of this id was deleted, as far as anybody remembers."""
+        return False
+
+    # --- settings ---
+
+    def settings(self, name: str) -> Mapping[str, str]:
+        """Dynamic settings of a node id, or of :data:`DEFAULT_SETTINGS`."""
+        return self.image.configs.get((BROKER_RESOURCE, name), {})
+
+    def group_settings(self, group_id: str) -> Mapping[str, str]:
+        """A group's own settings."""
+        return self.image.configs.get((GROUP_RESOURCE, group_id), {})
+
+    def configured_groups(self) -> list[str]:
+        """The groups that have settings of their own."""
+        return [name for kind, name in self.image.configs if kind == GROUP_RESOURCE]
+
+    # --- features ---
+
+    @property
+    def features(self) -> Mapping[str, tuple[int, int, int]]:
+        """Lowest, highest supported and finalized level of each feature."""
+        return {
+            name: (low, high, self.feature_level(name)) for name, (low, high, _) in FEATURES.items()
+        }
+
+    @property
+    def features_epoch(self) -> int:
+        """Grows with every change of a finalized level; clients keep what came with the highest."""
+        return self.image.offset
+
+    def feature_level(self, name: str) -> int:
+        """The finalized level of a feature; 0 stands for off."""
+        return self.image.features.get(name, 0)

@@ -1,0 +1,73 @@
+"""The metadata of a broker whose controller is elsewhere: it may be looked at, not changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from fencepost.cluster.image import TopicImage
+from fencepost.cluster.records import MetadataRecord
+from fencepost.coordinator.errors import MetadataUnavailableError
+from fencepost.coordinator.metadata.log import MetadataLimits
+from fencepost.coordinator.metadata.metadata import Metadata
+
+MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
+    "eligible.leader.replicas.version": (0, 1),
+    "group.version": (0, 1),
+    "kraft.version": (0, 1),
+    "metadata.version": (7, 30),
+    "share.version": (0, 1),
+    "streams.version": (0, 1),
+    "transaction.version": (0, 2),
+}
+"""What a broker registers with: those of Apache Kafka 4.3.
+
+A cluster that was formatted by it has levels of all of them, and takes in no broker that does not
+name them. For share.version and streams.version that means to hold replicas of their internal
+topics; the requests of share groups and streams groups are not served.
+"""
+
+
+class ObservedMetadata(Metadata):
+    """What the controller has told so far. Whoever changes something there asks the controller.
+
+    What :class:`fencepost.coordinator.metadata.log.MetadataLog` changes raises
+    MetadataUnavailableError here.
+    """
+
+    @property
+    def features(self) -> Mapping[str, tuple[int, int, int]]:
+        """Lowest, highest supported and finalized level of each feature."""
+        return {
+            name: (low, high, self.feature_level(name))
+            for name, (low, high) in MEMBER_FEATURES.items()
+        }
+
+    partition = None
+    """There is no log."""
+    limits = MetadataLimits()
+    """Those of the controller are its own to keep."""
+
+    @contextmanager
+    def unforced(self) -> Iterator[None]:
+        """Nothing is written here."""
+        yield
+
+    def append(self, _records: Sequence[MetadataRecord | bytes]) -> None:
+        """Raise MetadataUnavailableError: this is the controller's to do."""
+        raise MetadataUnavailableError("the controller is elsewhere")
+
+    def ensure_internal_topic(self, name: str) -> TopicImage:
+        """The internal topic of that name, if it is there; else MetadataUnavailableError."""
+        topic = self.topic(name)
+        if topic is None:
+            raise MetadataUnavailableError(f"there is no topic {name} yet")
+        return topic
+
+    def allocate_producer_ids(self) -> tuple[int, int]:
+        """Raise MetadataUnavailableError: blocks come from the controller."""
+        raise MetadataUnavailableError("the controller is elsewhere")
+
+    def compact(self, factor: int | None = None) -> None:
+        """Nothing is kept here."""

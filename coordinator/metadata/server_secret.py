@@ -1,0 +1,31 @@
+"""A secret of this server, drawn at the first need, in a file of its own beside the logs.
+
+No record of Apache Kafka's has a place for it, and no other broker needs to know it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, write_file
+
+SECRET_FILE: Final = "fencepost.secret"  # noqa: S105 - the name of a file
+_SECRET_BYTES: Final = 32
+
+
+def server_secret(fs: FileSystem, directory: str) -> bytes:
+    """The secret of the server with this data directory; the same after every start."""
+    known = fs.read_file(f"{directory}/{SECRET_FILE}")
+    return write_secret(fs, directory, os.urandom(_SECRET_BYTES)) if known is None else known
+
+
+def write_secret(fs: FileSystem, directory: str, secret: bytes) -> bytes:
+    """Let that be the secret, which nobody but the owner of the file can read; returns it."""
+    path = f"{directory}/{SECRET_FILE}"
+    write_file(fs, path + TEMPORARY_SUFFIX, b"", sync=False)
+    fs.make_private(path + TEMPORARY_SUFFIX)
+    write_file(fs, path + TEMPORARY_SUFFIX, secret, sync=True)
+    fs.rename(path + TEMPORARY_SUFFIX, path)
+    fs.sync_directory(directory)
+    return secret

@@ -1,0 +1,99 @@
+"""Snapshots: files that hold an image as records, so that the log can begin behind them.
+
+``<end offset>-<epoch>.checkpoint`` beside the log holds all that the records below the end offset
+add up to: a control batch with the header, the records at offsets of their own, a control batch
+with the footer. A file of that name is whole, for it gets the name once it is on disk; whatever the
+log still holds below its end offset counts no more.
+
+Source: ``Snapshots``, ``RecordsSnapshotWriter``, ``FileRawSnapshotWriter``; KIP-630.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.image_loader import ImageLoader
+from fencepost.cluster.image_records import image_values
+from fencepost.coordinator.metadata.control_records import snapshot_footer, snapshot_header
+from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
+from fencepost.logcore.batch import (
+    BatchHeader,
+    ControlType,
+    decode_records,
+    iter_headers,
+    parse_control,
+    verify_crc,
+)
+from fencepost.logcore.errors import LogError
+from fencepost.logcore.fs import FileSystem, replace_file
+
+SNAPSHOT_SUFFIX: Final = ".checkpoint"
+_NAME: Final = re.compile(rf"([0-9]{{20}})-([0-9]{{10}}){re.escape(SNAPSHOT_SUFFIX)}")
+
+
+class SnapshotId(NamedTuple):
+    """What a snapshot contains: all below ``end_offset``, whose last record is of ``epoch``."""
+
+    end_offset: int
+    epoch: int
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        return f"{self.end_offset:020}-{self.epoch:010}{SNAPSHOT_SUFFIX}"
+
+
+def snapshots(fs: FileSystem, directory: str) -> list[SnapshotId]:
+    """Those that lie in the directory of the log, the newest last."""
+    found = map(_NAME.fullmatch, fs.list_directory(directory) or ())
+    return sorted(SnapshotId(int(one[1]), int(one[2])) for one in found if one is not None)
+
+
+def write_snapshot(
+    fs: FileSystem, directory: str, image: MetadataImage, now_ms: int, last_timestamp_ms: int
+) -> SnapshotId:
+    """Write the snapshot of an image; older ones are gone then. Raises OSError."""
+    own = SnapshotId(image.offset + 1, image.epoch)
+    batches, offset = [snapshot_header(last_timestamp_ms, now_ms, own.epoch)], 1
+    for values in in_chunks(list(image_values(image))):
+        batches.append(data_batch(values, now_ms, base_offset=offset, epoch=own.epoch))
+        offset += len(values)
+    batches.append(snapshot_footer(now_ms, offset, own.epoch))
+    replace_file(fs, directory, own.file_name, b"".join(batches))
+    for one in snapshots(fs, directory):
+        if one != own:
+            fs.remove(f"{directory}/{one.file_name}")
+    return own
+
+
+def load_snapshot(
+    fs: FileSystem, directory: str, snapshot: SnapshotId, loader: ImageLoader
+) -> None:
+    """Let a snapshot be all that there is. Raises MetadataError, OSError."""
+    name = snapshot.file_name
+    data = memoryview(fs.read_file(f"{directory}/{name}") or b"")
+    loader.begin_snapshot()
+    controls: list[ControlType] = []
+    try:
+        for position, header in iter_headers(data):
+            verify_crc(data, position, header)
+            batch = data[position : position + header.size]
+            if header.is_control:
+                controls += _controls(header, batch)
+            else:
+                loader.replay(values_of(header, batch), header.last_offset, snapshot.epoch)
+        if controls[:1] + controls[-1:] != [
+            ControlType.SNAPSHOT_HEADER,
+            ControlType.SNAPSHOT_FOOTER,
+        ]:
+            raise MetadataError(f"{directory}/{name} does not end with a footer")
+        loader.end_snapshot(*snapshot)
+    except LogError as error:
+        raise MetadataError(f"{directory}/{name} can not be read: {error}") from error
+
+
+def _controls(header: BatchHeader, batch: memoryview) -> list[ControlType]:
+    return [parse_control(one).type for one in decode_records(batch, 0, header)]

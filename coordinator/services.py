@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fencepost.cluster.image import LocalPartition, TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
 from fencepost.coordinator.data.appends import Appends
 from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
-from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
+from fencepost.coordinator.security.replication_quota import ReplicationQuota, Side
+from fencepost.logcore.machine import Event
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.controller.active import ActiveController
+    from fencepost.coordinator.controller.quorum_log import Observer
+    from fencepost.coordinator.replication.controller_channel import ControllerChannel
+    from fencepost.coordinator.runtime.origin import Origin
     from fencepost.coordinator.security.password_checks import PasswordChecks
     from fencepost.coordinator.security.users import Users
 
@@ -56,6 +64,7 @@ class Services:
         """The data directory, in Kafka's words."""
         self.metadata, self.topics = storage.metadata, storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
+        self.commits, self.replicas = storage.commits, storage.replicas
         self._advertised = advertised
         self.authorizer = Authorizer.configured(storage.config)
         """Who knows what clients may do; None where they may do everything."""
@@ -67,10 +76,18 @@ class Services:
         """How much users and clients may take, and addresses."""
         self.check_certificates: CheckCertificates | None = None
         """Tries a configuration out before it holds; None where no listener encrypts."""
+        self.controller: ControllerChannel | None = None
+        """The way to the active controller; None where this process alone decides."""
+        self.topics_coming: set[str] = set()
+        """Topics that the controller has been asked to create."""
         self.fetches = Fetches(storage)
         """The work of Fetch requests."""
+        self.fetches.throttle = ReplicationQuota(
+            self.config, self.clock, Side.LEADER, node_id=self.node_id
+        )
         self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)
         """The causes of what groups and transactions went through."""
+        self.replicas.remember = self.remember_replica
         self.groups = GroupCoordinator(storage, self.history.remember)
         """Consumer groups and their offsets."""
         self.txns = TxnCoordinator(
@@ -80,17 +97,59 @@ class Services:
         self.appends = Appends(storage, verify=self.txns.verify)
         """The work of Produce requests."""
 
+    def remember_replica(self, _local: LocalPartition, event: Event) -> None:
+        """Keep what became of a replica, and why; the subject is topic and index."""
+        self.history.remember(PARTITION, event.subject, event, None, "replication")
+
     async def start(self) -> None:
         """Load what the coordinators know; those with large logs go on loading after the return."""
         await self.groups.start()  # first, for transactions that loading completes end there
         await self.txns.start()
 
     @cached_property
+    def active_controller(self) -> ActiveController:
+        """Who decides on the cluster, where that is this process."""
+        # Who stands alone seldom asks.
+        from fencepost.coordinator.controller.active import ActiveController  # noqa: PLC0415
+        from fencepost.coordinator.controller.quorum_log import QuorumLog  # noqa: PLC0415
+        from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
+
+        storage, metadata = self.storage, self.metadata
+        settings = controller_settings(
+            self.config,
+            node_id=self.node_id,
+            cluster_id=self.cluster_id,
+            max_partitions_per_request=metadata.limits.max_partitions_per_request,
+        )
+        return ActiveController(
+            metadata,
+            settings,
+            self.clock,
+            QuorumLog(metadata, storage.fs, self.clock, self.flusher),
+            self._decided,
+            own_broker=metadata.has_own_broker,
+        )
+
+    def observers(self) -> list[Observer]:
+        """Who reads the metadata log of this controller."""
+        if "active_controller" not in self.__dict__:
+            return []
+        return self.active_controller.log.observers()
+
+    def _decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
+        """What the controller decided, and why."""
+        from fencepost.cluster.controller.outcome import OF_PARTITIONS  # noqa: PLC0415 - few ask
+
+        scope = PARTITION if event.kind in OF_PARTITIONS else CLUSTER
+        self.history.remember(scope, event.subject, event, origin, trigger)
+
+    @cached_property
     def users(self) -> Users:
         """Who may log in with a password."""
         from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
 
-        return Users(self.metadata)
+        draw_secret = partial(server_secret, self.storage.fs, self.storage.directory)
+        return Users(self.metadata, draw_secret)
 
     @cached_property
     def password_checks(self) -> PasswordChecks:
@@ -102,7 +161,7 @@ class Services:
     def steps_of_a_stop(self) -> list[Step]:
         """The first steps of a stop: no request comes any more, but answers still go out."""
         return [
-            ("wait for the disk", self.flusher.drain),
+            ("wait for commits", self.commits.drain),
             ("stop the transaction coordinator", self.txns.stop),
             ("stop the group coordinator", self.groups.stop),
         ]
@@ -112,6 +171,7 @@ class Services:
         return [
             ("write the history", self.history.stop),
             ("drop unfinished appends", self.appends.close),
+            ("follow nobody's fetches any more", self.replicas.stop),
             ("end checks of passwords", self._end_password_checks),
         ]
 
@@ -133,15 +193,19 @@ class Services:
         """Grows with every change of a finalized level."""
         return self.metadata.features_epoch
 
+    def controller_versions(self) -> Mapping[int, tuple[int, int]]:
+        """What the active controller serves, by API key; empty while that is not known."""
+        return {} if self.controller is None else self.controller.versions
+
     # --- what touches more than one service ---
 
-    def drop_topics(self, topics: Sequence[Topic]) -> None:
+    def drop_topics(self, topics: Sequence[TopicImage]) -> None:
         """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
         for topic in topics:
             self.logs.doom(topic)
         self.fetches.delayed.wake_all()
 
-    async def forget_topics(self, topics: Sequence[Topic]) -> None:
+    async def forget_topics(self, topics: Sequence[TopicImage]) -> None:
         """Get what is left of dropped topics out of the way: directories, groups' offsets."""
         await self.logs.forget_doomed()
         await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])

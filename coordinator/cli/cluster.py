@@ -12,9 +12,22 @@ from fencepost.coordinator.cli.features import feature_levels
 from fencepost.coordinator.cli.output import CommandGroup, counted, emit, table_options, text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fencepost.coordinator.cli.queries.moves import Move
+    from fencepost.coordinator.cli.queries.replicas import BrokerState, PartitionState, Quorum
     from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.wire.client.requests import Partition
 
 BROKER_COLUMNS = ("broker", "host", "port", "rack", "controller", "apis")
+STATE_COLUMNS = (
+    *("broker", "host", "port", "rack", "state", "controller"),
+    *("leads", "preferred", "replicas", "in_sync", "metadata_lag"),
+)
+PROBLEM_COLUMNS = (
+    *("topic", "partition", "leader", "epoch", "replicas", "isr", "elr", "offline", "problem"),
+)
+MIN_ISR = "min.insync.replicas"
 API_COLUMNS = ("broker", "key", "api", "lowest", "highest")
 METADATA_VERSION = "metadata.version"
 _LEVELS = "7=3.3 8=3.4 11=3.5 14=3.6 19=3.7 20=3.8 21=3.9 25=4.0 27=4.1 29=4.2 30=4.3"
@@ -69,6 +82,122 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
     if with_apis:
         click.echo()
         emit(apis, API_COLUMNS, form)
+
+
+@command.command("describe")
+@table_options
+def describe(session: Session, form: str) -> None:
+    """Show how a cluster is: brokers, controller, and partitions that are not as they should be.
+
+    STATE is `up` or `fenced`: registered, and without a session. CONTROLLER is `active`, `voter`
+    or nothing. LEADS are the partitions a broker leads, PREFERRED those it is to lead, IN_SYNC the
+    replicas of it that are in the ISR, METADATA_LAG the records of the metadata log it has not
+    read.
+    """
+    from fencepost.coordinator.cli.queries import replicas
+
+    known, quorum = replicas.brokers(session), replicas.quorum(session)
+    partitions = replicas.partition_states(session)
+    min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
+    brokers = [_broker_row(one, quorum, partitions) for one in known]
+    moving = _reassigning(session)
+    problems = []
+    for one in partitions:
+        move = (moving or {}).get((one.topic, one.partition))
+        adding = () if move is None else move.adding
+        wrong = replicas.problems(one, min_isr.get(one.topic, 1), adding)
+        if wrong:
+            row = {**one._asdict(), "min_isr": min_isr.get(one.topic), "problems": wrong}
+            problems.append(row)
+    health = {
+        "partitions": len(partitions),
+        "offline": sum("offline" in row["problems"] for row in problems),
+        "under_min_isr": sum("under min ISR" in row["problems"] for row in problems),
+        "under_replicated": sum("under replicated" in row["problems"] for row in problems),
+        "not_led_by_preferred": sum(one.leader != one.preferred for one in partitions),
+        "reassigning": None if moving is None else len(moving),
+    }
+    cluster_id = session.client.metadata().cluster_id
+    if form == "json":
+        told: dict[str, object] = {
+            "cluster_id": cluster_id,
+            "controller": session.controller if quorum is None else quorum.controller,
+            "controller_epoch": None if quorum is None else quorum.epoch,
+            "metadata_offset": None if quorum is None else quorum.high_watermark,
+            "brokers": brokers,
+            "health": health,
+            "problems": problems,
+        }
+        click.echo(json.dumps(told, default=str, ensure_ascii=False))
+        return
+    head = f"cluster {text_of(cluster_id)}, {counted(len(brokers), 'broker')}"
+    if quorum is not None:
+        head += f", controller {quorum.controller} in epoch {quorum.epoch}"
+        head += f", metadata at offset {quorum.high_watermark}"
+    click.echo(head)
+    emit(brokers, STATE_COLUMNS, form)
+    counts = [
+        f"{count} {name.replace('_', ' ').replace('isr', 'ISR')}"
+        for name, count in health.items()
+        if name != "partitions" and count is not None
+    ]
+    click.echo(f"\n{counted(len(partitions), 'partition')}: {', '.join(counts)}")
+    if problems:
+        shown = [{**row, "problem": ", ".join(row["problems"])} for row in problems]
+        emit(shown, PROBLEM_COLUMNS, form)
+
+
+def _broker_row(
+    broker: BrokerState, quorum: Quorum | None, partitions: Sequence[PartitionState]
+) -> dict[str, object]:
+    node = broker.broker
+    return {
+        "broker": node,
+        "host": broker.host,
+        "port": broker.port,
+        "rack": broker.rack,
+        "state": "fenced" if broker.fenced else "up",
+        "controller": _controller_role(node, quorum),
+        "leads": sum(one.leader == node for one in partitions),
+        "preferred": sum(one.preferred == node for one in partitions),
+        "replicas": sum(node in one.replicas for one in partitions),
+        "in_sync": sum(node in one.isr for one in partitions),
+        "metadata_lag": _metadata_lag(node, quorum),
+    }
+
+
+def _controller_role(node: int, quorum: Quorum | None) -> str | None:
+    if quorum is None or node not in quorum.voters:
+        return None
+    return "active" if node == quorum.controller else "voter"
+
+
+def _metadata_lag(node: int, quorum: Quorum | None) -> int | None:
+    """None where nobody tells, and where the broker has not been seen reading."""
+    if quorum is None or quorum.log_ends.get(node, -1) < 0:
+        return None
+    return max(0, quorum.high_watermark - quorum.log_ends[node])
+
+
+def _min_isr(session: Session, topics: list[str]) -> dict[str, int]:
+    from fencepost.coordinator.cli.queries.settings import described
+    from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+
+    # The history's topic shows nobody its settings.
+    asked = [("topic", name) for name in topics if name != HISTORY_TOPIC]
+    found = described(session, asked, [MIN_ISR]) if asked else []
+    return {one.resource: int(one.value) for one in found if one.value is not None}
+
+
+def _reassigning(session: Session) -> dict[Partition, Move] | None:
+    """The moves under way; None where they may not be seen, or nobody tells."""
+    from fencepost.coordinator.cli.queries.moves import ongoing
+    from fencepost.coordinator.wire.errors import WireError
+
+    try:
+        return ongoing(session)
+    except WireError:
+        return None
 
 
 def _release(features: dict[str, object]) -> str | None:

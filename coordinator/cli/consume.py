@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +20,7 @@ from fencepost.coordinator.cli.record_format import (
     header,
     unescape,
 )
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.group_member import Member

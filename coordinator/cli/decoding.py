@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fencepost.logcore.batch import LogRecord
 
 Decoder = Callable[["LogRecord"], Mapping[str, object] | None]
@@ -21,6 +23,13 @@ def decoder_of(topic: str) -> Decoder | None:
         "__cluster_metadata": _decode_metadata,
         "__fencepost_history": _decode_history,
     }.get(topic)
+
+
+def decoder_of_file(path: Path) -> Decoder | None:
+    """Find who can read the records of a file; a snapshot of metadata may lie anywhere."""
+    if path.suffix == ".checkpoint":
+        return _decode_metadata
+    return decoder_of_directory(path.absolute().parent.name)
 
 
 def decoder_of_directory(name: str) -> Decoder | None:
@@ -72,13 +81,19 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
-    """Ours has a key in each record; Apache Kafka's has none, and is its own tools' to read."""
-    from fencepost.coordinator.metadata.records import MetadataError, decode
+    """What an older release has written has a key in each record, that of a list in msgpack."""
+    from fencepost.coordinator.metadata.control_records import described_control
+    from fencepost.coordinator.metadata.conversion import decode
+    from fencepost.coordinator.metadata.errors import MetadataError
     from fencepost.logcore.errors import InvalidRecordError
     from fencepost.logcore.machine import Record
 
     if record.key is None:
-        return None
+        from fencepost.cluster.record_json import described
+
+        return None if record.value is None else described(record.value)
+    if record.key.startswith(b"\0"):
+        return described_control(record)
     try:
         kind, name, value = decode(Record(record.key, record.value))
     except MetadataError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fencepost.coordinator.cli.decoding import decoder_of_directory, plain
+from fencepost.coordinator.cli.decoding import decoder_of_file, plain
 from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option
 
 COLUMNS = {
@@ -67,7 +67,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
                     path.name,
                     verify=verify,
                     records=records,
-                    decoder=decoder_of_directory(directory.name),
+                    decoder=decoder_of_file(path),
                 )
             ]
         except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +26,7 @@ from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
 from fencepost.groups.regex import TopicRegex
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session

@@ -12,7 +12,6 @@ import datetime as dt
 import io
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from fencepost.coordinator.cli.output import counted
 from fencepost.coordinator.cli.queries.session import NO_EPOCH, Position, check
 from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.group_view import Group

@@ -1,16 +1,16 @@
-"""The history of one group or transactional id as a timeline: what ``… history`` prints."""
+"""The history of a group, a transactional id or a topic as a timeline: ``… history`` prints it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
 from fencepost.coordinator.cli.output import emit, read_time, table_options, text_of, utc
-from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
+from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry, encode_key
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -19,10 +19,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
-_WIDTHS = (24, 26, 22, 40, 25, 24, 16, 15)
+_WIDTHS = dict(zip(("subject", *COLUMNS), (24, 24, 26, 22, 40, 25, 24, 16, 15), strict=True))
 """Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
 
-_WHY = ("reason", "cause", "during")
+_WHY = ("reason", "cause", "during", "error")
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
 
@@ -53,14 +53,13 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
 def show(
     session: Session,
     scope: str,
-    subject: str,
-    *,
+    *subjects: str,
     begin: str,
     form: str,
     follow: bool,
     end_ms: int | None,
 ) -> None:
-    """Print the entries of ``subject``, oldest first; with ``follow`` as JSON lines, or in lines.
+    """Print the entries of ``subjects``, oldest first; with ``follow`` as JSON lines, or in lines.
 
     That nothing is told of a group or id is no error, as on a broker that keeps no history; but it
     must exist.
@@ -78,7 +77,10 @@ def show(
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint="--since") from error
         where = Where(time=begin_ms)
-    entries = entries_of(session, where, key=encode_key(scope, subject), follow=follow)
+    # Of several the line has to say which it is about.
+    columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
+    keys = {encode_key(scope, subject) for subject in subjects}
+    entries = entries_of(session, where, keys=keys, follow=follow)
     if begin_ms is not None:
         # One write holds what happened in some milliseconds, and is found by its last moment.
         entries = (entry for entry in entries if entry.at_ms >= begin_ms)
@@ -87,27 +89,29 @@ def show(
     if not follow:
         rows = [row_of(entry) for entry in entries]
         if not rows:
-            _require_known(session, scope, subject)
-        emit(rows, COLUMNS, form)
+            _require_known(session, scope, *subjects)
+        emit(rows, columns, form)
         return
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table":
-            click.echo(_line({name: name.upper() for name in COLUMNS}))
+            click.echo(_line({name: name.upper() for name in columns}, columns))
         for entry in entries:
             row = row_of(entry)
-            click.echo(json.dumps(row, ensure_ascii=False) if form == "json" else _line(row))
+            click.echo(
+                json.dumps(row, ensure_ascii=False) if form == "json" else _line(row, columns)
+            )
 
 
-def _require_known(session: Session, scope: str, subject: str) -> None:
+def _require_known(session: Session, scope: str, *subjects: str) -> None:
     """Refuse the name of a group or transactional id that no coordinator knows: it is mistyped."""
     if scope == GROUP:
         from fencepost.coordinator.cli.queries.group_view import existing
 
-        existing(session, subject)
-    else:
+        existing(session, *subjects)
+    elif scope == TRANSACTION:
         from fencepost.coordinator.cli.queries.open_transactions import transaction
 
-        transaction(session, subject)
+        transaction(session, *subjects)
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
@@ -131,7 +135,10 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 
 def _change(detail: Mapping[str, Any]) -> str | None:
-    """Old → new, of what is counted: generations of a group, epochs of a group or producer."""
+    """Old → new: generations of a group, epochs of a group or producer, leaders, replicas."""
+    moved = _replica_change(detail)
+    if moved is not None:
+        return moved
     if detail.get("old_epoch") is not None and detail.get("epoch") is not None:
         return f"epoch {detail['old_epoch']} → {detail['epoch']}"
     old = detail.get("old_generation")
@@ -152,6 +159,27 @@ def _change(detail: Mapping[str, Any]) -> str | None:
     return f"epoch {old} {arrow} {new}"
 
 
+def _replica_change(detail: Mapping[str, Any]) -> str | None:
+    """What became of a partition: who leads, who is in the ISR, who holds it, where it ends."""
+    if "from" in detail and "to" in detail:
+        before, after = (detail[side] if detail[side] >= 0 else "none" for side in ("from", "to"))
+        return f"leader {before} → {after}"
+    if detail.get("joined") or detail.get("left"):
+        return f"ISR {_with(detail, 'isr', 'joined', 'left')}"
+    if "adding" in detail and "removing" in detail:
+        return f"replicas {_with(detail, 'replicas', 'adding', 'removing')}"
+    if "offset" in detail and "log_end_offset" in detail:
+        return f"end {detail['log_end_offset']} → {detail['offset']}"
+    return None
+
+
+def _with(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str:
+    signs = [f"+{one}" for one in detail.get(coming, ())]
+    signs += [f"−{one}" for one in detail.get(going, ())]
+    held = ",".join(str(one) for one in detail.get(whole, ())) or "none"
+    return f"{held} ({' '.join(signs)})" if signs else held
+
+
 def _producer(detail: Mapping[str, Any]) -> str | None:
     producer_id = detail.get("given_producer_id")
     if producer_id is None:
@@ -163,6 +191,6 @@ def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((str(detail[name]) for name in names if detail.get(name)), None)
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    cells = (text_of(row[name]).ljust(width) for name, width in zip(COLUMNS, _WIDTHS, strict=True))
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    cells = (text_of(row[name]).ljust(_WIDTHS[name]) for name in columns)
     return "  ".join(cells).rstrip()

@@ -415,9 +415,10 @@ def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) 
 
     from fencepost.coordinator.config.broker_config import load
     from fencepost.coordinator.config.logs import configure_quietly
-    from fencepost.coordinator.daemon.broker import Broker, BrokerError
+    from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.coordinator.daemon.errors import BrokerError
     from fencepost.coordinator.daemon.process import raise_file_limit
-    from fencepost.coordinator.metadata.records import MetadataError
+    from fencepost.coordinator.metadata.errors import MetadataError
     from fencepost.coordinator.tools.transfer import TransferError
     from fencepost.logcore.machine import DomainError
 

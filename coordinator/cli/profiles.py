@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fencepost.coordinator.wire.client.security import (
@@ -29,6 +28,7 @@ from fencepost.coordinator.wire.client.security import (
     Security,
     SecurityError,
 )
+from fencepost.logcore.values import dataclass
 
 MAX_FILE_BYTES = 1 << 20
 

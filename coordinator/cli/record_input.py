@@ -9,8 +9,9 @@ import json
 import os
 import select
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
+
+from fencepost.logcore.values import dataclass
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

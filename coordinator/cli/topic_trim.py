@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -13,6 +12,7 @@ from fencepost.coordinator.cli import group_reset
 from fencepost.coordinator.cli.queries.session import check
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, rows_of
 from fencepost.coordinator.wire.client.requests import topics as by_topic
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session

@@ -1,4 +1,4 @@
-"""``fencepost topics``: list, create, describe, alter, trim, delete."""
+"""``fencepost topics``: list, create, describe, alter, trim, reassign, elect, delete, history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
+from fencepost.coordinator.cli.history import history_options, show
 from fencepost.coordinator.cli.output import (
+    EXIT_REFUSED,
     CommandGroup,
     counted,
     emit,
@@ -16,6 +18,7 @@ from fencepost.coordinator.cli.output import (
     table_options,
     text_of,
 )
+from fencepost.coordinator.history.entries import PARTITION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.group("topics", cls=CommandGroup)
 def command() -> None:
-    """List, create, describe, grow, alter, trim and delete topics."""
+    """List, create, describe, grow, alter, trim, move and delete topics."""
 
 
 @command.command("list")
@@ -85,7 +88,10 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
     """Show each partition of TOPICS: leader, replicas, and its first, stable and last offset.
 
     LATEST is the offset after the last record, STABLE the one where a read_committed reader stops.
+    ELR are replicas outside the ISR that hold all that is committed and may lead if it is empty,
+    OFFLINE those on brokers that are down.
     """
+    from fencepost.coordinator.cli.queries.replicas import NOBODY, partition_states
     from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
     if configs:
@@ -97,29 +103,23 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
         ]
         emit(settings, ["topic", "key", "value", "source"], form)
         return
-    infos = session.topics(dict.fromkeys(topics))
-    partitions = [(topic.name, index) for topic in infos for index in topic.partitions]
-    first = session.offsets(partitions, EARLIEST)
-    last = session.offsets(partitions, LATEST)
-    stable = session.offsets(partitions, LATEST, committed=True)
+    states = partition_states(session, dict.fromkeys(topics))
+    led = [(one.topic, one.partition) for one in states if one.leader != NOBODY]
+    first = session.offsets(led, EARLIEST)
+    last = session.offsets(led, LATEST)
+    stable = session.offsets(led, LATEST, committed=True)
     rows = [
         {
-            "topic": topic.name,
-            "partition": index,
-            "leader": row.leader,
-            "epoch": row.leader_epoch,
-            "replicas": list(row.replicas),
-            "isr": list(row.in_sync),
-            "earliest": first[topic.name, index],
-            "stable": stable[topic.name, index],
-            "latest": last[topic.name, index],
+            **one._asdict(),
+            "earliest": first.get((one.topic, one.partition)),
+            "stable": stable.get((one.topic, one.partition)),
+            "latest": last.get((one.topic, one.partition)),
         }
-        for topic in infos
-        for index, row in sorted(topic.partitions.items())
+        for one in states
     ]
     if form == "table":
-        _show_heads(session, infos)
-    columns = ["topic", "partition", "leader", "epoch", "replicas", "isr"]
+        _show_heads(session, session.topics(dict.fromkeys(topics)))
+    columns = ["topic", "partition", "leader", "epoch", "replicas", "isr", "elr", "offline"]
     emit(rows, [*columns, "earliest", "stable", "latest"], form)
 
 
@@ -249,3 +249,86 @@ def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool,
     emit([row._asdict() for row in rows], topic_trim.Row._fields, form)
     if not execute:
         show_only()
+
+
+@command.command("reassign")
+@click.argument("topics", nargs=-1, metavar="TOPIC[:0,1]...")
+@click.option("--to-brokers", metavar="1,2,3", help="Spread the replicas over these brokers.")
+@click.option("--replication-factor", "-r", type=click.IntRange(min=1), help="So many for each.")
+@click.option("--file", "plan_file", type=click.File(), metavar="FILE", help="Take this plan.")
+@click.option("--write", type=click.File("w", lazy=True), metavar="FILE", help="Write the plan.")
+@click.option(
+    "--write-current", type=click.File("w", lazy=True), metavar="FILE", help="Write the way back."
+)
+@click.option(
+    "--throttle", type=click.IntRange(min=1), metavar="BYTES", help="Per second, for each broker."
+)
+@click.option("--verify", is_flag=True, help="Show how far it is; with --execute end throttles.")
+@click.option("--cancel", is_flag=True, help="Back to the replicas of before.")
+@execute_option
+@table_options
+def reassign(
+    session: Session, topics: tuple[str, ...], form: str, *, execute: bool, **how: Any
+) -> None:
+    """Say which replicas of TOPICS would move to other brokers, and with --execute move them.
+
+    A plan is made from --to-brokers and --replication-factor, which leaves what lies well, or read
+    from --file, in the JSON of Kafka's kafka-reassign-partitions. --throttle alone changes the rate
+    of what is under way, which --verify shows and --cancel takes back; both are for all topics if
+    none is named.
+    """
+    from fencepost.coordinator.cli import topic_moves
+
+    rows = topic_moves.run(session, topics, topic_moves.How(**how), execute=execute)
+    emit(rows, topic_moves.COLUMNS, form)
+    if not execute and not how["verify"]:
+        show_only()
+    if any(row["result"] not in topic_moves.GOOD for row in rows):
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+@command.command("elect")
+@click.argument("topics", nargs=-1, metavar="TOPIC[:0,1]...")
+@click.option("--all", "every", is_flag=True, help="The partitions of all topics.")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(["preferred", "unclean"]),
+    default="preferred",
+    show_default=True,
+    help="The first of the replicas; or anybody alive, for partitions without a leader.",
+)
+@execute_option
+@table_options
+def elect(
+    session: Session, topics: tuple[str, ...], form: str, kind: str, *, every: bool, execute: bool
+) -> None:
+    """Say which partitions would get another leader, and with --execute have it elected.
+
+    An unclean election may lose records: who comes to lead need not have all that was committed.
+    """
+    from fencepost.coordinator.cli import topic_elections
+
+    rows = topic_elections.plan(session, topics, kind, every=every)
+    if execute:
+        topic_elections.elect(session, rows, kind)
+    emit(rows, topic_elections.COLUMNS, form)
+    if not execute:
+        show_only()
+    elif any(row["result"] not in topic_elections.GOOD for row in rows):
+        raise click.exceptions.Exit(EXIT_REFUSED)
+
+
+@command.command("history")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC[:0,1]...")
+@history_options
+def history(session: Session, topics: tuple[str, ...], **options: Any) -> None:
+    """Tell what happened to the replicas of TOPICS, and why: who leads, who is in the ISR.
+
+    Told are leaders that were elected, replicas that left the ISR or came back, logs that were cut
+    and replicas that moved. A partition of a single replica has nothing to tell.
+    """
+    from fencepost.coordinator.cli import group_reset
+
+    places = group_reset.chosen(session, (), topics, every=False)
+    show(session, PARTITION, *(f"{topic}-{index}" for topic, index in places), **options)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
+from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.errors import (
@@ -30,26 +32,41 @@ UPKEEP = "upkeep"
 class ShardedCoordinator:
     """A coordinator on the partitions of ``topic``, made in the event loop that it belongs to.
 
-    The topic, and with it the shards, come into being with the first FindCoordinator; until then a
-    broker without groups has neither 50 directories nor 50 machines.
+    There is a shard for each partition that this broker leads: :meth:`elected` and :meth:`resigned`
+    bring them and take them. The topic comes into being with the first FindCoordinator; until then
+    a broker without groups has neither 50 directories nor 50 machines.
 
     All shards get the command ``upkeep`` again and again; ``interval`` is the key of the setting
-    that says how many milliseconds lie between.
+    that says how many milliseconds lie between. ``commit_timeout`` is that of the one which says
+    how long an answer waits for other replicas. With ``all_in_sync`` nothing is written while fewer
+    replicas are in sync than ``min.insync.replicas``.
     """
 
     def __init__(
-        self, storage: Storage, remember: Remember, topic: str, *, upkeep: object, interval: str
+        self,
+        storage: Storage,
+        remember: Remember,
+        topic: str,
+        *,
+        upkeep: object,
+        interval: str,
+        commit_timeout: str,
+        all_in_sync: bool = False,
     ) -> None:
         self._config, self._clock = storage.config, storage.clock
-        self._metadata, self._logs = storage.metadata, storage.logs
+        self._metadata, self._replicas = storage.metadata, storage.replicas
         self._shards = ShardSet(
             topic,
             storage.clock,
+            source=storage.replicas,
+            partitions=self._count_partitions,
             build=self._build,
             run_effect=self._run_effect,
             while_loading=self._while_loading,
             remember=remember,
-            flusher=storage.flusher,
+            commits=storage.commits,
+            commit_timeout_ms=partial(storage.config.int, commit_timeout),
+            admit=self._admit if all_in_sync else None,
         )
         self._upkeep, self._interval = upkeep, interval
         self._upkeep_timer = self._shards.timers.timers(self._send_upkeep)
@@ -59,7 +76,7 @@ class ShardedCoordinator:
         """The deadlines of all shards; the key of the upkeep's own is :data:`UPKEEP`."""
         return self._shards.timers
 
-    def _build(self, partition: Partition) -> Machine:
+    def _build(self, partition: Partition, coordinator_epoch: int) -> Machine:
         """Make an empty machine."""
         raise NotImplementedError
 
@@ -73,6 +90,19 @@ class ShardedCoordinator:
         """Carry out an effect of a machine; see ``RunEffect`` in ``runtime/shard.py``."""
         raise NotImplementedError
 
+    def _admit(self, partition: Partition, command: object) -> DomainError | None:
+        """Why a command may not write now: too few replicas are in sync."""
+        if not self._reads_only(command):
+            try:
+                self._replicas.check_min_isr(partition.topic, partition.index)
+            except DomainError as error:
+                return CoordinatorNotAvailableError(str(error))
+        return None
+
+    def _reads_only(self, command: object) -> bool:  # noqa: ARG002 - most write
+        """Whether a command writes nothing, whatever the state."""
+        return False
+
     def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - most have none
         """Answer what a loading shard may answer; None is COORDINATOR_LOAD_IN_PROGRESS."""
         return None
@@ -85,18 +115,42 @@ class ShardedCoordinator:
         interval_ms = self._config.int(self._interval)
         self._upkeep_timer.set(UPKEEP, self._clock.now_ms() + interval_ms)
 
+    def _count_partitions(self) -> int:
+        topic = self._metadata.topic(self._shards.topic)
+        return 0 if topic is None else len(topic.partitions)
+
     @property
     def shards(self) -> Sequence[ShardRuntime]:
-        """One for each partition; none until the topic exists."""
+        """One for each partition that is led here; none until the topic exists."""
         return self._shards.shards
 
+    # --- elections ---
+
+    def elected(self, index: int, leader_epoch: int) -> None:
+        """Serve a partition that this broker has come to lead; see :meth:`ShardSet.elected`."""
+        self._shards.elected(index, leader_epoch)
+
+    def resigned(self, index: int, leader_epoch: int | None) -> None:
+        """Serve a partition no more; see :meth:`ShardSet.resigned`."""
+        self._shards.resigned(index, leader_epoch)
+
     async def start(self) -> None:
-        """Open the shards if the topic exists; large logs go on loading after the return."""
+        """Serve what is led here already; large logs go on loading after the return."""
         self._set_upkeep()
         topic = self._metadata.topic(self._shards.topic)
         if topic is not None:
-            self._shards.open(self._logs, topic.partitions)
+            for index, leader_epoch in self._led(topic):
+                self._shards.serve(index, leader_epoch)
             await self._shards.loaded()
+
+    def _led(self, topic: TopicImage) -> Iterator[tuple[int, int]]:
+        """The partitions of the internal topic that this broker leads, and in which epochs."""
+        here = self._replicas.node_id
+        return (
+            (index, one.leader_epoch)
+            for index, one in enumerate(topic.partitions)
+            if one.leader == here
+        )
 
     def open_in_steps(self) -> Steps[None]:
         """Create the topic and its shards if they are not there.
@@ -104,16 +158,17 @@ class ShardedCoordinator:
         A step for each partition, which makes a directory and files. Raises
         CoordinatorNotAvailableError if the topic can't be made.
         """
-        if self._shards.is_open:
-            return
+        if self._shards.is_open or (self._replicas.image is not None and self._count_partitions()):
+            return  # in a cluster the elections say what is served here
         name = self._shards.topic
         try:
-            topic = self._metadata.ensure_internal_topic(name)
-            for index in range(topic.partitions):
-                self._logs.partition(name, index)
+            led = list(self._led(self._metadata.ensure_internal_topic(name)))
+            for one in led:
+                # What this request does not come to, as its client goes, is opened behind it.
+                self._shards.elected(*one)
+            for one in led:
+                self._shards.serve(*one)
                 yield
-            if not self._shards.is_open:  # another request may have done it
-                self._shards.open(self._logs, topic.partitions)
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error
 
@@ -126,7 +181,7 @@ class ShardedCoordinator:
     def partition_for(self, key: str) -> int:
         """The partition of the internal topic that ``key`` lives on.
 
-        Raises NotCoordinatorError where the topic does not exist.
+        It may be another broker's. Raises NotCoordinatorError where the topic does not exist.
         """
         return self._shards.index_for(key)
 
@@ -135,6 +190,7 @@ class ShardedCoordinator:
 
         Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
         """
+        self._shards.throw_if_opening()
         found: list[R] = []
         pace = Pace()
         for shard in self._shards.shards:

@@ -12,10 +12,9 @@ from fencepost.coordinator.config.group_settings import applied
 from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.log import GROUP_VERSION
+from fencepost.coordinator.metadata.metadata import GROUP_VERSION
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
-from fencepost.coordinator.runtime.background import Pace, each_in_turn
-from fencepost.coordinator.runtime.errors import CoordinatorNotAvailableError
+from fencepost.coordinator.runtime.background import each_in_turn
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.groups.assignors.model import Assignor, AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
@@ -58,7 +57,12 @@ class GroupCoordinator(ShardedCoordinator):
     def __init__(self, storage: Storage, remember: Remember) -> None:
         interval = "offsets.retention.check.interval.ms"
         super().__init__(
-            storage, remember, CONSUMER_OFFSETS, upkeep=ExpireOffsets(), interval=interval
+            storage,
+            remember,
+            CONSUMER_OFFSETS,
+            upkeep=ExpireOffsets(),
+            interval=interval,
+            commit_timeout="offsets.commit.timeout.ms",
         )
         self._topic_image: TopicImage | None = None
         names = self._config.items("group.consumer.assignors")
@@ -75,8 +79,11 @@ class GroupCoordinator(ShardedCoordinator):
     # --- requests --------------------------------------------------------------------------------
 
     def partition_of(self, group_id: str) -> Partition:
-        """The open partition of ``__consumer_offsets`` that ``group_id`` lives on."""
-        return self._shards.shards[self.partition_for(group_id)].partition
+        """The open partition of ``__consumer_offsets`` that ``group_id`` lives on.
+
+        Raises :class:`ShardError` where it is not served here.
+        """
+        return self._shards.shard_for(group_id).partition
 
     async def list_groups(self, command: ListGroups) -> ListGroupsResult:
         """Merge what all shards list; a shard that does not serve here is passed over.
@@ -93,10 +100,7 @@ class GroupCoordinator(ShardedCoordinator):
 
         A shard that is loading is told as soon as it serves.
         """
-        command, pace = TopicsDeleted(tuple(topics)), Pace()
-        for shard in self._shards.shards:
-            self._shards.send(shard, command)
-            await pace()
+        await self._shards.send_to_all(TopicsDeleted(tuple(topics)))
 
     def complete_transaction(self, index: int, marker: EndMarker) -> None:
         """End a transaction on one offsets partition: marker and state together.
@@ -104,9 +108,7 @@ class GroupCoordinator(ShardedCoordinator):
         Raises :class:`ShardError` where the shard does not serve now, and
         :class:`fencepost.logcore.errors.LogError` where the partition refuses the marker.
         """
-        if index >= len(self._shards.shards):
-            raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS}-{index} is not open")
-        self._shards.shards[index].complete_transaction(marker)
+        self._shards.shard_at(index).complete_transaction(marker)
 
     @property
     def serves_consumer_protocol(self) -> bool:
@@ -120,13 +122,13 @@ class GroupCoordinator(ShardedCoordinator):
         metadata = self._metadata
         if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
             topics = {
-                topic.name: (topic.topic_id.bytes, topic.partitions)
+                topic.name: (topic.topic_id.bytes, len(topic.partitions))
                 for topic in metadata.topics.values()
             }
             self._topic_image = TopicImage(topics, metadata.topic_changes)
         return self._topic_image
 
-    def _build(self, _partition: Partition) -> GroupMachine:
+    def _build(self, _partition: Partition, _coordinator_epoch: int) -> GroupMachine:
         # A broker without groups does without their machine, and starts sooner.
         from fencepost.groups.machine import GroupMachine  # noqa: PLC0415
 

@@ -1,8 +1,9 @@
-"""Writing the end markers of transactions.
+"""Writing the end markers of transactions to partitions of this broker.
 
 The transaction coordinator says which partitions get a marker; a :class:`LocalMarkerWriter` gets
 them there, whatever it takes. On one node that is a call per partition inside the coordinator's own
-turn. Reports may come at any later time.
+turn. Reports may come at any later time. Those that other brokers lead are the business of
+``replication/marker_sender.py``.
 
 Source: ``TransactionMarkerChannelManager``; the answers it knows are listed in
 :meth:`LocalMarkerWriter.write_one`.
@@ -14,23 +15,28 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
 from fencepost.coordinator.runtime.background import SLICE_MS, spawn, survived, tell
-from fencepost.coordinator.runtime.errors import ShardError
+from fencepost.coordinator.runtime.commits import Held
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.errors import (
     InvalidProducerEpochError,
-    LogError,
     TransactionCoordinatorFencedError,
 )
-from fencepost.logcore.machine import EndMarker
-from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
+from fencepost.logcore.machine import DomainError, EndMarker
+from fencepost.logcore.values import dataclass
+from fencepost.txn.commands import TopicPartition, WriteMarkers
+
+if TYPE_CHECKING:
+    from fencepost.txn.marker_queues import Report
 
 RETRY_BACKOFF_MS = 50
 """Wait before markers are tried again, doubling up to :data:`MAX_RETRY_BACKOFF_MS`: at start the
@@ -43,8 +49,8 @@ MIN_SLICE_PARTITIONS = 4
 """Partitions that are tried before the clock is read. A transaction of common size is over in one
 turn then, on a busy machine too. To open a partition that was never used takes about 1 ms."""
 
-Report = Callable[[MarkersWritten], None]
-
+Elsewhere = Callable[[WriteMarkers, int, "Report", Sequence[TopicPartition]], None]
+"""Takes what is left of a request, with its shard and who is told of progress."""
 
 CompleteOffsets = Callable[[int, EndMarker], None]
 """Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
@@ -55,6 +61,7 @@ _log = structlog.get_logger(__name__)
 @dataclass(slots=True)
 class _Job:
     request: WriteMarkers
+    shard: int
     report: Report
     left: Sequence[TopicPartition]
     """The partitions of this attempt, or of the next one."""
@@ -62,6 +69,8 @@ class _Job:
     at: int = 0
     """How many of them the attempt has tried."""
     refused: list[TopicPartition] = field(default_factory=list)
+    held: dict[TopicPartition, Held] = field(default_factory=dict)
+    """Markers that wait for other replicas."""
     backoff_ms: int = RETRY_BACKOFF_MS
 
 
@@ -70,13 +79,17 @@ class LocalMarkerWriter:
 
     A transaction may span 10,000 of them, and some may have to be opened first. So an attempt that
     takes longer than a slice goes on between the requests of others, together with all such.
-    A marker is reported when it is on disk, where ``flush.messages`` asks for that.
+    A marker is reported when it is committed. For that of other replicas no answer waits: the first
+    attempt is over when all is written here. ``elsewhere`` takes a request of which this broker
+    leads a partition no more.
     """
 
     def __init__(
         self, storage: Storage, timers: TimerQueue, complete_offsets: CompleteOffsets
     ) -> None:
-        self._logs, self._flusher = storage.logs, storage.flusher
+        self._logs, self._commits = storage.logs, storage.commits
+        self._replicas = storage.replicas
+        self.elsewhere: Elsewhere | None = None
         self._clock = storage.clock
         self._complete_offsets = complete_offsets
         self._retries = timers.timers(self._retry)
@@ -85,19 +98,30 @@ class LocalMarkerWriter:
         self._worker: asyncio.Task[None] | None = None
 
     def write(
-        self, request: WriteMarkers, report: Report, first_attempt_done: Callable[[], None]
+        self,
+        request: WriteMarkers,
+        shard: int,
+        report: Report,
+        first_attempt_done: Callable[[], None],
     ) -> None:
-        """Write the markers; call ``report`` with each progress, at once or later, until all are.
+        """See :class:`MarkerWriter`. What can be written in a slice of time is before this returns.
 
-        What can be written in a slice of time is before this returns. ``first_attempt_done``
-        is called once, when the first attempt at all of them is over and reported. A new request
-        for a transactional id takes the place of the former one.
+        ``first_attempt_done`` is called when the first attempt at all of them is over and reported.
         """
         self._retries.set(request.transactional_id, None)
         former = self._jobs.pop(request.transactional_id, None)
-        self._attempt(_Job(request, report, request.partitions, first_attempt_done))
+        self._attempt(_Job(request, shard, report, request.partitions, first_attempt_done))
         if former is not None:
             _first_attempt_done(former)
+
+    def unload(self, shard: int) -> None:
+        """See :class:`MarkerWriter`."""
+        for name in [name for name, job in self._jobs.items() if job.shard == shard]:
+            self._retries.set(name, None)
+            del self._jobs[name]
+
+    def leaders_changed(self) -> None:
+        """See :class:`MarkerWriter`; the next attempt looks by itself."""
 
     def close(self) -> None:
         """Give up; the next load of the transaction's shard begins again."""
@@ -109,6 +133,7 @@ class LocalMarkerWriter:
         """Try what is left, all of it now or some of it later."""
         job.at = 0
         job.refused.clear()
+        job.held.clear()
         self._jobs[job.request.transactional_id] = job
         if not self._is_through(job):
             self._unfinished.append(job)
@@ -141,20 +166,32 @@ class LocalMarkerWriter:
             job.at += 1
             if not self._is_settled(job.request, partition):
                 job.refused.append(partition)
+            elif self._commits.has_replicated:
+                found = self._logs.find_open(partition)
+                if found is not None and found.marks.is_replicated:
+                    job.held[partition] = Held.of(found)
         refused = set(job.refused)
         done = [partition for partition in left if partition not in refused]
         held = [one for one in map(self._logs.find_open, done) if one is not None]
-        if not self._flusher.after(held, partial(self._flushed, job, done)):
+        if not self._commits.after(held, partial(self._committed, job, done)):
             self._conclude(job, done, job.refused)
+        elif job.held:
+            _first_attempt_done(job)
         return True
 
-    def _flushed(self, job: _Job, done: list[TopicPartition]) -> None:
-        """Go on when the markers are on disk; those on a partition that failed are written anew."""
+    def _committed(self, job: _Job, done: list[TopicPartition]) -> None:
+        """Go on when the markers are committed; those that can not be are written anew."""
         if self._is_current(job):
-            offline = self._logs.is_offline
-            kept = [partition for partition in done if not offline(*partition)]
-            lost = [partition for partition in done if offline(*partition)]
+            lost = [partition for partition in done if self._is_lost(job, partition)]
+            gone = set(lost)
+            kept = [partition for partition in done if partition not in gone] if lost else done
             self._conclude(job, kept, job.refused + lost)
+
+    def _is_lost(self, job: _Job, partition: TopicPartition) -> bool:
+        held = job.held.get(partition)
+        if held is not None and not held.is_committed:
+            return True
+        return self._logs.is_offline(*partition)
 
     def _conclude(self, job: _Job, done: list[TopicPartition], left: list[TopicPartition]) -> None:
         request = job.request
@@ -174,8 +211,16 @@ class LocalMarkerWriter:
 
     def _retry(self, key: Hashable, _now_ms: int) -> None:
         job = self._jobs.pop(str(key), None)
-        if job is not None:
+        if job is None:
+            return
+        if self.elsewhere is None or all(map(self._is_here, job.left)):
             self._attempt(job)
+        else:
+            self.elsewhere(job.request, job.shard, job.report, job.left)
+
+    def _is_here(self, partition: TopicPartition) -> bool:
+        leader = self._replicas.leader_of(*partition)
+        return leader is None or leader[0] == self._replicas.node_id
 
     def _is_settled(self, request: WriteMarkers, partition: TopicPartition) -> bool:
         """Write one marker; True if the partition needs none any more."""
@@ -188,7 +233,7 @@ class LocalMarkerWriter:
             settled = not self._is_open(request.stamp.producer_id, partition)
             self._complain(request, partition, error)
             return settled
-        except (LogError, ShardError) as error:
+        except DomainError as error:
             self._complain(request, partition, error)
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the transaction has to end
@@ -202,24 +247,26 @@ class LocalMarkerWriter:
         """Append one marker; False where none can be due.
 
         The partition does not exist (any more) then, or nobody writes to it in transactions.
-        Raises :class:`ShardError` for an offsets partition whose shard does not serve now, and
-        :class:`LogError`: InvalidProducerEpoch, TransactionCoordinatorFenced, Storage.
+        Raises :class:`ShardError` for an offsets partition whose shard does not serve now,
+        :class:`LogError` (InvalidProducerEpoch, TransactionCoordinatorFenced, Storage),
+        NotLeaderOrFollowerError, NotEnoughReplicasError.
         """
         topic, index = partition
-        found = None if topic in OUTSIDE_TRANSACTIONS else self._logs.find(topic, index)
-        if found is None:
+        if topic in OUTSIDE_TRANSACTIONS:
+            return False
+        try:
+            found = self._replicas.leader(topic, index)
+        except UnknownTopicOrPartitionError:
             return False
         if topic == CONSUMER_OFFSETS:
             self._complete_offsets(index, marker)
         else:
+            self._replicas.check_min_isr(topic, index)
             found.append_marker(marker, self._clock.now_ms())
         return True
 
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
-        try:
-            found = self._logs.find(*partition)
-        except LogError:
-            return True
+        found = self._logs.find_open(partition)
         return found is not None and found.producers.has_open_transaction(producer_id)
 
     def _complain(self, request: WriteMarkers, partition: TopicPartition, error: Exception) -> None:

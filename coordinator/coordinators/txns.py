@@ -10,32 +10,43 @@ Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
+
+import structlog
 
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
-from fencepost.coordinator.coordinators.marker_writer import CompleteOffsets, LocalMarkerWriter
-from fencepost.coordinator.data.appends import Verdicts
+from fencepost.coordinator.coordinators.marker_writer import (
+    CompleteOffsets,
+    Elsewhere,
+    LocalMarkerWriter,
+)
+from fencepost.coordinator.coordinators.verification import (
+    ADDS_PARTITIONS,
+    AskElsewhere,
+    Question,
+    done_in,
+    question_of,
+    retry_of_concurrent,
+    verdicts_elsewhere,
+    verification_error,
+)
+from fencepost.coordinator.data.appends import Notes, Verdicts
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.log import TRANSACTION_VERSION
+from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.background import spawn
-from fencepost.coordinator.runtime.errors import (
-    ShardError,
-    TransactionCoordinatorBusyError,
-)
+from fencepost.coordinator.runtime.errors import CoordinatorNotAvailableError, ShardError
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
-from fencepost.logcore.errors import (
-    InvalidProducerEpochError,
-    InvalidTxnStateError,
-)
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.logcore.machine import DomainError, InvariantViolation
 from fencepost.logcore.partition import Partition
 from fencepost.txn.commands import (
     AddPartitions,
     AddPartitionsResult,
+    DescribeTransaction,
     ExpireTransactionalIds,
     InitProducerIdResult,
     ListTransactions,
@@ -45,23 +56,24 @@ from fencepost.txn.commands import (
     WriteMarkers,
 )
 from fencepost.txn.errors import (
-    ConcurrentTransactionsError,
-    CoordinatorUnloadedError,
-    ProducerFencedError,
     ProducerIdsUnavailableError,
-    TransactionAbortableError,
 )
 from fencepost.txn.ids import BlockProducerIds, ProducerIdBlock, may_draw_id
 from fencepost.txn.limits import TxnLimits
 
 if TYPE_CHECKING:
     from fencepost.txn.machine import TxnMachine
+    from fencepost.txn.marker_queues import MarkerWriter, Nowhere
 
-ADDS_PARTITIONS = {"Produce": 12, "TxnOffsetCommit": 5}
-"""From which version an API adds its partition to the transaction by itself (KIP-890, TV2)."""
 
-KNOWS_ABORTABLE = {"Produce": 11, "TxnOffsetCommit": 4}
-"""From which version an API may be answered TRANSACTION_ABORTABLE."""
+RETRY_IDS_MS: Final = 50
+"""Wait before the controller is asked again that gave no producer ids (kafka: ``RETRY_BACKOFF_MS``
+of ``RPCProducerIdManager``)."""
+
+WAIT_FOR_IDS_MS: Final = 1_000
+"""How long a request waits for them before it is answered COORDINATOR_LOAD_IN_PROGRESS."""
+
+_log = structlog.get_logger(__name__)
 
 
 class TxnCoordinator(ShardedCoordinator):
@@ -80,22 +92,84 @@ class TxnCoordinator(ShardedCoordinator):
             TRANSACTION_STATE,
             upkeep=ExpireTransactionalIds(),
             interval="transaction.remove.expired.transaction.cleanup.interval.ms",
+            commit_timeout="request.timeout.ms",
+            all_in_sync=True,
         )
-        self._flusher = storage.flusher
+        self._flusher, self._commits, self._logs = storage.flusher, storage.commits, storage.logs
         self._ids = BlockProducerIds()
         self._reservation: asyncio.Task[None] | None = None
         self.commits = 0
         """Transactions whose commit was decided or taken up again since the start."""
         self.aborts = 0
         """The same of aborts, whoever wanted them."""
-        self.markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
+        self.local_markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
+        """Writes markers to partitions of this broker."""
+        self.markers: MarkerWriter = self.local_markers
+        """Writes them wherever they belong."""
+        self.ask_elsewhere: AskElsewhere | None = None
+        """Asks coordinators on other brokers; None where there are none."""
+        self.allocate_elsewhere: Callable[[], Awaitable[ProducerIdBlock]] | None = None
+        """Asks the active controller for producer ids; None where this process decides."""
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
         if self._reservation is not None:
+            if self.allocate_elsewhere is not None:
+                self._reservation.cancel()
             await asyncio.wait({self._reservation})
         self.markers.close()
         await self._shards.close()
+
+    # --- elections -------------------------------------------------------------------------------
+
+    def elected(self, index: int, leader_epoch: int) -> None:
+        """See :class:`ShardedCoordinator`."""
+        super().elected(index, leader_epoch)
+        self._give_up_markers(index)
+
+    def resigned(self, index: int, leader_epoch: int | None) -> None:
+        """See :class:`ShardedCoordinator`; its markers are the next coordinator's business."""
+        super().resigned(index, leader_epoch)
+        self._give_up_markers(index)
+
+    def _give_up_markers(self, index: int) -> None:
+        """Forget the markers of a shard that does not serve: whoever loads it begins anew."""
+        if self.coordinator_epoch(index) is None:
+            self.markers.unload(index)
+
+    def coordinator_epoch(self, index: int) -> int | None:
+        """In which epoch a partition of the topic is served here; None if it is not."""
+        try:
+            shard = self._shards.shard_at(index)
+        except ShardError:
+            return None
+        return shard.coordinator_epoch if shard.state is ShardState.ACTIVE else None
+
+    def leader_of(self, partition: TopicPartition) -> int | Nowhere:
+        """The broker that a marker has to go to (kafka: ``getPartitionLeaderEndpoint``)."""
+        from fencepost.txn.marker_queues import Nowhere  # noqa: PLC0415 - most brokers are alone
+
+        image = self._metadata.image
+        topic = image.topics.get(partition[0])
+        if topic is None or not 0 <= partition[1] < len(topic.partitions):
+            return Nowhere.NO_PARTITION
+        leader = topic.partitions[partition[1]].leader
+        return leader if leader in image.brokers else Nowhere.NO_LEADER
+
+    def join_others(
+        self,
+        markers: MarkerWriter,
+        take_over: Elsewhere,
+        ask_elsewhere: AskElsewhere,
+        allocate: Callable[[], Awaitable[ProducerIdBlock]],
+    ) -> None:
+        """Work with the coordinators, partition leaders and controllers of a cluster.
+
+        ``markers`` go to partitions that others lead as well; ``take_over`` gets those that are led
+        here no more when they are tried again. ``allocate`` raises ProducerIdsUnavailableError.
+        """
+        self.markers, self.local_markers.elsewhere = markers, take_over
+        self.ask_elsewhere, self.allocate_elsewhere = ask_elsewhere, allocate
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -143,6 +217,7 @@ class TxnCoordinator(ShardedCoordinator):
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         origin: Origin | None = None,
+        notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
         """Make sure that partitions are in the producer's transaction before it writes to them.
 
@@ -151,10 +226,10 @@ class TxnCoordinator(ShardedCoordinator):
         turn of the event loop can't be overtaken by the transaction's end. Errors are in the
         words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        A future: the record that puts the partitions into the transaction is not on disk yet. It
-        may be of this call or of an earlier one. The future is done once the record is on disk, and
-        verification is due anew then. Data that is written after that can not outlive, in a power
-        loss, the record that makes it part of a transaction.
+        A future: verification is due anew when it is done, with the same ``notes``. The record that
+        puts the partitions into the transaction, of this call or an earlier one, is not committed
+        yet: data that is written after that can not outlive the record that makes it part of a
+        transaction. Or the coordinator is on another broker, or completes the last transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):
@@ -167,13 +242,40 @@ class TxnCoordinator(ShardedCoordinator):
             verify_only=not adds,
             client_transaction_version=2 if adds else 0,
         )
-        future = self._shards.submit(transactional_id, command, origin, reply_before_flush=True)
+        question = question_of({} if notes is None else notes)
+
+        def told(error: DomainError | None) -> DomainError | None:
+            return verification_error(error, api, version)
+
+        ask = self.ask_elsewhere
+        if ask is not None and self.coordinator_of(transactional_id) != self._replicas.node_id:
+            found = verdicts_elsewhere(question, command, self._logs, ask, told)
+        else:
+            found = self._verdicts_here(command, question, origin, told)
+        if adds and notes is not None and not isinstance(found, asyncio.Future):
+            backoff_ms = self._config.int("add.partitions.to.txn.retry.backoff.ms")
+            most_ms = self._config.int("add.partitions.to.txn.retry.backoff.max.ms")
+            found = retry_of_concurrent(question, found, backoff_ms, most_ms) or found
+        return found
+
+    def _verdicts_here(
+        self,
+        command: AddPartitions,
+        question: Question,
+        origin: Origin | None,
+        told: Callable[[DomainError | None], DomainError | None],
+    ) -> Verdicts | asyncio.Future[None]:
+        """The verdicts of a shard of this broker, or when they are committed."""
+        name, partitions = command.transactional_id, command.partitions
+        future = self._shards.submit(name, command, origin, reply_before_flush=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
         error = future.exception()  # asked for in any case, or the loop would log it
-        disk = self._on_disk(transactional_id)
-        if disk is not None:
-            return disk
+        held = self._until_committed(name, question)
+        if held is not None:
+            if not isinstance(held, DomainError):
+                return held
+            error = held
         if error is None:
             result = future.result()
             if not isinstance(result, AddPartitionsResult):
@@ -183,23 +285,43 @@ class TxnCoordinator(ShardedCoordinator):
             missing = dict.fromkeys(partitions, error)
         else:
             raise error
-        return {
-            partition: verification_error(missing.get(partition), api, version)
-            for partition in partitions
-        }
+        return {partition: told(missing.get(partition)) for partition in partitions}
 
-    def _on_disk(self, transactional_id: str) -> asyncio.Future[None] | None:
-        """Done when the id's last record is on disk; None if it is there, or need not be.
+    def _until_committed(
+        self, transactional_id: str, question: Question
+    ) -> asyncio.Future[None] | DomainError | None:
+        """Done when the id's last record is committed; None if it is.
 
-        Records of other ids are not waited for: behind a busy log that would take for ever.
+        Records of other ids are not waited for: behind a busy log that would take for ever. Where
+        other replicas do not follow for ``request.timeout.ms`` it is CoordinatorNotAvailableError.
         """
-        shard = self._shards.shard_for(transactional_id)
-        if shard is None:
+        try:
+            shard = self._shards.shard_for(transactional_id)
+        except ShardError:
             return None
         offset = cast("TxnMachine", shard.machine).last_offset(transactional_id)
         if offset is None or offset < shard.partition.high_watermark:
             return None
-        return self._flusher.flushed((shard.partition,))
+        held = self._commits.committed((shard.partition,))
+        if held is None or not shard.partition.marks.is_replicated:
+            return held
+        now, timeout_ms = asyncio.get_running_loop().time(), self._config.int("request.timeout.ms")
+        if question.waits_until is None:
+            question.waits_until = now + timeout_ms / 1000
+        if now >= question.waits_until:
+            held.cancel()
+            return CoordinatorNotAvailableError(f"{shard.name}: the replicas are not in time")
+        return done_in((question.waits_until - now) * 1000, held)
+
+    def coordinator_of(self, transactional_id: str) -> int | None:
+        """The broker that coordinates an id; None where there is none now."""
+        try:
+            index = self.partition_for(transactional_id)
+        except ShardError:
+            return None
+        image = self._metadata.image
+        leader = image.topics[TRANSACTION_STATE].partitions[index].leader
+        return leader if leader in image.brokers else None
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -215,7 +337,8 @@ class TxnCoordinator(ShardedCoordinator):
                 self.commits += 1
             else:
                 self.aborts += 1
-            self.markers.write(effect, shard.report, first_attempt_done)
+            index = shard.partition.index
+            self.markers.write(effect, index, shard.report, first_attempt_done)
         elif isinstance(effect, ReserveProducerIds):
             self._reserve()
             first_attempt_done()
@@ -241,7 +364,8 @@ class TxnCoordinator(ShardedCoordinator):
         self, ask: Callable[[], asyncio.Future[object]], answer: asyncio.Future[object]
     ) -> None:
         if not self._ids.remaining:
-            await asyncio.wait({self._reserve()})
+            limit_s = None if self.allocate_elsewhere is None else WAIT_FOR_IDS_MS / 1000
+            await asyncio.wait({self._reserve()}, timeout=limit_s)
         try:
             result = await ask()
         except Exception as error:  # noqa: BLE001 - it is the answer
@@ -258,6 +382,13 @@ class TxnCoordinator(ShardedCoordinator):
         return self._reservation
 
     async def _reserve_block(self) -> None:
+        if self.allocate_elsewhere is not None:
+            try:
+                self._ids.add(await self.allocate_elsewhere())
+            except ProducerIdsUnavailableError as error:
+                _log.warning("no producer ids", cause=str(error))
+                await asyncio.sleep(RETRY_IDS_MS / 1000)  # until then no request asks again
+            return
         with self._metadata.unforced():
             first, length = self._metadata.allocate_producer_ids()
         flushed = self._flusher.forced(self._metadata.partition)
@@ -265,7 +396,12 @@ class TxnCoordinator(ShardedCoordinator):
             await flushed
         self._ids.add(ProducerIdBlock(first, length))
 
-    def _build(self, partition: Partition) -> TxnMachine:
+    def _reads_only(self, command: object) -> bool:
+        if isinstance(command, AddPartitions):
+            return command.verify_only
+        return isinstance(command, DescribeTransaction | ListTransactions)
+
+    def _build(self, _partition: Partition, coordinator_epoch: int) -> TxnMachine:
         # A broker without transactions does without their machine, and starts sooner.
         from fencepost.txn.machine import TxnMachine  # noqa: PLC0415
 
@@ -279,26 +415,6 @@ class TxnCoordinator(ShardedCoordinator):
         return TxnMachine(
             limits,
             self._ids,
-            partition.marks.leader_epoch,
+            coordinator_epoch,
             lambda: metadata.feature_level(TRANSACTION_VERSION),
         )
-
-
-def verification_error(error: DomainError | None, api: str, version: int) -> DomainError | None:
-    """Say an error of the transaction coordinator in the words of a partition leader.
-
-    Partition leaders know no PRODUCER_FENCED. Producers do not retry the coordinator's errors, so
-    Produce turns them, and CONCURRENT_TRANSACTIONS for clients before TV2, into one that every
-    producer retries (NOT_ENOUGH_REPLICAS); TxnOffsetCommit keeps their names.
-    """
-    if isinstance(error, ProducerFencedError):
-        return InvalidProducerEpochError(str(error))
-    if isinstance(error, TransactionAbortableError) and version < KNOWS_ABORTABLE[api]:
-        return InvalidTxnStateError(str(error))
-    if api == "Produce":
-        retriable: tuple[type[DomainError], ...] = (ShardError, CoordinatorUnloadedError)
-        if version < ADDS_PARTITIONS[api]:
-            retriable += (ConcurrentTransactionsError,)
-        if isinstance(error, retriable):
-            return TransactionCoordinatorBusyError(str(error))
-    return error

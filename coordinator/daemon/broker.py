@@ -11,9 +11,9 @@ A test, an example or the daemon makes one; several fit in one process and one e
 
 from __future__ import annotations
 
+import asyncio
 import socket
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,66 +21,52 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import structlog
 
-from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
-from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.cluster.image import UNASSIGNED
+from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import (
     ANY_ADDRESS,
     INSECURE,
+    advertised_controllers,
     advertised_listeners,
-    check_closed,
     client_listeners,
+    controller_listeners,
     parse_address,
-    tells_passwords,
 )
 from fencepost.coordinator.config.logs import configure_quietly
+from fencepost.coordinator.config.roles import Roles, roles_of
 from fencepost.coordinator.daemon import first_contact
-from fencepost.coordinator.daemon.connection_bounds import keep_to, window_of
+from fencepost.coordinator.daemon.data_directory import has_identity, identify, lock
+from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.daemon.serving import Listeners, certificates_of, check_listeners
 from fencepost.coordinator.data.cleaner import Cleaner
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.runtime.background import Repeated, Step, Threads, each_in_turn
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.runtime.background import Repeated, Step, Threads, each_in_turn, spawn
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.api import ApiKey
-from fencepost.coordinator.wire.limits import ConnectionLimits
-from fencepost.logcore.checkpoints import (
-    LOCK,
-    META_PROPERTIES,
-    CheckpointError,
-    MetaProperties,
-    read_meta_properties,
-    uuid_to_text,
-    write_meta_properties,
-)
+from fencepost.logcore.checkpoints import clean_shutdown_epoch
 from fencepost.logcore.clock import Clock, SystemClock
-from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, OsFileSystem
+from fencepost.logcore.fs import FileSystem, OsFileSystem
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.daemon.certificates import Certificates
+    from fencepost.coordinator.daemon.controller_part import ControllerPart
     from fencepost.coordinator.daemon.in_thread import BrokerThread
+    from fencepost.coordinator.daemon.member import Member
     from fencepost.coordinator.daemon.metrics_listener import MetricsListener
     from fencepost.coordinator.metrics.endpoint import Endpoint
     from fencepost.coordinator.security.added_users import AddedUser
-    from fencepost.coordinator.security.logins import Logins
 
 _log = structlog.get_logger(__name__)
 
 _METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
-_OF_KRAFT = "quorum-state"
-"""A file beside the log of an Apache Kafka that has run; ours has no quorum."""
-_BEFORE_ITS_METADATA = frozenset(
-    {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
-)
-"""What a data directory may hold that no broker has been started on: a first start that was cut
-short leaves three of these, making a file system the last."""
-
-
-class BrokerError(Exception):
-    """The broker can not start; the message says why and is for the operator."""
 
 
 @runtime_checkable
@@ -127,25 +113,35 @@ class Broker:
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)
-        self._advertised = advertised_listeners(self.config)
-        self._listen = client_listeners(self.config)
-        if listen is not None or not self._listen:
-            listeners = self._listen or self._advertised
-            first = next(iter(listeners.values()), ListenerConfig())
+        advertised = advertised_listeners(self.config)
+        self.roles = roles_of(self.config)
+        listeners = (client_listeners if self.roles.is_broker else controller_listeners)(
+            self.config
+        )
+        if listen is not None or not listeners:
+            first = next(iter((listeners or advertised).values()), ListenerConfig())
             host, port = split_address(listen or "127.0.0.1:0")
-            self._listen = {first.name: replace(first, host=host, port=port)}
-        check_closed(self.config, self._listen.values())
-        for one in self._listen.values():
-            if one.is_sasl:
-                _check_logins(self.config, one.name)
+            listeners = {first.name: replace(first, host=host, port=port)}
+        if not self.roles.is_broker:
+            advertised = advertised_controllers(self.config)
+        self._listeners = Listeners(listeners, advertised)
+        self._of_controller: Listeners | None = None
+        """Where brokers join, if this one is their controller as well."""
+        every = [*listeners.values()]
+        if self.roles.is_broker and self.roles.decides_for_others:
+            listeners = controller_listeners(self.config)
+            self._of_controller = Listeners(listeners, advertised_controllers(self.config))
+            every += listeners.values()
+        check_listeners(self.config, every)
         self._added_users = _added_users(add_scram)
-        self.certificates: Certificates | None = None
+        self._member: Member | None = None
+        """What a broker has whose controllers are elsewhere."""
+        self.controller_part: ControllerPart | None = None
+        """What it has as the controller of others."""
+        self.on_lost: Callable[[BrokerError], None] | None = None
+        """Told if the broker has to stop by itself: it is no member of its cluster any more."""
+        self.certificates = certificates_of(self.config, every, self.clock)
         """Of listeners that encrypt; None where none does."""
-        if any(one.is_tls for one in self._listen.values()):
-            # Most brokers need none of it.
-            from fencepost.coordinator.daemon.certificates import Certificates  # noqa: PLC0415
-
-            self.certificates = Certificates(self.config, self._listen.values(), self.clock)
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -220,12 +216,7 @@ class Broker:
 
     def advertised_on(self, listener: str | None = None) -> tuple[str, int]:
         """Where clients that came by this listener, or the first one, are told to connect to."""
-        if listener is None:
-            listener = next(iter(self._listen))
-        if listener in self._advertised:
-            return self._advertised[listener].host, self._advertised[listener].port
-        host, port = self.server.addresses[listener]
-        return (socket.gethostname() if host in ANY_ADDRESS else host), port
+        return self._listeners.address_of(listener)
 
     @property
     def bootstrap(self) -> str:
@@ -248,6 +239,9 @@ class Broker:
         for key, reason in self.config.without_effect():
             _log.warning("setting has no effect", key=key, reason=reason)
         try:
+            if self.roles.registers:
+                await self._join()
+                return
             if self._metrics_listen is None:
                 cluster_id = self.open()
             else:
@@ -264,6 +258,9 @@ class Broker:
             await services.start()
             self._add_users(services)
             await self._serve(services)
+            if not self.roles.is_broker:
+                services.history.stop()  # it would need a topic of its own here
+                services.active_controller.start()
             if self._metrics is not None and self._server is not None:
                 self._metrics.serves(services, self._server)
         except BaseException:
@@ -282,6 +279,83 @@ class Broker:
         _log.info("metrics are served", address=f"{scheme}://{host}:{port}/metrics")
         return endpoint
 
+    async def _join(self) -> None:
+        """Start as a broker among others, whose controller may be in this very process."""
+        from fencepost.coordinator.daemon.member import Member  # noqa: PLC0415 - most brokers are alone
+
+        if self._metrics_listen is not None:
+            self._metrics = await self._serve_metrics(self._metrics_listen)
+        await self._listeners.bind()
+        threads = Threads("open")
+        try:
+            directory = await threads.run(self._take_directory)
+            previous = clean_shutdown_epoch(self.fs, directory)
+            part = await self._decide(directory, threads)
+            self._member = member = Member(
+                self.config, self._controllers(part), self._listeners.all, self._lost
+            )
+            node_id = self.config.int("node.id")
+            is_new = not has_identity(self.fs, directory)
+            cluster_id = await member.find_cluster_id() if is_new else ""
+            meta = identify(self.fs, directory, node_id, cluster_id)
+            addresses = {name: self.advertised_on(name) for name in self._listeners.all}
+            image = await member.join(meta, addresses, previous)
+            observed = ObservedMetadata(self.config, node_id=meta.node_id)
+            observed.install(image)
+            self._storage = await threads.run(
+                lambda: Storage(
+                    self.fs,
+                    directory,
+                    self.config,
+                    self.clock,
+                    node_id=meta.node_id,
+                    observed=observed,
+                    beside=None if part is None else part.storage,
+                )
+            )
+            self._services = services = Services(
+                self.storage, cluster_id=meta.cluster_id, advertised=self.advertised_on
+            )
+            if part is not None:
+                part.beside(services)
+            await member.serve(services, image)
+        except MembershipError as error:
+            raise BrokerError(str(error)) from error
+        finally:
+            threads.close()
+        await self._serve(services)
+        if self._metrics is not None and self._server is not None:
+            self._metrics.serves(services, self._server)
+
+    async def _decide(self, directory: str, threads: Threads) -> ControllerPart | None:
+        """Begin to be the controller of whoever joins, if this node is that."""
+        if self._of_controller is None:
+            return None
+        from fencepost.coordinator.daemon.controller_part import ControllerPart  # noqa: PLC0415 - few are that
+
+        meta = identify(self.fs, directory, self.config.int("node.id"))
+        self.controller_part = part = await ControllerPart.open(
+            self.fs, directory, self.config, self.clock, meta, self._of_controller, threads
+        )
+        self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
+        self._add_users(part.services)
+        await part.serve(self.certificates)
+        return part
+
+    def _controllers(self, part: ControllerPart | None) -> Roles:
+        """Where controllers are: the one of this process is where it says it is."""
+        if part is None:
+            return self.roles
+        address = part.listeners.address_of(self.roles.controller_listener)
+        return replace(self.roles, bootstrap=(address,), voters=())
+
+    def _lost(self, why: MembershipError) -> None:
+        _log.error("the broker has to stop", cause=str(why))
+        if self.on_lost is not None:
+            self.on_lost(BrokerError(str(why)))
+        else:
+            spawn(self.stop(), "stop a broker that has to")
+
     def open(self) -> str:
         """Take the directory and load what is in it, without serving it; :meth:`stop` ends that.
 
@@ -290,23 +364,34 @@ class Broker:
         For commands that work on a stopped broker's data. Raises BrokerError, MetadataError,
         LogError, OSError.
         """
-        directory = str(self.data_dir)
-        try:
-            self.fs.make_directory(directory)
-            if LOCK not in (self.fs.list_directory(directory) or ()):
-                self._refuse_foreign(directory)  # before anything is made in it
-            self._lock = self.fs.lock(f"{directory}/{LOCK}")
-            self._refuse_foreign(directory)
-        except BlockingIOError as error:
-            raise BrokerError(
-                f"the data directory {directory} is in use by another process"
-            ) from error
-        except OSError as error:
-            raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
-        meta = self._identify(directory)
-        self._storage = Storage(self.fs, directory, self.config, self.clock, node_id=meta.node_id)
+        directory = self._take_directory()
+        meta = identify(self.fs, directory, self.config.int("node.id"))
+        self._storage = Storage(
+            self.fs,
+            directory,
+            self.config,
+            self.clock,
+            node_id=meta.node_id,
+            directory_id=meta.directory_id or UNASSIGNED,
+            end_points=[*self._end_points()],
+            is_broker=self.roles.is_broker,
+        )
         self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
         return meta.cluster_id
+
+    def _take_directory(self) -> str:
+        directory = str(self.data_dir)
+        self._lock = lock(self.fs, directory, is_member=self.roles.is_member)
+        return directory
+
+    def _end_points(self) -> Iterator[BrokerEndpoint]:
+        """Where the broker will listen, as far as that is known before it does."""
+        for name, listener in self._listeners.all.items():
+            one = self._listeners.advertised.get(name, listener)
+            if one.port:
+                host = socket.gethostname() if one.host in ANY_ADDRESS else one.host
+                number = list(SecurityProtocol).index(listener.protocol)
+                yield BrokerEndpoint(name, host, one.port, number)
 
     def _keep_private(self, directory: str) -> None:
         """What users' passwords have become is in there."""
@@ -315,72 +400,12 @@ class Broker:
         except OSError as error:
             _log.warning("others may read the metadata", directory=directory, cause=str(error))
 
-    def _refuse_foreign(self, directory: str) -> None:
-        """Leave a directory alone that was never this broker's, and has something in it.
-
-        What no topic explains is renamed at a start; here that would be all there is.
-        """
-        names = set(self.fs.list_directory(directory) or ())
-        metadata = f"{directory}/{_METADATA_DIRECTORY}"
-        if _OF_KRAFT in (self.fs.list_directory(metadata) or ()):
-            raise BrokerError(
-                f"the data directory {directory} is Apache Kafka's: {metadata} has {_OF_KRAFT}."
-                " Give another one; to take over its partitions see `fencepost log import`"
-            )
-        foreign = sorted(names - _BEFORE_ITS_METADATA)
-        missing = META_PROPERTIES
-        if META_PROPERTIES in names:
-            # Apache Kafka's, maybe: its small files are harmless where it has no partition.
-            missing = _METADATA_DIRECTORY
-            foreign = [one for one in foreign if self.fs.is_directory(f"{directory}/{one}")]
-        if missing not in names and foreign:
-            raise BrokerError(
-                f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is"
-                " none of this broker. Give it a directory that is empty or not there yet; to"
-                " take over partitions of Apache Kafka see `fencepost log import`"
-            )
-
-    def _identify(self, directory: str) -> MetaProperties:
-        """Read who owns the directory, or write it down at the first start."""
-        node_id = self.config.int("node.id")
-        try:
-            meta = read_meta_properties(self.fs, directory)
-        except CheckpointError as error:
-            raise BrokerError(f"{directory}/meta.properties is damaged: {error}") from error
-        if meta is None:
-            meta = MetaProperties(uuid_to_text(uuid.uuid4()), node_id, uuid.uuid4())
-            write_meta_properties(self.fs, directory, meta)
-        elif meta.node_id != node_id:
-            raise BrokerError(
-                f"{directory} belongs to node.id {meta.node_id}, the configuration says {node_id}"
-            )
-        return meta
-
     async def _serve(self, services: Services) -> None:
         config = self.config
-        limits = ConnectionLimits(
-            max_request_bytes=config.int("socket.request.max.bytes"),
-            max_queued_request_bytes=config.int("queued.max.request.bytes"),
-            max_queued_response_bytes=config.int("queued.max.response.bytes"),
-            max_idle_ms=config.int("connections.max.idle.ms"),
-        )
-        two_phase = config.bool("transaction.two.phase.commit.enable")
-        registry = Registry(
-            unstable_versions=config.bool("unstable.api.versions.enable"),
-            unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
-        )
-        self._server = Server(
-            services,
-            registry=registry,
-            limits=limits,
-            error_code=error_code,
-            logins=self._logins(services),
-            window=window_of(config),
-        )
-        keep_to(self._server, config, services.quotas, self._listen)
+        self._server = server = self._listeners.prepare(services, self._registry(services))
         if self._metrics is not None:
-            self._metrics.watch(self._server)
-        await self._listen_all(self._server)
+            self._metrics.watch(server)
+        await self._listeners.open(server, self.certificates)
         self._maintenance = Maintenance(services.logs, config, self.clock)
         self._maintenance.start()
         self.cleaner = Cleaner(services.logs, config, self.clock)
@@ -398,48 +423,46 @@ class Broker:
             after_clean_shutdown=services.logs.was_clean,
         )
 
+    def _registry(self, services: Services) -> Registry:
+        """What is served."""
+        if not self.roles.is_broker:
+            from fencepost.coordinator.handlers.controller_registry import controller_registry  # noqa: PLC0415 - few are that
+
+            return controller_registry()
+        two_phase = self.config.bool("transaction.two.phase.commit.enable")
+        return Registry(
+            unstable_versions=self.config.bool("unstable.api.versions.enable"),
+            unstable_apis=(ApiKey.INIT_PRODUCER_ID,) if two_phase else (),
+            forwards=None if services.controller is None else services.controller_versions,
+        )
+
     def _add_users(self, services: Services) -> None:
         if self._added_users:
             from fencepost.coordinator.security.added_users import add_users  # noqa: PLC0415 - most starts add none
 
             _log.info("users added", names=add_users(services.users, self._added_users))
 
-    def _logins(self, services: Services) -> Logins | None:
-        """How clients log in, where any have to."""
-        with_sasl = [one.name for one in self._listen.values() if one.is_sasl]
-        for one in filter(tells_passwords, self._listen.values()):
-            _log.warning("PLAIN without TLS: others can read the passwords", listener=one.name)
-        if not with_sasl:
-            return None
-        from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers let anybody in
-
-        return Logins.of_listeners(
-            with_sasl, self.config, services.users, services.password_checks, self.clock
-        )
-
-    async def _listen_all(self, server: Server) -> None:
-        certificates = self.certificates
-        if certificates is not None:
-            try:
-                await certificates.load()
-            except ConfigError as error:
-                raise BrokerError(str(error)) from error
-            certificates.start()
-            self.services.check_certificates = certificates.check
-        for one in self._listen.values():
-            tls = None if certificates is None else certificates.tls.get(one.name)
-            try:
-                await server.start(one, tls)
-            except OSError as error:
-                raise BrokerError(f"can not listen on {one.host}:{one.port}: {error}") from error
-
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.
 
         In a process with several brokers, or with a program around one, it would be in the way.
         """
-        if self._server is not None:
+        if self._server is not None and self.roles.is_broker:
             await first_contact.prepare_first_contact(self._server.registry)
+
+    @property
+    def member(self) -> Member | None:
+        """What it has as a member of a cluster; None alone, and while it is not started."""
+        return self._member
+
+    async def go_silent(self) -> None:
+        """End all connections, without a word to anybody; :meth:`stop` has to follow."""
+        self.server.reset()
+        if self.controller_part is not None:
+            self.controller_part.reset()
+        if self._member is not None:
+            await self._member.go_silent()
+        await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.
@@ -451,20 +474,25 @@ class Broker:
             self.clock.detach(self)
         if self._metrics is not None:
             self._metrics.stops()
+        if self._member is not None:
+            await self._member.leave()
         try:
             await each_in_turn(self._steps_of_a_stop())
         finally:
+            self._member = self.controller_part = None
             self._server = self._maintenance = self.cleaner = self._lock = None
             self._services = self._storage = self._metrics = None
 
     def _steps_of_a_stop(self) -> list[Step]:
         """The steps of a stop, in their order."""
-        steps: list[Step] = []
-        services, storage = self._services, self._storage
+        steps: list[Step] = [("close what was not served", self._listeners.unbind)]
+        services, storage, part = self._services, self._storage, self.controller_part
         if self._server is not None:
             steps.append(("stop accepting", self._server.stop_accepting))
         if services is not None:
             steps.append(("answer long polls", services.fetches.delayed.close))
+            if not self.roles.is_broker:
+                steps.append(("decide nothing more", services.active_controller.stop))
         if self.certificates is not None:
             steps.append(("stop looking at certificates", self.certificates.stop))
         if self._maintenance is not None:
@@ -477,10 +505,16 @@ class Broker:
             steps.append(("close connections", self._server.stop))
         if services is not None:
             steps += services.last_steps_of_a_stop()
+        if self._member is not None:
+            steps += self._member.steps_of_a_stop()
+        if part is not None:
+            steps += part.steps_of_a_stop()
+            storage = part.storage
         if storage is not None:
             steps += [
                 ("end removals", storage.logs.removals.close),
                 ("end flushes", storage.flusher.close),
+                ("cut the metadata log", partial(storage.metadata.compact, 0)),
                 ("close the logs", storage.logs.close),
             ]
         if self._lock is not None:
@@ -506,12 +540,6 @@ def _added_users(texts: Sequence[str]) -> list[AddedUser]:
         return [parse_added_user(text) for text in texts]
     except AddedUserError as error:
         raise BrokerError(f"a user to add (--add-scram): {error}") from None
-
-
-def _check_logins(config: BrokerConfig, listener: str) -> None:
-    from fencepost.coordinator.security.logins import check_logins  # noqa: PLC0415 - most brokers let anybody in
-
-    check_logins(config, listener)
 
 
 def split_address(text: str) -> tuple[str, int]:

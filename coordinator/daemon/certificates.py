@@ -64,14 +64,18 @@ class Certificates:
         self._is_running = False
 
     async def load(self) -> None:
-        """Load all of them. Raises ConfigError."""
+        """Load all of them, unless they are loaded. Raises ConfigError."""
+        if self._is_running:
+            return
         for name, listener in self._listeners.items():
             settings = tls_settings(self._config, listener)
             self.tls[name] = ListenerTls(await self._threads.run(partial(load, settings)))
             self._warn_of_expiry(name)
 
     def start(self) -> None:
-        """Look after them from now on."""
+        """Look after them from now on, if nobody does."""
+        if self._is_running:
+            return
         self._is_running = True
         self._config.listen(self.look)
         self._looks.start(LOOK_MS)

@@ -6,19 +6,15 @@ Source: ``SocketServer.ConnectionQuotas``, ``SocketServerConfigs``, ``ClientQuot
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Final
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import Value, counts_of_addresses, plain_address
-from fencepost.coordinator.config.listener_config import SecurityProtocol
+from fencepost.coordinator.config.listeners import between_brokers
 from fencepost.coordinator.net.connection_limits import TOO_FAST, TOO_MANY, Bound, Bounds
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.quota_entities import CONNECTIONS, IP, Entity
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.rates import Window
-
-PROTOCOL_BETWEEN_BROKERS: Final = SecurityProtocol.PLAINTEXT.value
-"""Kafka's default of ``security.inter.broker.protocol``, which names the listener as well."""
 
 
 def window_of(config: BrokerConfig) -> Window:
@@ -39,7 +35,7 @@ def bounds_of(config: BrokerConfig, listeners: Iterable[str]) -> Bounds:
         },
         per_ip=config.int("max.connections.per.ip"),
         of_ips=counts_of_addresses(config.text("max.connections.per.ip.overrides") or ""),
-        protected=(config.text("inter.broker.listener.name") or PROTOCOL_BETWEEN_BROKERS).upper(),
+        protected=between_brokers(config)[0],
     )
 
 

@@ -30,8 +30,13 @@ class BrokerThread:
     on which :meth:`call` runs a function.
     """
 
-    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Served]]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[], AbstractAsyncContextManager[Served]],
+        # Not of the kind that the program around has chosen for its own loops.
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop,
+    ) -> None:
+        self._make, self._loop_factory = make, loop_factory
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -81,8 +86,7 @@ class BrokerThread:
 
     def _run(self) -> None:
         try:
-            # Not of the kind that the program around has chosen for its own loops.
-            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - told to whoever called start or stop
             self._failure = error

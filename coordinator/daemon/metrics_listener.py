@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listeners import INSECURE, parse_address
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.metrics.endpoint import Endpoint

@@ -24,10 +24,11 @@ from typing import Protocol
 from fencepost.coordinator import light_imports
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError, load, take_data_directory
-from fencepost.coordinator.daemon.broker import Broker, BrokerError
+from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.collector import Collector
+from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.systemd import Notifier
-from fencepost.coordinator.metadata.records import MetadataError
+from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.runtime.background import Threads, report, spawn
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError
@@ -90,6 +91,9 @@ def serve(
         return EXIT_USAGE
     try:
         asyncio.run(_run(broker, settings, hooks))
+    except ConfigError as error:
+        _log.error("wrong settings", cause=str(error))
+        return EXIT_USAGE
     except (BrokerError, MetadataError, LogError, OSError) as error:
         _log.error("broker failed", cause=str(error))
         return EXIT_FAILED
@@ -125,7 +129,15 @@ async def _run(
     notifier = Notifier(loop)
     # A signal that nobody waits for would end the process; settings are as they are just read.
     loop.add_signal_handler(signal.SIGHUP, _log.info, "settings are read again when it serves")
-    await broker.start()
+    lost: list[BrokerError] = []
+
+    def end(why: BrokerError) -> None:
+        lost.append(why)
+        stop.set()
+
+    broker.on_lost = end
+    if not await _started(broker, stop):
+        return
     hooked = None if hooks is None else await _hooked(broker, hooks)
     collector = Collector(loop)
     collector.start()
@@ -149,6 +161,30 @@ async def _run(
     await broker.stop()
     _ignore(loop, signal.SIGTERM, signal.SIGINT)
     _log.info("broker stopped")
+    for why in lost:
+        raise why
+
+
+async def _started(broker: Broker, stop: asyncio.Event) -> bool:
+    """Start the broker; whether it was not told to stop before it served.
+
+    Who joins a cluster may wait for its controllers for a minute.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    if task is None or not broker.roles.registers:
+        await broker.start()
+        return True
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await broker.start()
+    except asyncio.CancelledError:
+        task.uncancel()
+        _log.info("broker stopped before it served")
+        return False
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return True
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, *numbers: int) -> None:

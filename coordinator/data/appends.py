@@ -1,16 +1,17 @@
-"""What a Produce request has done to the log, stage by stage: check, verify, append, flush.
+"""What a Produce request has done to the log, stage by stage: check, verify, append, commit.
 
 *Check*: each batch is opened and judged (``logcore/validation.py``), at once as far as one turn of
 the event loop has room for it, otherwise in a thread. *Verify*: the transaction coordinator has the
 partition in the producer's transaction. *Append* follows in the same turn, so that no end of the
-transaction can slip in (KIP-890). *Flush*: who asked for acknowledgement waits for the disk where a
-topic says so.
+transaction can slip in (KIP-890). *Commit*: who asked for acknowledgement waits for the disk where
+a topic says so, and with acks=-1 for the other replicas, for as long as the client gives them. What
+was appended stays, whatever the answer.
 
 A request goes through all stages in the turn in which it came, if there is time. Otherwise it takes
 several, and a later request to one of its partitions waits behind it, whichever connection that
 comes from.
 
-Source: ``ReplicaManager.appendRecords``, ``AddPartitionsToTxnManager``.
+Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -27,16 +28,20 @@ from typing import Final, Protocol
 
 import structlog
 
+from fencepost.cluster.errors import NotLeaderOrFollowerError
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import (
     InvalidRequiredAcksError,
     InvalidTopicError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    RequestTimedOutError,
     TransactionalIdMissingError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
-from fencepost.coordinator.runtime.background import SLICE_MS, Threads, spawn
+from fencepost.coordinator.runtime.background import SLICE_MS, Threads, call_later, spawn
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.batch import HEADER_SIZE
@@ -55,6 +60,7 @@ from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
 from fencepost.logcore.validation import Admitted, admit
+from fencepost.logcore.values import dataclass
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
 FIRST_WITH_ZSTD: Final = 7
@@ -72,8 +78,10 @@ CHECK_THREADS: Final = 2
 most. More of them would only make the loop wait for the interpreter."""
 
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
-"""On one node 1 and −1 mean the same."""
+ALL: Final = -1
+"""Every member of the ISR has to have it. Where there is one replica 1 means the same."""
 
+_BY_THE_LOG: Final = (LogError, NotEnoughReplicasError)
 _BEFORE_THE_LOG: Final = (
     CorruptRecordError,
     NotOneBatchError,
@@ -96,6 +104,10 @@ Verdicts = Mapping[TopicPartition, DomainError | None]
 """Why a partition may not be written to; None where it may."""
 
 
+Notes = dict[str, object]
+"""What the coordinator notes of a request while that waits for it; empty at first."""
+
+
 class Verify(Protocol):
     """Asks the transaction coordinator: ``TxnCoordinator.verify``."""
 
@@ -108,16 +120,17 @@ class Verify(Protocol):
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         origin: Origin | None = None,
+        notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """A future is done when it is time to ask anew."""
+        """A future is done when it is time to ask anew, with the same notes."""
 
 
 @dataclass(slots=True)
 class Part:
     """One partition of a Produce request, and what became of it.
 
-    In the end there is either ``appended`` or an ``error``. ``topic`` is None where no topic has
-    the id that the request names.
+    In the end there is ``appended`` or an ``error``, and both where other replicas did not follow.
+    ``topic`` is None where no topic has the id that the request names.
     """
 
     topic: str | None
@@ -127,6 +140,8 @@ class Part:
     admitted: Admitted | None = None
     appended: Appended | None = None
     error: DomainError | None = None
+    leader_epoch: int = -1
+    """In which it was appended."""
 
     @property
     def key(self) -> TopicPartition:
@@ -136,7 +151,7 @@ class Part:
     @property
     def log_start_offset(self) -> int:
         """What a refusal tells of the log; −1 where the log was not asked."""
-        asked = isinstance(self.error, LogError) and not isinstance(self.error, _BEFORE_THE_LOG)
+        asked = isinstance(self.error, _BY_THE_LOG) and not isinstance(self.error, _BEFORE_THE_LOG)
         return self.partition.log_start_offset if asked and self.partition is not None else -1
 
     @property
@@ -151,18 +166,23 @@ class Part:
 
 @dataclass(slots=True)
 class Append:
-    """One Produce request. ``version`` is the request's, ``acks`` 0 if it wants no answer."""
+    """One Produce request. ``version`` is the request's, ``acks`` 0 if it wants no answer.
+
+    ``timeout_ms`` is how long other replicas have to follow where ``acks`` asks for that.
+    """
 
     parts: list[Part]
     version: int
     transactional_id: str | None
     origin: Origin
     acks: int
+    timeout_ms: int = 30_000
     refusal: DomainError | None = field(init=False, default=None)
     """Why nothing of it is appended. What keeps a batch from the log at all is told first."""
     producers: set[tuple[int, int]] = field(init=False)
     """Of its transactional batches."""
     listed_errors: int = field(init=False, default=0)
+    notes: Notes = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.producers = {one for part in self.parts if (one := part.producer) is not None}
@@ -191,7 +211,7 @@ class _Progress:
     """Checked, but for those ``left``, and not appended."""
     disk: asyncio.Future[None] | None = None
     """What the next append has to wait for."""
-    flushes: list[asyncio.Future[None]] = field(default_factory=list)
+    commits: list[asyncio.Future[None]] = field(default_factory=list)
     """What the answer has to wait for."""
 
 
@@ -199,9 +219,12 @@ class Appends:
     """``services.appends``. Belongs to the event loop."""
 
     def __init__(self, storage: Storage, *, verify: Verify) -> None:
-        self._clock, self._logs, self._flusher = storage.clock, storage.logs, storage.flusher
+        self._clock, self._replicas = storage.clock, storage.replicas
+        self._flusher, self._commits = storage.flusher, storage.commits
         self._ask = verify
-        self._last: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._last: dict[TopicPartition, asyncio.Future[None]] = {}
+        """What the next request to a partition has to wait for: the last one lets it pass."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._threads = Threads("check", CHECK_THREADS)
 
     def run(self, append: Append) -> Work[None]:
@@ -220,7 +243,7 @@ class Appends:
             task = asyncio.shield(self._begin(append, progress))
             yield task
             task.result()
-        yield from progress.flushes
+        yield from progress.commits
 
     def _at_once(self, append: Append, progress: _Progress) -> bool:
         """Check, verify and append in this turn; whether that was all."""
@@ -233,16 +256,18 @@ class Appends:
         return not progress.ready
 
     def _begin(self, append: Append, progress: _Progress) -> asyncio.Task[None]:
-        ahead = {task for part in append.parts if (task := self._last.get(part.key)) is not None}
-        task = spawn(self._in_turns(append, progress, ahead), "append")
+        ahead = {one for part in append.parts if (one := self._last.get(part.key)) is not None}
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = spawn(self._in_turns(append, progress, ahead, gate), "append")
         for part in append.parts:
-            self._last[part.key] = task
-        task.add_done_callback(partial(self._done, append))
+            self._last[part.key] = gate
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, append, gate))
         return task
 
     async def close(self) -> None:
         """Drop what is not appended yet, and end the threads: nobody waits for an answer now."""
-        tasks = set(self._last.values())
+        tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -250,7 +275,11 @@ class Appends:
         self._threads.close()
 
     async def _in_turns(
-        self, append: Append, progress: _Progress, ahead: set[asyncio.Task[None]]
+        self,
+        append: Append,
+        progress: _Progress,
+        ahead: set[asyncio.Future[None]],
+        gate: asyncio.Future[None],
     ) -> None:
         """Go on with a request behind those ``ahead`` of it, as far as a turn has time, and on."""
         if ahead:
@@ -258,17 +287,30 @@ class Appends:
         while True:
             await self._check_elsewhere(append, progress)
             while progress.ready:
-                await (progress.disk or asyncio.sleep(0))
+                if progress.disk is not None:
+                    # A coordinator elsewhere may take its time: others do not wait for it. What
+                    # this producer sends next does, for it has not had its answer.
+                    self._let_pass(append, gate)
+                    await progress.disk
+                else:
+                    await asyncio.sleep(0)
                 self._append(append, progress)
             if progress.checked == len(append.parts):
                 return
             await asyncio.sleep(0)
             self._check(append, progress)
 
-    def _done(self, append: Append, task: asyncio.Task[None]) -> None:
+    def _let_pass(self, append: Append, gate: asyncio.Future[None]) -> None:
+        """Let go on who waits behind a request."""
         for part in append.parts:
-            if self._last.get(part.key) is task:
+            if self._last.get(part.key) is gate:
                 del self._last[part.key]
+        if not gate.done():
+            gate.set_result(None)
+
+    def _done(self, append: Append, gate: asyncio.Future[None], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._let_pass(append, gate)
 
     # --- check ---
 
@@ -284,7 +326,7 @@ class Appends:
             except TooMuchForATurnError:
                 progress.left.append((part, check))
             except DomainError as error:
-                append.refuse(part, error)
+                self._refuse(append, part, error)
             progress.ready.append(part)
             progress.checked += 1
             if perf_counter() > until:
@@ -293,10 +335,12 @@ class Appends:
     def _found(self, append: Append, part: Part, now_ms: int) -> partial[Admitted]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
-        partition = self._logs.partition(part.topic, part.index)
+        partition = self._replicas.leader(part.topic, part.index)
         if part.topic in INTERNAL_TOPICS:
             raise append.refusal or InvalidTopicError(f"clients may not write to {part.topic}")
         part.partition = partition
+        if append.acks == ALL and self._replicas.image is not None:
+            self._replicas.check_min_isr(part.topic, part.index)
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
         return partial(
@@ -336,16 +380,20 @@ class Appends:
             self._append_one(append, done[-1], verified)
             if perf_counter() > until:
                 break
-        if append.acks and not self._flusher.is_idle:
+        if append.acks and not self._commits.is_idle:
             self._wait_for_disk(append, progress, done)
+            if append.acks == ALL and self._commits.has_replicated:
+                self._wait_for_replicas(append, progress, done)
 
     def _append_one(self, append: Append, part: Part, verified: Verdicts) -> None:
         partition = part.partition
         if partition is None:
             return
         try:
-            if self._logs.find(*part.key) is not partition:
+            if self._replicas.leader(*part.key) is not partition:
                 raise _deleted()
+            if append.acks == ALL and self._replicas.image is not None:
+                self._replicas.check_min_isr(*part.key)
             error = verified.get(part.key)
             if error is not None:
                 partition.producers.refused_unread(part.data or b"")
@@ -355,13 +403,26 @@ class Appends:
             if append.refusal is not None and not isinstance(part.error, NotOneBatchError):
                 raise append.refusal
             if part.admitted is not None:
+                part.leader_epoch = partition.marks.leader_epoch
                 part.appended = partition.append_admitted(
                     part.admitted,
                     transaction_verified=part.key in verified,
                     transaction_version=2 if append.version >= FIRST_ADDING_TO_TRANSACTION else 0,
                 )
         except DomainError as error:
-            append.refuse(part, error)
+            self._refuse(append, part, error)
+
+    def _refuse(self, append: Append, part: Part, error: DomainError) -> None:
+        """Answer a part with an error; the producer's next batches must not overtake it.
+
+        They are on their way already, and this broker may lead in a moment, or enough replicas be
+        there. (Kafka's takes them, and the first one is out of order from then on.)
+        """
+        append.refuse(part, error)
+        if isinstance(error, NotLeaderOrFollowerError | NotEnoughReplicasError):
+            replica = self._replicas.replica(*part.key)
+            if replica is not None and replica.partition is not None:
+                replica.partition.producers.refused_unread(part.data or b"")
 
     def _verify(self, append: Append, parts: Iterable[Part]) -> Verdicts | asyncio.Future[None]:
         """Ask the transaction coordinator about every partition where a transaction would begin.
@@ -396,10 +457,11 @@ class Appends:
         if not asked:
             return verdicts
         tid, origin = append.transactional_id, append.origin
-        found = self._ask("Produce", append.version, tid, producer_id, epoch, asked, origin)
+        notes = append.notes
+        found = self._ask("Produce", append.version, tid, producer_id, epoch, asked, origin, notes)
         return found if isinstance(found, asyncio.Future) else {**verdicts, **found}
 
-    # --- flush ---
+    # --- commit ---
 
     def _wait_for_disk(self, append: Append, progress: _Progress, parts: Iterable[Part]) -> None:
         """Have the answer wait for the disk where what was appended, now or before, is held.
@@ -412,6 +474,7 @@ class Appends:
             if part.appended is not None
             and part.partition is not None
             and part.partition.flushes.is_awaited
+            and not (append.acks == ALL and part.partition.marks.is_replicated)
         ]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -423,7 +486,71 @@ class Appends:
                 future.set_result(None)
 
         if self._flusher.after((partition for _, partition, _ in held), settle):
-            progress.flushes.append(future)
+            progress.commits.append(future)
+
+    def _wait_for_replicas(
+        self, append: Append, progress: _Progress, parts: Iterable[Part]
+    ) -> None:
+        """Have the answer wait until the high watermark is behind what was appended, or found.
+
+        That is so for a duplicate as well: the first of its kind may not be committed yet.
+        """
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        # Whoever is called late finds nothing here, and keeps no batch of the request meanwhile.
+        waiting: dict[TopicPartition, tuple[Part, Partition, Appended]] = {}
+
+        def settle(key: TopicPartition) -> None:
+            one = waiting.pop(key, None)
+            if one is not None:
+                one[0].error = self._verdict(*one)
+                if not (waiting or over.done()):
+                    over.set_result(None)
+
+        def expire() -> None:
+            while waiting:
+                _, (part, _, _) = waiting.popitem()
+                part.error = RequestTimedOutError("other replicas did not follow in time")
+            if not over.done():
+                over.set_result(None)
+
+        for part in parts:
+            partition, appended = part.partition, part.appended
+            if appended is None or partition is None or not partition.marks.is_replicated:
+                continue
+            one = part, partition, appended
+            if self._commits.after((partition,), partial(settle, part.key)):
+                waiting[part.key] = one
+            else:
+                part.error = self._verdict(*one)
+        if waiting:
+            timer = call_later(loop, append.timeout_ms, "acks", expire)
+
+            def end(_over: asyncio.Future[None]) -> None:
+                timer.cancel()
+                waiting.clear()  # the client may have gone
+
+            over.add_done_callback(end)
+            progress.commits.append(over)
+
+    def _verdict(self, part: Part, partition: Partition, appended: Appended) -> DomainError | None:
+        """Why a part may not be acknowledged whose wait is over; None where it may."""
+        marks = partition.marks
+        if marks.stopped is not None:
+            return partition.offline or _deleted()
+        if not marks.is_replicated:
+            return None  # the other replicas are gone, and what is here is all there is
+        from fencepost.cluster.leader import AcksVerdict  # noqa: PLC0415 - most brokers are alone
+
+        machine = self._replicas.led(*part.key)
+        verdict = AcksVerdict.NOT_LEADER_OR_FOLLOWER
+        if machine is not None:
+            verdict = machine.acks_verdict(appended.last_offset + 1, part.leader_epoch)
+        if verdict is AcksVerdict.DONE:
+            return None
+        if verdict is AcksVerdict.NOT_ENOUGH_REPLICAS_AFTER_APPEND:
+            return NotEnoughReplicasAfterAppendError("the ISR has become too small meanwhile")
+        return NotLeaderOrFollowerError(f"{partition.name} is not led by this broker any more")
 
 
 def _deleted() -> UnknownTopicOrPartitionError:

@@ -69,16 +69,21 @@ class DelayedFetch:
             self.wake()
 
     def _listener(self, place: int, one: Watched) -> Callable[[], None]:
+        epoch = one.partition.marks.leader_epoch
+
         def changed() -> None:
             if self._woken:
                 return
             partition = one.partition
+            if partition.marks.leader_epoch != epoch:
+                self.wake()
+                return
             try:
                 now = self._available(one)
             except DomainError:
                 self.wake()
                 return
-            if partition.offline or not (
+            if partition.marks.stopped or not (
                 partition.log_start_offset <= one.offset <= partition.log_end_offset
             ):
                 self.wake()

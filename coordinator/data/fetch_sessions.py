@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from uuid import UUID
 
 from fencepost.coordinator.errors import (
@@ -25,8 +24,10 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import LogReadInfo
+from fencepost.logcore.values import dataclass
 
 NO_SESSION = 0
+NO_REPLICA = -1
 FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 _MAX_INT32 = 2**31 - 1
@@ -58,12 +59,21 @@ class PartitionFetch:
     """The client's idea of the current one, −1 if it has none."""
     last_epoch: int = -1
     """The epoch of the last record that it has, −1 if it does not say."""
+    replica_log_start: int = -1
+    """Where a follower's log begins; clients say nothing of theirs."""
     high_watermark: int = -1
     log_start_offset: int = -1
 
     def renew(self, newer: PartitionFetch) -> None:
-        """Ask for what ``newer`` asks."""
+        """Ask for what ``newer`` asks.
+
+        Who has another leader epoch may have dropped what it was told under the former one, as
+        followers do: all of it is news to it again. (In Kafka an idle follower goes without.)
+        """
+        if newer.leader_epoch != self.leader_epoch:
+            self.high_watermark = -1
         self.offset, self.max_bytes = newer.offset, newer.max_bytes
+        self.replica_log_start = newer.replica_log_start
         self.leader_epoch, self.last_epoch = newer.leader_epoch, newer.last_epoch
 
     def learn(self, answer: FetchedPartition) -> bool:
@@ -75,9 +85,12 @@ class PartitionFetch:
             or read.log_start_offset != self.log_start_offset
             or answer.error is not None
             or answer.diverging is not None
+            or answer.preferred_replica != NO_REPLICA
         )
-        # After an error the high watermark counts as unknown: once it is over there is news.
-        self.high_watermark = -1 if answer.error is not None else read.high_watermark
+        # After an error the high watermark counts as unknown: once it is over there is news. A
+        # follower whose log parts from ours does not look at it either.
+        is_lost = answer.error is not None or answer.diverging is not None
+        self.high_watermark = -1 if is_lost else read.high_watermark
         self.log_start_offset = read.log_start_offset
         return news
 
@@ -97,6 +110,10 @@ class FetchedPartition:
     diverging: tuple[int, int] | None = None
     """Epoch and end offset where the client's log parts from ours."""
     error: DomainError | None = None
+    preferred_replica: int = NO_REPLICA
+    """The broker from which the client had better read."""
+    seen: tuple[int, int] | None = None
+    """Leader epoch and log end where there was nothing to read."""
 
 
 @dataclass(slots=True)

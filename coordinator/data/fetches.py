@@ -2,20 +2,27 @@
 
 What is read are whole batches as they stand in the file, and they stay there where they are many.
 
-One node has no followers: who says to be one is refused, partition by partition.
+A follower reads to the end of the log, and what it has asked for counts: its offset says what it
+has. A client reads what is committed, from the leader or, where it says in which rack it is, from
+the replica nearest to it (KIP-392).
 
-Source: ``FetchManager``, ``ReplicaManager.fetchMessages`` and ``readFromLog``, ``DelayedFetch``.
+Source: ``FetchManager``, ``ReplicaManager.fetchMessages`` and ``readFromLog``, ``DelayedFetch``,
+``Partition.fetchRecords``, ``RackAwareReplicaSelector``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from struct import Struct
+from typing import Protocol
+from uuid import UUID
 
+from fencepost.coordinator.config.key import RACK_AWARE
 from fencepost.coordinator.data.delayed_fetch import DelayedFetch, DelayedFetches, Watched
 from fencepost.coordinator.data.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
+    NO_REPLICA,
     NO_SESSION,
     FetchedPartition,
     FetchSession,
@@ -24,6 +31,7 @@ from fencepost.coordinator.data.fetch_sessions import (
     PartitionFetch,
     TopicKey,
 )
+from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import (
     InvalidFetchSessionEpochError,
@@ -32,6 +40,7 @@ from fencepost.coordinator.errors import (
     TopicAuthorizationError,
     UnknownTopicIdError,
 )
+from fencepost.coordinator.runtime.background import tell
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import OffsetOutOfRangeError, UnknownLeaderEpochError
@@ -39,12 +48,21 @@ from fencepost.logcore.file_range import MIN_RANGE_BYTES
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation, LogReadInfo
+from fencepost.logcore.values import dataclass
 
 PARTITION_BYTES = 40
 """About what a partition takes in an answer beside its records."""
 
+_OFFSET = Struct(">q")
+"""Begins a batch: its base offset."""
+
 MAX_COPIED_BYTES = 262_144
 """Bytes of short reads that one response holds in memory; any more stay in their files."""
+
+
+CONSUMER = -1
+DEBUGGING_CONSUMER = -2
+"""Who reads as a client, from whatever replica."""
 
 
 @dataclass(slots=True)
@@ -57,10 +75,17 @@ class Fetch:
     session_id: int
     session_epoch: int
     isolation_level: int
-    is_follower: bool
     max_bytes: int
     min_bytes: int
     max_wait_ms: int
+    replica_id: int = CONSUMER
+    """The broker that follows; negative for clients."""
+    broker_epoch: int = -1
+    """That of the follower's registration, −1 if it does not say."""
+    rack: str | None = None
+    """Where the client is; None for those that only read from leaders."""
+    listener: str = ""
+    """By which it came; that is where it would reach other brokers."""
     may_read: Callable[[str | None], bool] | None = None
     """Whether its sender may read a topic, or follow one; None where everybody may. It is asked of
     None for an id that no topic has."""
@@ -76,15 +101,32 @@ class Fetched:
     partitions: list[FetchedPartition]
 
 
+class Throttle(Protocol):
+    """What a leader may send to replicas that are moved: ``ReplicationQuota``."""
+
+    def covers(self, configs: Mapping[str, str], index: int) -> bool:
+        """Whether a topic's settings name the replica of a partition on this broker."""
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether they have to wait."""
+
+    def record(self, size: int) -> None:
+        """Count bytes of one of them."""
+
+
 class Fetches:
     """``services.fetches``. Belongs to the event loop."""
 
     def __init__(self, storage: Storage) -> None:
         self.clock, self.config = storage.clock, storage.config
-        self.logs, self.metadata = storage.logs, storage.metadata
+        self.replicas, self.metadata = storage.replicas, storage.metadata
+        self.selects_by_rack = storage.config.text("replica.selector.class") == RACK_AWARE
         self.sessions = FetchSessions(
             storage.config.int("max.incremental.fetch.session.cache.slots")
         )
+        self.throttle: Throttle | None = None
+        """Holds followers back, as far as ``leader.replication.throttled.rate`` asks for that."""
         self.delayed = DelayedFetches()
         """Requests that wait for records."""
 
@@ -153,28 +195,68 @@ class Fetches:
         known = self.metadata.topic_by_id(topic)
         return None if known is None else known.name
 
-    def partition(self, key: Key) -> Partition:
-        """Raise UnknownTopicIdError, UnknownTopicOrPartitionError, StorageError."""
-        topic, index = key
+    def topic_name(self, key: Key) -> str:
+        """The name of a partition's topic; UnknownTopicIdError."""
+        topic = key[0]
         name = topic if isinstance(topic, str) else self._name(topic)
         if name is None:
             raise UnknownTopicIdError(f"no topic has the id {topic}")
-        return self.logs.partition(name, index)
+        return name
+
+    def preferred_replica(self, name: str, index: int, offset: int, fetch: Fetch) -> int:
+        """The in-sync replica in the client's rack that has most, unless the leader is there."""
+        image, machine = self.replicas.image, self.replicas.led(name, index)
+        if image is None or machine is None or not (self.selects_by_rack and fetch.rack):
+            return NO_REPLICA
+
+        def is_near(broker_id: int) -> bool:
+            broker = image.brokers.get(broker_id)
+            return (
+                broker is not None
+                and not broker.fenced
+                and broker.rack == fetch.rack
+                and fetch.listener in broker.listeners
+            )
+
+        near = [
+            one
+            for one in machine.replicas.values()
+            if one.broker_id in machine.isr
+            and one.log_start_offset <= offset <= one.log_end_offset
+            and is_near(one.broker_id)
+        ]
+        if not near or is_near(self.replicas.node_id):
+            return NO_REPLICA
+        most = lambda one: (one.log_end_offset, one.last_caught_up_ms, one.broker_id)  # noqa: E731 - a key
+        return max(near, key=most).broker_id
 
 
 def isolation_of(level: int) -> Isolation:
     """How far the sender of a request may see. InvalidRequestError where there is no such level."""
-    try:
-        return Isolation(level)
-    except ValueError:
-        raise InvalidRequestError(f"there is no isolation level {level}") from None
+    found = _LEVELS.get(level)
+    if found is None:
+        raise InvalidRequestError(f"there is no isolation level {level}")
+    return found
 
 
-def _no_replica(epoch: int) -> DomainError:
-    # A follower that knows the epoch may know of a replica that we have not heard of (in Kafka).
-    if epoch < 0:
-        return NotAReplicaError("there is one replica, and that is here")
-    return UnknownLeaderEpochError(f"epoch {epoch} has one replica, and that is here")
+_LEVELS = {int(one): one for one in (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)}
+
+
+def _check_replica(
+    replicas: Replicas, topic: str, index: int, replica_id: int, leader_epoch: int
+) -> None:
+    """Refuse a follower that has no replica of a partition led here.
+
+    One that knows the leader epoch may have heard of its assignment earlier than this broker, and
+    tries again (KAFKA-13837). Raises UnknownLeaderEpochError, NotAReplicaError.
+    """
+    machine = replicas.led(topic, index)
+    if machine is not None and replica_id in machine.replicas:
+        return
+    text = f"broker {replica_id} has no replica of {topic}-{index} that this broker knows of"
+    if leader_epoch < 0:
+        raise NotAReplicaError(text)
+    raise UnknownLeaderEpochError(text)
 
 
 class _Reading:
@@ -193,12 +275,21 @@ class _Reading:
         self._session = session
         self._epoch = None if session is None else session.epoch
         self._isolation = isolation_of(fetch.isolation_level)
+        self._is_follower = fetch.replica_id >= 0
+        if self._is_follower:
+            self._isolation = Isolation.LOG_END
+        self._only_leader = fetch.rack is None and fetch.replica_id == CONSUMER
+        self._has_counted = False
+        """Whether the offsets of a follower have counted: once for a request."""
         limit = fetches.config.int("fetch.max.bytes")
         self._max_bytes = max(0, min(fetch.max_bytes, limit))
         self._min_bytes = min(fetch.min_bytes, self._max_bytes)
         self._answers: list[FetchedPartition] = []
         self._bytes = 0
         self._copied_bytes = 0
+        self._throttled_bytes = 0
+        self._held_back: frozenset[tuple[str, int]] = frozenset()
+        """Partitions whose bytes do not count until the throttle lets go of them."""
         self._news = 0
         self._urgent = False
 
@@ -213,28 +304,54 @@ class _Reading:
         )
 
     def read(self) -> Steps[None]:
-        """Read every partition once."""
-        self._answers = []
+        """Read every partition once; the second time, those of which there is news."""
+        former, self._answers = self._answers, []
         self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
-        for asked in self._asked:
+        self._throttled_bytes = 0
+        self._held_back = frozenset()
+        for at, asked in enumerate(self._asked):
             try:
-                answer = self._read_one(asked)
+                if former and _is_as_it_was(former[at]):
+                    answer = former[at]
+                else:
+                    answer = self._read_one(asked)
             except DomainError as error:
                 answer = FetchedPartition(asked, error=error)
+            except Exception as error:  # noqa: BLE001 - the others can be read, by followers above all
+                tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
+                answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
             # To wait would bring this client no more, or it has to hear of something.
-            self._urgent |= answer.partition is None or answer.read.is_behind
+            self._urgent |= (
+                answer.partition is None
+                or answer.read.is_behind
+                or answer.preferred_replica != NO_REPLICA
+            )
             # A session is not told again what it knows.
             self._news += (
                 self._session is None or answer.error is not None or bool(answer.read.records)
             )
             self._answers.append(answer)
             yield
+        self._has_counted = True
 
     def _read_one(self, asked: PartitionFetch) -> FetchedPartition:
-        partition = self._fetches.partition(asked.key)
-        partition.reader.check_leader_epoch(asked.leader_epoch)
-        if self._fetch.is_follower:
-            raise _no_replica(asked.leader_epoch)
+        fetches, (topic, index) = self._fetches, asked.key
+        name, replicas = fetches.topic_name(asked.key), fetches.replicas
+        if self._only_leader or replicas.image is None:
+            partition = replicas.leader(name, index, asked.leader_epoch)
+        else:
+            topic_id = topic if isinstance(topic, UUID) else None
+            if not self._is_follower:
+                preferred = fetches.preferred_replica(name, index, asked.offset, self._fetch)
+                if preferred != NO_REPLICA:
+                    partition = replicas.readable(name, index, asked.leader_epoch)
+                    marks = self._marks(partition)
+                    return FetchedPartition(asked, marks, partition, preferred_replica=preferred)
+            find = replicas.led_with_id if self._is_follower else replicas.readable
+            partition = find(name, index, asked.leader_epoch, topic_id)
+        if self._is_follower:
+            _check_replica(replicas, name, index, self._fetch.replica_id, asked.leader_epoch)
+        end = partition.log.log_end_offset
         if asked.last_epoch >= 0:
             diverging = _diverging(partition, asked)
             if diverging is not None:
@@ -247,10 +364,42 @@ class _Reading:
             at_least_one=self._bytes == 0,
             min_range_bytes=MIN_RANGE_BYTES if self._copied_bytes < MAX_COPIED_BYTES else 1,
         )
+        if self._is_follower:
+            read = self._throttled(name, index, read)
         self._bytes += len(read.records)
         if isinstance(read.records, bytes):
             self._copied_bytes += len(read.records)
-        return FetchedPartition(asked, read, partition)
+        if self._is_follower and not self._has_counted:
+            replicas.fetched(
+                name,
+                index,
+                self._fetch.replica_id,
+                self._fetch.broker_epoch,
+                _has_upto(asked.offset, partition, read),
+                asked.replica_log_start,
+                end,
+            )
+        if read.records or self._held_back:
+            return FetchedPartition(asked, read, partition)
+        return FetchedPartition(asked, read, partition, seen=(partition.marks.leader_epoch, end))
+
+    def _throttled(self, topic: str, index: int, read: LogReadInfo) -> LogReadInfo:
+        """What a follower is given of it: nothing while replicas that are moved take too much.
+
+        Who is in sync is never held back, lest it fall out of the ISR.
+        """
+        throttle, replicas = self._fetches.throttle, self._fetches.replicas
+        if throttle is None or replicas.image is None or not read.records:
+            return read
+        if not throttle.covers(replicas.image.topic_configs(topic), index):
+            return read
+        machine = replicas.led(topic, index)
+        in_sync = machine is not None and self._fetch.replica_id in machine.isr
+        if throttle.is_exceeded and not in_sync:
+            self._held_back |= {(topic, index)}
+            return read._replace(records=b"")
+        self._throttled_bytes += len(read.records)
+        return read
 
     def _marks(self, partition: Partition) -> LogReadInfo:
         return LogReadInfo(
@@ -272,10 +421,11 @@ class _Reading:
         )
         try:
             for one in self._answers:
-                if one.partition is not None:
-                    poll.watch(
-                        Watched(one.partition, one.asked.offset, max(one.asked.max_bytes, 1))
-                    )
+                partition = one.partition
+                if partition is not None and (
+                    not self._held_back or (partition.topic, partition.index) not in self._held_back
+                ):
+                    poll.watch(Watched(partition, one.asked.offset, max(one.asked.max_bytes, 1)))
                 yield None
             yield poll.over
         finally:
@@ -300,6 +450,9 @@ class _Reading:
     def told(self) -> Steps[Fetched]:
         """What to say of which partition. InvalidFetchSessionEpochError if it was overtaken."""
         session, sessions = self._session, self._fetches.sessions
+        throttle = self._fetches.throttle
+        if throttle is not None and self._throttled_bytes:
+            throttle.record(self._throttled_bytes)
         for answer in self._answers:
             if answer.partition is not None:
                 answer.partition.traffic.bytes_out += len(answer.read.records)
@@ -329,11 +482,53 @@ class _Reading:
         )
 
 
+def _is_as_it_was(answer: FetchedPartition) -> bool:
+    """Whether a partition where there was nothing to read is still as it was then.
+
+    Most are so when a wait is over, and a follower may ask for thousands.
+    """
+    partition, read = answer.partition, answer.read
+    if partition is None or answer.seen is None:
+        return False
+    marks = partition.marks
+    return (
+        marks.stopped is None
+        and answer.seen == (marks.leader_epoch, partition.log_end_offset)
+        and read.high_watermark == marks.high_watermark
+        and read.log_start_offset == marks.log_start_offset
+        and read.last_stable_offset == marks.last_stable_offset
+    )
+
+
+def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
+    """Up to where a follower has the log that fetches at ``offset``.
+
+    Inside of a batch that is where the batch begins: it has cut its log there, and gets it anew.
+    Raises StorageError.
+    """
+    records = read.records
+    if not records:
+        return offset
+    try:
+        head = records if isinstance(records, bytes) else records.peek(_OFFSET.size)
+    except OSError as error:
+        raise partition.marks.refuse(error) from error
+    base: int = _OFFSET.unpack_from(head)[0]
+    return min(offset, base)
+
+
 def _diverging(partition: Partition, asked: PartitionFetch) -> tuple[int, int] | None:
     """Epoch and end offset where the reader's log parts from ours, if it does."""
-    epoch, end_offset = partition.reader.end_of_epoch(asked.last_epoch)
+    reader = partition.reader
+    # What has one replica has begun its epoch, though no record of it may be there.
+    find = reader.offset_for_leader_epoch if partition.marks.is_replicated else reader.end_of_epoch
+    epoch, end_offset = find(asked.last_epoch)
     if epoch < 0 or end_offset < 0:
         raise OffsetOutOfRangeError(f"nothing is known of leader epoch {asked.last_epoch}")
+    if asked.offset < partition.log_start_offset:
+        raise OffsetOutOfRangeError(
+            f"offset {asked.offset} is below {partition.log_start_offset}, where the log begins"
+        )
     if epoch >= asked.last_epoch and end_offset >= asked.offset:
         return None
     return epoch, end_offset

@@ -14,20 +14,27 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
 import structlog
 
+from fencepost.cluster.image import (
+    TOPIC_RESOURCE,
+    MetadataImage,
+    TopicImage,
+    changed_configs,
+)
 from fencepost.coordinator.config.broker_config import BrokerConfig, log_config
 from fencepost.coordinator.data.checkpoint_files import CheckpointFiles, Offsets
 from fencepost.coordinator.data.removals import Removals
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
-from fencepost.coordinator.metadata.image import Topic
-from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG, MetadataLog
+from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG
+from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, METADATA_TOPIC_ID
+from fencepost.coordinator.metadata.snapshots import snapshots
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace, spawn
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
@@ -35,6 +42,7 @@ from fencepost.logcore.checkpoints import (
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
     CheckpointError,
+    clean_shutdown_epoch,
     read_partition_metadata,
     take_clean_shutdown,
     write_clean_shutdown,
@@ -81,9 +89,12 @@ _log = structlog.get_logger(__name__)
 class LogManager:
     """``broker.logs``. ``directory`` exists and is locked by this process.
 
-    ``read_metadata`` makes the metadata of their log, which is opened first: all else is described
-    there. No request finds that log here, whatever the API. Raises what that does, and
-    StorageError; nothing stays open then.
+    ``read_metadata`` gives what is known of topics before any of their logs is opened. Where that
+    is in a log of this broker's own, it is given what opens it; no request finds that log here,
+    whatever the API. Raises what that does, and StorageError; nothing stays open then.
+
+    Without ``loads`` that log is all that is opened: which others there are is not known before
+    :meth:`load`.
     """
 
     def __init__(
@@ -93,7 +104,9 @@ class LogManager:
         config: BrokerConfig,
         clock: Clock,
         flusher: FlushScheduler,
-        read_metadata: Callable[[Partition], MetadataLog],
+        read_metadata: Callable[[Callable[[], Partition]], Metadata],
+        *,
+        loads: bool = True,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -112,35 +125,47 @@ class LogManager:
         """Topics whose open logs have yet to follow a change of the broker's settings."""
         self._reconfiguring: asyncio.Task[None] | None = None
         self._doomed = 0
-        """Topics that were deleted so far."""
+        """Partitions that were deleted so far."""
         self._cut = False
         self.removals = Removals(fs, directory)
         self.past_traffic = Traffic()
         """That of topics which were deleted since the start."""
         self._on_delete: list[Callable[[str, int], None]] = []
+        self._last_broker_epoch = clean_shutdown_epoch(fs, directory)
         self.was_clean = take_clean_shutdown(fs, directory)
         """Whether the last shutdown closed every log."""
+        self.broker_epoch = -1
+        """What the mark of this run's clean shutdown says; -1 outside of a cluster."""
         self._files = CheckpointFiles(fs, directory)
         self._checkpointed = [self._files.read(name) for name in CHECKPOINTS]
         self._recovery_points, self._log_starts, self._high_watermarks, cleaned = self._checkpointed
         self.cleaned = cleaned
         """Where the last round of compaction on a partition ended."""
         try:
-            self._metadata_partition = self._open_partition(
-                METADATA_TOPIC, 0, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
-            )
-            self.metadata = read_metadata(self._metadata_partition)
+            self.metadata = read_metadata(self._open_metadata)
             """Which topics there are."""
-            self._load()
+            if loads:
+                self.load(self.metadata)
         except BaseException:
             self.close()
             raise
 
     # --- start -----------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        """Put directories without a topic aside, open those with one."""
-        self.metadata.listen(self._reconfigure)
+    def _open_metadata(self) -> Partition:
+        """Open the log of this broker's own metadata, which begins behind its snapshot."""
+        key = METADATA_TOPIC, 0
+        for snapshot in snapshots(self._fs, f"{self._directory}/{METADATA_TOPIC}-0"):
+            self._log_starts[key] = max(self._log_starts.get(key, 0), snapshot.end_offset)
+        self._metadata_partition = self._open_partition(
+            *key, METADATA_TOPIC_ID, METADATA_LOG_CONFIG, 0
+        )
+        return self._metadata_partition
+
+    def load(self, metadata: Metadata) -> None:
+        """Put directories without a topic of ``metadata`` aside, open those with one."""
+        self.metadata = metadata
+        metadata.listen(self._published)
         self._config.listen(self._reconfigure_all)
         self.producer_limit.maximum = self._config.int("max.producer.ids")
         for name in sorted(self._fs.list_directory(self._directory) or ()):
@@ -171,8 +196,9 @@ class LogManager:
             self.removals.add_directory(self._rename(name, DELETE_SUFFIX))
         elif (
             topic is None
-            or index >= topic.partitions
+            or index >= len(topic.partitions)
             or (topic_id is not None and topic_id != topic.topic_id)
+            or not self.metadata.hosts(topic, index)
         ):
             # It may be somebody's data.
             stray = self._rename(name, STRAY_SUFFIX)
@@ -232,10 +258,23 @@ class LogManager:
         partition = self._open.get((topic, index))
         return partition is not None and partition.offline is not None
 
-    def _open_topic_partition(self, topic: Topic, index: int) -> Partition:
-        config = log_config(self._config, topic.configs)
-        epoch = self.metadata.leader_epoch(topic)
-        partition = self._open_partition(topic.name, index, topic.topic_id, config, epoch)
+    def _open_topic_partition(
+        self, topic: TopicImage, index: int, configs: Mapping[str, str] | None = None
+    ) -> Partition:
+        """``configs``: those of a topic that is not known yet."""
+        own = self.metadata.topic_configs(topic.name) if configs is None else configs
+        config, epoch = log_config(self._config, own), topic.partitions[index].leader_epoch
+        partition = self._open_partition(
+            topic.name,
+            index,
+            topic.topic_id,
+            config,
+            epoch,
+            # What was not committed before the start may not be told to anybody yet.
+            is_replicated=len(topic.partitions[index].replicas) > 1,
+            # What was fetched has holes, also where it is the only replica by now.
+            is_replica=len(self.metadata.image.brokers) > 1,
+        )
         self._open[topic.name, index] = partition
         if self._cut and self._complete:
             self._cut = False
@@ -243,7 +282,15 @@ class LogManager:
         return partition
 
     def _open_partition(
-        self, topic: str, index: int, topic_id: uuid.UUID, config: LogConfig, leader_epoch: int
+        self,
+        topic: str,
+        index: int,
+        topic_id: uuid.UUID,
+        config: LogConfig,
+        leader_epoch: int,
+        *,
+        is_replicated: bool = False,
+        is_replica: bool = False,
     ) -> Partition:
         key = topic, index
         path = f"{self._directory}/{topic}-{index}"
@@ -265,8 +312,10 @@ class LogManager:
                 clean=self.was_clean,
                 recovery_point=self._recovery_points.get(key, 0),
                 log_start_offset=self._log_starts.get(key, 0),
-                # Only to tell what is missing: the only replica leads, and all it has is committed.
+                # Of the only replica it tells no more than what is missing.
                 high_watermark=self._high_watermarks.get(key, 0),
+                is_replicated=is_replicated,
+                is_replica=is_replica or is_replicated,
                 leader_epoch=leader_epoch,
                 compacted_below=self.cleaned.get(key, 0),
                 producer_id_expiration_ms=self._config.int("producer.id.expiration.ms"),
@@ -288,7 +337,12 @@ class LogManager:
             self._cut = True
         return partition
 
-    def adopt(self, topic: Topic, extents: Mapping[int, tuple[int, int]]) -> None:
+    def adopt(
+        self,
+        topic: TopicImage,
+        configs: Mapping[str, str],
+        extents: Mapping[int, tuple[int, int]],
+    ) -> None:
         """Open directories that were put in place for a topic not yet known.
 
         ``extents``: log start and log end, all of it on disk, by the index of the partition, for
@@ -299,12 +353,19 @@ class LogManager:
         for index, (log_start_offset, log_end_offset) in extents.items():
             self._log_starts[topic.name, index] = log_start_offset
             self._recovery_points[topic.name, index] = log_end_offset
-            self._open_topic_partition(topic, index)
+            self._open_topic_partition(topic, index, configs)
         self.checkpoint()
 
-    def _reconfigure(self, topic: Topic) -> None:
-        config = log_config(self._config, topic.configs)
-        for index in range(topic.partitions):
+    def _published(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Let open logs follow the settings of their topics."""
+        for kind, name in changed_configs(old, new):
+            topic = new.topics.get(name)
+            if kind == TOPIC_RESOURCE and topic is not None:
+                self._reconfigure(topic)
+
+    def _reconfigure(self, topic: TopicImage) -> None:
+        config = log_config(self._config, self.metadata.topic_configs(topic.name))
+        for index in range(len(topic.partitions)):
             partition = self._open.get((topic.name, index))
             if partition is not None:
                 partition.log.config = config
@@ -338,21 +399,24 @@ class LogManager:
         """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
         self._on_delete.append(listener)
 
-    def doom(self, topic: Topic) -> None:
+    def doom(self, topic: TopicImage) -> None:
         """Know nothing more of a topic whose record is gone; :meth:`forget_doomed` has to follow.
 
         From now on a topic of the same name is another one.
         """
-        for index in range(topic.partitions):
-            key = topic.name, index
-            for offsets in self._checkpointed:
-                offsets.pop(key, None)
-            for listener in self._on_delete:
-                listener(*key)
-            partition = self._open.pop(key, None)
-            if partition is not None:
-                self.past_traffic.add(partition.traffic)
-                self.removals.doom(partition)
+        for index in range(len(topic.partitions)):
+            self.doom_partition((topic.name, index))
+
+    def doom_partition(self, key: TopicPartition) -> None:
+        """Do the same for one partition, which has no replica here any more."""
+        for offsets in self._checkpointed:
+            offsets.pop(key, None)
+        for listener in self._on_delete:
+            listener(*key)
+        partition = self._open.pop(key, None)
+        if partition is not None:
+            self.past_traffic.add(partition.traffic)
+            self.removals.doom(partition)
         self._doomed += 1
         self._stale = True
 
@@ -366,6 +430,34 @@ class LogManager:
         written = [await self.save(name) for name in CHECKPOINTS]
         if all(written) and doomed == self._doomed:
             self._stale = False
+
+    def plan_cut(self, partition: Partition, offset: int) -> set[str]:
+        """Say no more of a log than is there once it is cut, and have the checkpoints say so too.
+
+        ``offset`` is where it is to end, or to begin anew. Returns the names of the checkpoints
+        that :meth:`save_all` has to write before the cut, which has to follow. StorageError.
+        """
+        key = partition.topic, partition.index
+        before = self._marks_of(partition)
+        partition.replica.plan_cut(offset)
+        names = {name for name, at in self._marks_of(partition).items() if at < before[name]}
+        if self.cleaned.get(key, 0) > offset:
+            self.cleaned[key] = offset
+            names.add(CLEANER_CHECKPOINT)
+        return names
+
+    async def save_all(self, names: Collection[str]) -> bool:
+        """Write these checkpoints; whether all are on disk."""
+        return all([await self.save(name) for name in CHECKPOINTS if name in names])
+
+    @staticmethod
+    def _marks_of(partition: Partition) -> dict[str, int]:
+        """What three of the checkpoints say of an open log."""
+        return {
+            RECOVERY_POINT_CHECKPOINT: partition.recovery_point,
+            LOG_START_CHECKPOINT: partition.log_start_offset,
+            HIGH_WATERMARK_CHECKPOINT: partition.high_watermark,
+        }
 
     # --- checkpoints and stop --------------------------------------------------------------------
 
@@ -413,10 +505,12 @@ class LogManager:
         clean = self._clean and all(partition.offline is None for partition in self)
         if not self._complete:
             # The start failed half-way: what is on disk says more than we know.
+            if clean and self.was_clean and not self._open and self._metadata_partition is not None:
+                write_clean_shutdown(self._fs, self._directory, self._last_broker_epoch)
             return
         self.checkpoint()
         if clean:
-            write_clean_shutdown(self._fs, self._directory)
+            write_clean_shutdown(self._fs, self._directory, self.broker_epoch)
 
     def _closed(self, partition: Partition, step: Callable[[], Flush | None]) -> Flush | None:
         """Take a step of a close; what goes wrong costs the clean-shutdown mark."""

@@ -5,12 +5,20 @@ A command that works on a stopped broker's data needs no more than this (``fence
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
+from uuid import UUID
 
+from fencepost.cluster.image import UNASSIGNED
+from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.log_manager import LogManager
+from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.metadata.topic_admin import TopicAdmin
+from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.clock import Clock
@@ -20,6 +28,12 @@ from fencepost.logcore.partition import Partition
 
 class Storage:
     """The data of one broker. ``directory`` exists and is locked by this process.
+
+    ``directory_id`` is what the cluster knows it by; ``end_points`` say where the broker will
+    listen. ``observed`` is what is known of a cluster whose controllers are elsewhere; there is no
+    log of metadata then. A node that is no broker has no partitions but that one. Where the
+    controller of others and a broker share a directory, the controller's is opened first, without
+    ``loads``, and the broker's storage is given it as ``beside``: the logs are both's.
 
     Raises MetadataError, LogError, OSError; nothing stays open then.
     """
@@ -32,29 +46,73 @@ class Storage:
         clock: Clock,
         *,
         node_id: int,
+        directory_id: UUID = UNASSIGNED,
+        end_points: Sequence[BrokerEndpoint] = (),
+        observed: ObservedMetadata | None = None,
+        is_broker: bool = True,
         flusher: Flusher | None = None,
+        loads: bool = True,
+        beside: Storage | None = None,
     ) -> None:
         self.fs = fs
         self.directory = directory
         self.config = config
         self.clock = clock
         self.node_id = node_id
-        self.flusher = Flusher(clock) if flusher is None else flusher
+        if beside is not None:
+            flusher = beside.flusher
+        self.flusher: Flusher = Flusher(clock) if flusher is None else flusher
         """Appends that wait for the disk."""
-        self.logs = LogManager(fs, directory, config, clock, self.flusher, self._read_metadata)
-        """All partitions."""
-        self.metadata = self.logs.metadata
+        self.commits = Commits(self.flusher)
+        """Whoever waits until something is committed."""
+        self._directory_id, self._end_points = directory_id, end_points
+        self._observed = observed
+        self._is_broker, self._loads = is_broker, loads
+        self.metadata: MetadataLog
         """Topics, dynamic settings, producer-id blocks."""
-        self.flusher.sealed.checkpoint = partial(self.logs.save, RECOVERY_POINT_CHECKPOINT)
+        self.logs: LogManager = self._open_logs() if beside is None else beside.logs
+        """All partitions."""
+        if beside is not None:
+            self.logs.load(self._observe())
+        self.topics = TopicAdmin(self.metadata, config, node_id)
+        """Creating, changing and deleting topics."""
+        self.replicas = Replicas(self.logs, self.commits, config, clock, node_id=node_id)
+        """Which partitions this broker leads, and which it follows."""
+
+    def _open_logs(self) -> LogManager:
+        logs = LogManager(
+            self.fs,
+            self.directory,
+            self.config,
+            self.clock,
+            self.flusher,
+            self._read_metadata,
+            loads=self._loads,
+        )
+        self.flusher.sealed.checkpoint = partial(logs.save, RECOVERY_POINT_CHECKPOINT)
         try:
             self.metadata.compact()
         except BaseException:
-            self.logs.close()
+            logs.close()
             raise
-        self.topics = TopicAdmin(self.metadata, config, node_id)
-        """Creating, changing and deleting topics."""
+        return logs
 
-    def _read_metadata(self, partition: Partition) -> MetadataLog:
-        metadata = MetadataLog(partition, self.config, self.clock, node_id=self.node_id)
-        metadata.count_start()
-        return metadata
+    def _observe(self) -> MetadataLog:
+        # Requests that would change something never come so far: they are forwarded.
+        self.metadata = cast("MetadataLog", self._observed)
+        return self.metadata
+
+    def _read_metadata(self, opened: Callable[[], Partition]) -> MetadataLog:
+        if self._observed is not None:
+            return self._observe()
+        self.metadata = MetadataLog(
+            opened(),
+            self.config,
+            self.clock,
+            self.fs,
+            self.directory,
+            node_id=self.node_id,
+            directory_id=self._directory_id,
+        )
+        self.metadata.begin_epoch(self._end_points, is_broker=self._is_broker)
+        return self.metadata

@@ -44,7 +44,7 @@ that a handler's reader sees them; importing a module whose range differs fails.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -58,9 +58,10 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
 from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.security.throttle import Throttle
-from fencepost.coordinator.wire.api import APIS, Api, ApiKey
+from fencepost.coordinator.wire.api import APIS, FORWARDED, KNOWN_APIS, Api, ApiKey
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.services import Services
@@ -113,6 +114,8 @@ class Context:
     """The request's size on the wire."""
     throttle: Throttle | None = None
     """The request against its client's quotas; None where nobody has one."""
+    frame: bytes = b""
+    """The request as it came, where the active controller has to answer it."""
 
     @property
     def advertised(self) -> tuple[str, int]:
@@ -140,7 +143,7 @@ class Context:
             resource,
             name,
             audited=audited,
-            request=APIS[self.api_key].name,
+            request=KNOWN_APIS[self.api_key].name,
             count=count,
         )
 
@@ -177,6 +180,21 @@ class Context:
         return Origin(self.client_id, self.peer_host)
 
 
+def with_wait(answer: Entity, throttle_ms: int) -> tuple[Entity, int]:
+    """The answer with the time that its client has to wait, in milliseconds, and that time.
+
+    Whoever answered in our place may have said more. Without a field for it the answer stays
+    as it is.
+    """
+    if not hasattr(answer, "throttle_time"):
+        return answer, throttle_ms
+    said: timedelta = answer.throttle_time or timedelta()
+    own = timedelta(milliseconds=throttle_ms)
+    if own <= said:
+        return answer, request_ms(said)
+    return replace(answer, throttle_time=own), throttle_ms
+
+
 def request_ms(duration: timedelta) -> int:
     """Milliseconds of a duration field of a request."""
     return (duration.days * 86_400 + duration.seconds) * 1000 + duration.microseconds // 1000
@@ -188,7 +206,7 @@ def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Calla
     ``permission`` says what a client would need, in Kafka's words: ``"READ Group"``,
     ``"WRITE Topic"``, ``"NONE"``. Raises ValueError if ``versions`` is not the API's range.
     """
-    api = APIS[key]
+    api = KNOWN_APIS[key]
     if versions != (api.min_version, api.max_version):
         raise ValueError(
             f"{api.name} is served at versions {api.min_version}-{api.max_version}, not {versions}"
@@ -208,6 +226,9 @@ class Registry:
     ``modules`` narrows or replaces that list (module names by key); tests give ``{}`` and call
     :meth:`add`. ``unstable_versions`` serves what Kafka calls unstable of all APIs,
     ``unstable_apis`` of some.
+
+    With ``forwards`` all that the active controller decides is its to answer; the versions that it
+    knows come from there.
     """
 
     def __init__(
@@ -216,13 +237,17 @@ class Registry:
         modules: Mapping[int, str] | None = None,
         unstable_versions: bool = False,
         unstable_apis: Collection[ApiKey] = (),
+        forwards: Callable[[], Mapping[int, tuple[int, int]]] | None = None,
     ) -> None:
         self._modules = dict(_own_modules() if modules is None else modules)
         self._handlers: dict[int, Handler] = {}
         self._versions: dict[int, tuple[int, int]] = {}
         self._unstable = frozenset(APIS if unstable_versions else unstable_apis)
+        self._controller_versions = forwards
+        self.forwarded: frozenset[int] = FORWARDED if forwards is not None else frozenset()
+        """What the active controller answers."""
         for key in self._modules:
-            self._serve(APIS[key])
+            self._serve(KNOWN_APIS[key])
 
     def _serve(self, api: Api) -> None:
         self._versions[api.key] = (
@@ -243,17 +268,27 @@ class Registry:
 
     def advertised(self) -> Iterable[tuple[int, int, int]]:
         """(key, lowest, highest version) of ApiVersions, by key."""
+        theirs = {} if self._controller_versions is None else self._controller_versions()
         for key in sorted(self._versions):
-            yield key, APIS[key].advertised_min, self._versions[key][1]
+            low, high = KNOWN_APIS[key].advertised_min, self._versions[key][1]
+            if theirs and key in self.forwarded:
+                both = theirs.get(key, (0, -1))
+                low, high = max(low, both[0]), min(high, both[1])
+            if low <= high:
+                yield key, low, high
 
     def handler(self, api_key: int) -> Handler:
         """The handler of a served API; imports its module the first time."""
         found = self._handlers.get(api_key)
         if found is None:
             module = import_module(f"{__name__}.{self._modules[api_key]}")
-            found = self._handlers[api_key] = module.run.handler
+            found = module.run.handler
             if found.api.key != api_key:
                 raise ValueError(f"{module.__name__} handles {found.api.name}")
+            if api_key in self.forwarded:
+                forwarding = import_module(f"{__name__}.forwarding")
+                found = replace(found, run=forwarding.forwarding(found.run))
+            self._handlers[api_key] = found
         return found
 
     def handlers(self) -> list[Handler]:

@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import before_producer_fenced, result_of
+from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
@@ -35,6 +36,8 @@ def run(ctx: Context) -> Work[Entity]:
         return refuse(ErrorCode.group_authorization_failed)
     try:
         # A producer may come here before any consumer has looked for its coordinator.
+        if ctx.broker.metadata.topic(CONSUMER_OFFSETS) is None:
+            ask_for_topic(ctx, CONSUMER_OFFSETS)
         yield from ctx.broker.groups.open_in_steps()
         partition = CONSUMER_OFFSETS, ctx.broker.groups.partition_for(body.group_id)
     except DomainError as error:

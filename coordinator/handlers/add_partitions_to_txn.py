@@ -10,13 +10,19 @@ in but the offsets topic, which group coordinators add.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import before_producer_fenced, code_of, result_of
+from fencepost.coordinator.handlers.answers import (
+    Future,
+    before_producer_fenced,
+    code_of,
+    result_of,
+)
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
 from fencepost.coordinator.runtime.turns import Work
@@ -66,7 +72,8 @@ def _client_transaction(ctx: Context, topics: Any) -> Work[Code]:
         body.v3_and_below_producer_epoch,
         _partitions(topics),
     )
-    return (yield from _added(ctx, command))
+    submitted = ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
+    return (yield from _answered(ctx, submitted))
 
 
 def _run_many(ctx: Context) -> Work[Entity]:
@@ -74,8 +81,13 @@ def _run_many(ctx: Context) -> Work[Entity]:
     if not ctx.may_on_cluster(Operation.CLUSTER_ACTION):
         return respond.error(ErrorCode.cluster_authorization_failed)
     results = []
+    # All are decided before the first is waited for: other replicas may take their time.
+    asked = []
     for transaction in ctx.body.transactions:
-        code = yield from _transaction(ctx, transaction)
+        begun = yield from _transaction(ctx, transaction)
+        asked.append((transaction, begun))
+    for transaction, begun in asked:
+        code = yield from _answered(ctx, begun)
         topics = yield from _topic_results(ctx, transaction.topics, code)
         results.append(
             respond.AddPartitionsToTxnResult(
@@ -87,8 +99,8 @@ def _run_many(ctx: Context) -> Work[Entity]:
     )
 
 
-def _transaction(ctx: Context, transaction: Any) -> Work[Code]:
-    """One transaction's answer."""
+def _transaction(ctx: Context, transaction: Any) -> Steps[Code | Future]:
+    """One transaction's answer, or what it has to wait for."""
     refused = yield from _refused(ctx, transaction.topics, OUTSIDE_TRANSACTIONS)
     if refused:
         return _refusal(refused)
@@ -100,12 +112,13 @@ def _transaction(ctx: Context, transaction: Any) -> Work[Code]:
         verify_only=transaction.verify_only,
         client_transaction_version=2,
     )
-    return (yield from _added(ctx, command))
+    return ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
 
 
-def _added(ctx: Context, command: AddPartitions) -> Work[Code]:
-    future = ctx.broker.txns.submit(command.transactional_id, command, ctx.origin)
-    result: AddPartitionsResult | DomainError = yield from result_of(future)
+def _answered(ctx: Context, asked: Code | Future) -> Work[Code]:
+    if not isinstance(asked, asyncio.Future):
+        return asked
+    result: AddPartitionsResult | DomainError = yield from result_of(asked)
     if isinstance(result, DomainError):
         code = code_of(result)
         if ctx.version < FIRST_BATCHED_VERSION:
@@ -133,7 +146,7 @@ def _refused(
         for index in topic.partitions:
             if topic.name in closed:
                 refused[topic.name, index] = ErrorCode.topic_authorization_failed
-            elif found is None or not 0 <= index < found.partitions:
+            elif found is None or not 0 <= index < len(found.partitions):
                 refused[topic.name, index] = ErrorCode.unknown_topic_or_partition
             yield
     return refused

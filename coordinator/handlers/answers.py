@@ -66,7 +66,8 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
     try:
         result = yield from changes
     finally:
-        flushed = ctx.broker.flusher.forced(ctx.broker.metadata.partition)
+        log = ctx.broker.metadata.partition
+        flushed = None if log is None else ctx.broker.flusher.forced(log)
     if flushed is not None:
         yield flushed
         flushed.result()

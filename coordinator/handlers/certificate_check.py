@@ -11,7 +11,7 @@ from fencepost.coordinator.config.broker_config import LISTENER_PREFIX, ConfigSo
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.resources import Operation as AlterOperation
 from fencepost.coordinator.handlers.resources import ResourceType
-from fencepost.coordinator.metadata.log import DEFAULT_SETTINGS
+from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
 

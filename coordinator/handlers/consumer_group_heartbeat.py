@@ -55,25 +55,23 @@ def _command(ctx: Context) -> ConsumerHeartbeat:
     body = ctx.body
     names, owned = body.subscribed_topic_names, body.topic_partitions
     return ConsumerHeartbeat(
-        group_id=body.group_id,
-        member_id=body.member_id,
-        member_epoch=body.member_epoch,
-        client_id=ctx.client_id or "",
-        client_host=f"/{ctx.peer_host}",
-        instance_id=body.instance_id,
-        rack_id=body.rack_id,
-        rebalance_timeout_ms=request_ms(body.rebalance_timeout),
-        subscribed_topic_names=None if names is None else tuple(names),
-        subscribed_topic_regex=getattr(body, "subscribed_topic_regex", None),
-        server_assignor=body.server_assignor,
-        owned=(
-            None
-            if owned is None
-            else tuple((_id_bytes(topic.topic_id), tuple(topic.partitions)) for topic in owned)
-        ),
-        new_member_id="" if body.member_id else str(uuid.uuid4()),
-        client_makes_member_id=ctx.version >= 1,
-        sight=sight_of(ctx),
+        body.group_id,
+        body.member_id,
+        body.member_epoch,
+        ctx.client_id or "",
+        f"/{ctx.peer_host}",
+        body.instance_id,
+        body.rack_id,
+        request_ms(body.rebalance_timeout),
+        None if names is None else tuple(names),
+        getattr(body, "subscribed_topic_regex", None),
+        body.server_assignor,
+        None
+        if owned is None
+        else tuple((_id_bytes(topic.topic_id), tuple(topic.partitions)) for topic in owned),
+        "" if body.member_id else str(uuid.uuid4()),
+        ctx.version >= 1,
+        sight_of(ctx),
     )
 
 

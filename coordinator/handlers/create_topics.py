@@ -10,17 +10,16 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.config.broker_config import ConfigError, shown_topic_keys
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
-    InvalidReplicaAssignmentError,
     InvalidRequestError,
     TopicAuthorizationError,
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_topic, open_coordinator
-from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
@@ -57,7 +56,7 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
             name,
             partitions=topic.num_partitions,
             replication_factor=topic.replication_factor,
-            assignment=_assignment(topic),
+            assignment=[(one.partition_index, one.broker_ids) for one in topic.assignments],
             configs=configs,
             validate_only=ctx.body.validate_only,
             take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
@@ -66,9 +65,10 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
         return ctx.respond.CreatableTopicResult(
             name=name, error_code=error_code(error), error_message=str(error)
         )
-    partitions, topic_id = made, None
-    if isinstance(made, Topic):
-        partitions, topic_id = made.partitions, made.topic_id
+    topic_id = None
+    if isinstance(made, TopicImage):
+        topic_id, made = made.topic_id, (len(made.partitions), len(made.partitions[0].replicas))
+    partitions, replicas = made
     # Partitions and replicas may come from the broker's settings, as the topic's own ones do.
     shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(
@@ -78,7 +78,7 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
         error_message=None,
         topic_config_error_code=ErrorCode.none if shows else ErrorCode.topic_authorization_failed,
         num_partitions=partitions if shows else NOT_SHOWN,
-        replication_factor=1 if shows else NOT_SHOWN,
+        replication_factor=replicas if shows else NOT_SHOWN,
         configs=_described(ctx, configs) if shows else (),
     )
 
@@ -96,13 +96,6 @@ def _configs(topic: Any) -> dict[str, str]:
             raise ConfigError(entry.name, None, "a topic is created without null values")
         configs[entry.name] = entry.value
     return configs
-
-
-def _assignment(topic: Any) -> dict[int, list[int]]:
-    assignment = {entry.partition_index: list(entry.broker_ids) for entry in topic.assignments}
-    if len(assignment) != len(topic.assignments):
-        raise InvalidReplicaAssignmentError("a partition is assigned twice")
-    return assignment
 
 
 def _described(ctx: Context, overrides: dict[str, str]) -> tuple[Entity, ...]:

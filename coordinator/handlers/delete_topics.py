@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
@@ -21,7 +22,6 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
 )
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.metadata.image import Topic
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -50,7 +50,7 @@ async def run(ctx: Context) -> Entity:
         await pace()
     waiting = deque(asked.items())
     results: list[Entity] = []
-    deleted: list[Topic] = []
+    deleted: list[TopicImage] = []
     while waiting:
         results += _some(ctx, waiting, named, deleted)
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ def _some(
     ctx: Context,
     waiting: deque[tuple[Asked, int]],
     named: Counter[Resolved],
-    deleted: list[Topic],
+    deleted: list[TopicImage],
 ) -> list[Entity]:
     """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
     until = time.perf_counter() + TURN_MS / 1000
@@ -80,7 +80,7 @@ def _some(
 
 
 def _answer(
-    ctx: Context, one: Asked, deleted: list[Topic], *, times: int, named: Counter[Resolved]
+    ctx: Context, one: Asked, deleted: list[TopicImage], *, times: int, named: Counter[Resolved]
 ) -> Entity:
     name, topic_id = one
     code, message = ErrorCode.none, None
@@ -117,7 +117,7 @@ def _resolved(ctx: Context, one: Asked) -> Resolved:
     return topic_id if topic is None else str(topic.name)
 
 
-def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -> Topic:
+def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -> TopicImage:
     """Remove one topic's record. Raises DomainError."""
     if not ctx.broker.config.bool("delete.topic.enable"):
         raise TopicDeletionDisabledError("delete.topic.enable is off")
@@ -137,7 +137,9 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
     _check_rights(ctx, name, by_name=by_name)
     if named[name] > 1:  # only now, for to others this would tell which topic has an id
         raise InvalidRequestError("The topic is named by its name and by its id.")
-    topic: Topic = ctx.broker.topics.delete(name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
+    topic: TopicImage = ctx.broker.topics.delete(
+        name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT)
+    )
     return topic
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, authorized, handles
+from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.wire import ApiKey, Entity
 
 BROKERS, CONTROLLERS = 1, 2
@@ -15,8 +16,8 @@ BROKERS, CONTROLLERS = 1, 2
 
 @handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Entity:
-    """Answer with this one broker, which is the controller too."""
-    broker, make = ctx.broker, ctx.respond
+    """Answer with the brokers that have the client's listener, fenced ones if they are wanted."""
+    make = ctx.respond
     endpoint_type = getattr(ctx.body, "endpoint_type", BROKERS)
     if endpoint_type != BROKERS:
         known = endpoint_type == CONTROLLERS
@@ -24,18 +25,37 @@ def run(ctx: Context) -> Entity:
             ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type,
             "this is an endpoint of brokers",
         )
-    host, port = ctx.advertised
-    asked = ctx.body.include_cluster_authorized_operations
-    return make.DescribeClusterResponse(
-        error_code=ErrorCode.none,
-        endpoint_type=BROKERS,
-        cluster_id=broker.cluster_id,
-        controller_id=broker.node_id,
-        brokers=(
+    endpoints = Endpoints(ctx)
+    fenced = getattr(ctx.body, "include_fenced_brokers", False)
+    nodes = sorted(endpoints.nodes.values()) if fenced else endpoints.alive
+    return described(
+        ctx,
+        BROKERS,
+        endpoints.controller_id,
+        tuple(
             make.DescribeClusterBroker(
-                broker_id=broker.node_id, host=host, port=port, rack=broker.rack
-            ),
+                broker_id=one.node_id,
+                host=one.host,
+                port=one.port,
+                rack=one.rack,
+                is_fenced=one.is_fenced,
+            )
+            for one in nodes
         ),
+    )
+
+
+def described(
+    ctx: Context, endpoint_type: int, controller_id: int, nodes: tuple[Entity, ...]
+) -> Entity:
+    """The answer that names these nodes."""
+    asked = ctx.body.include_cluster_authorized_operations
+    return ctx.respond.DescribeClusterResponse(
+        error_code=ErrorCode.none,
+        endpoint_type=endpoint_type,
+        cluster_id=ctx.broker.cluster_id,
+        controller_id=controller_id,
+        brokers=nodes,
         cluster_authorized_operations=(
             authorized.of_cluster(ctx) if asked else authorized.NOT_ASKED
         ),

@@ -1,4 +1,4 @@
-"""DescribeLogDirs (35): the data directory, its room, and how large each partition is.
+"""DescribeLogDirs (35): the data directory, its room, and how large each partition in it is.
 
 Versions: 3 has an error for the whole, 4 the room of the file system, 5 whether the directory is
 cordoned (KIP-1066). A partition that was never used takes no room; one that is off line is left
@@ -51,12 +51,12 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _topics(ctx: Context) -> Steps[tuple[Entity, ...]]:
-    make, logs = ctx.respond, ctx.broker.logs
+    make, logs, replicas = ctx.respond, ctx.broker.logs, ctx.broker.replicas
     topics = []
     for name, indexes in (yield from _asked_for(ctx)).items():
         parts = []
         for index in indexes:
-            if not logs.is_offline(name, index):
+            if replicas.has_one(name, index) and not logs.is_offline(name, index):
                 found = logs.find_open((name, index))
                 parts.append(
                     make.DescribeLogDirsPartition(
@@ -76,11 +76,11 @@ def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
     """The partitions that there are of those asked for, each once, by topic."""
     topics = ctx.broker.metadata.topics
     if ctx.body.topics is None:
-        return {topic.name: range(topic.partitions) for topic in topics.values()}
+        return {topic.name: range(len(topic.partitions)) for topic in topics.values()}
     asked: dict[str, set[int]] = {}
     for one in ctx.body.topics:
         topic = topics.get(one.topic)
-        known = range(0 if topic is None else topic.partitions)
+        known = range(0 if topic is None else len(topic.partitions))
         # One set for a topic, however often it is named: copies would cost its square.
         indexes = asked.setdefault(one.topic, set())
         for index in one.partitions:

@@ -49,7 +49,7 @@ def _partition(ctx: Context, topic: str, index: int, refused: Collection[str]) -
             check_name(topic)
         if topic in refused:
             raise TopicAuthorizationError(f"the client may not read {topic}")
-        for one in ctx.broker.logs.partition(topic, index).producers.view():
+        for one in ctx.broker.replicas.readable(topic, index).producers.view():
             active.append(
                 make.ProducerState(
                     producer_id=one.producer_id,

@@ -58,10 +58,19 @@ def _own(ctx: Context) -> Entity:
         error_code=ErrorCode.none,
         error_message=NO_ERROR,
         leader_id=ctx.broker.node_id,
-        leader_epoch=metadata.starts,
+        leader_epoch=metadata.epoch,
         high_watermark=end,
         current_voters=(voter,),
-        observers=(),
+        observers=tuple(
+            make.ReplicaState(
+                replica_id=one.replica_id,
+                replica_directory_id=one.directory_id,
+                log_end_offset=one.log_end_offset,
+                last_fetch_timestamp=one.last_fetch_ms,
+                last_caught_up_timestamp=one.last_caught_up_ms,
+            )
+            for one in ctx.broker.observers()
+        ),
     )
 
 

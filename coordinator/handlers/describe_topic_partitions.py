@@ -10,11 +10,13 @@ from heapq import merge
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import by_name
+from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.rights import refused_topics
-from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.names import is_internal
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -42,6 +44,7 @@ def run(ctx: Context) -> Steps[Entity]:
     room = max(1, min(body.response_partition_limit, MAX_PARTITIONS))
     described: list[Entity] = []
     cursor = None
+    endpoints = Endpoints(ctx)
     hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=bool(asked))
     for name in (yield from _sorted([name for name in names if name not in hidden])):
         yield
@@ -53,10 +56,10 @@ def run(ctx: Context) -> Steps[Entity]:
         if topic is None:
             described.append(_unknown(ctx, name))
         else:
-            end = min(topic.partitions, first_index + room)
-            described.append(_described(ctx, topic, range(first_index, end)))
+            end = min(len(topic.partitions), first_index + room)
+            described.append(_described(ctx, topic, range(first_index, end), endpoints))
             room -= max(end - first_index, 0)
-            if end < topic.partitions:
+            if end < len(topic.partitions):
                 cursor = make.Cursor(topic_name=name, partition_index=end)
                 break
     for name in hidden if asked else ():
@@ -102,31 +105,29 @@ def _unknown(ctx: Context, name: str) -> Entity:
     )
 
 
-def _described(ctx: Context, topic: Topic, indexes: range) -> Entity:
-    broker, make = ctx.broker, ctx.respond.DescribeTopicPartitionsResponsePartition
-    nodes = (broker.node_id,)
-    epoch = broker.metadata.leader_epoch(topic)
+def _described(ctx: Context, topic: TopicImage, indexes: range, endpoints: Endpoints) -> Entity:
+    make = ctx.respond.DescribeTopicPartitionsResponsePartition
     partitions = []
     for index in indexes:
-        offline = broker.logs.is_offline(topic.name, index)
+        state, registration = endpoints.state(topic, index), topic.partitions[index]
         partitions.append(
             make(
-                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
+                error_code=state.error,
                 partition_index=index,
-                leader_id=-1 if offline else broker.node_id,
-                leader_epoch=epoch,
-                replica_nodes=nodes,
-                isr_nodes=() if offline else nodes,
-                eligible_leader_replicas=(),
-                last_known_elr=(),
-                offline_replicas=nodes if offline else (),
+                leader_id=state.leader,
+                leader_epoch=state.leader_epoch,
+                replica_nodes=state.replicas,
+                isr_nodes=state.isr,
+                eligible_leader_replicas=registration.elr,
+                last_known_elr=registration.last_known_elr,
+                offline_replicas=state.offline,
             )
         )
     return ctx.respond.DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
+        is_internal=is_internal(topic.name),
         partitions=tuple(partitions),
         topic_authorized_operations=authorized.of_topic(ctx, topic.name),
     )

@@ -1,67 +1,102 @@
-"""ElectLeaders (43): let the preferred replica lead, or any. The only one does.
+"""ElectLeaders (43): let the preferred replica lead, or any at all.
 
-So no election is needed, and where the file system has failed none helps. Version 1 has the type of
-the election (KIP-460) and an error for the whole; before, all were for the preferred replica.
+Version 1 has the type of the election (KIP-460) and an error for the whole; before, all were for
+the preferred replica.
 
 Source: ``ReplicationControlManager.electLeaders``.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
+from typing import Final
+
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.partition_change import Election
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 PREFERRED, UNCLEAN = 0, 1
-NO_LEADER_TO_BE = {
+_ELECTIONS: Final = {PREFERRED: Election.PREFERRED, UNCLEAN: Election.UNCLEAN}
+NO_LEADER_TO_BE: Final = {
     PREFERRED: ErrorCode.preferred_leader_not_available,
     UNCLEAN: ErrorCode.eligible_leaders_not_available,
 }
 
 
 @handles(ApiKey.ELECT_LEADERS, versions=(0, 2), permission="ALTER Cluster")
-def run(ctx: Context) -> Steps[Entity]:
-    """Answer each partition; asked for all, only those that stay without a leader."""
+def run(ctx: Context) -> Work[Entity]:
+    """Answer each partition; asked for all, only those that stay without the leader they want."""
     make, body = ctx.respond, ctx.body
     kind = getattr(body, "election_type", PREFERRED)
-    everything = body.topic_partitions is None
-    is_known = kind in NO_LEADER_TO_BE
     if not ctx.may_on_cluster(Operation.ALTER):
         return (yield from _refused(ctx))
-    if everything and not is_known:
-        return make.error(ErrorCode.invalid_request)
+    everything = body.topic_partitions is None
     asked = (
-        [(one.name, range(one.partitions)) for one in ctx.broker.metadata.topics.values()]
+        [(one.name, range(len(one.partitions))) for one in ctx.broker.metadata.topics.values()]
         if everything
         else [(one.topic, one.partitions) for one in body.topic_partitions]
     )
-    results = []
-    for topic, indexes in asked:
-        parts = []
-        for index in indexes:
-            code, message = _outcome(ctx, topic, index, kind)
-            if not (everything and code is ErrorCode.election_not_needed):
-                parts.append(
-                    make.PartitionResult(partition_id=index, error_code=code, error_message=message)
-                )
-            yield
-        results.append(make.ReplicaElectionResult(topic=topic, partition_result=tuple(parts)))
-        yield
+    partitions = [(topic, index) for topic, indexes in asked for index in indexes]
+    if kind not in _ELECTIONS:
+        if not asked and not everything:
+            return make.ElectLeadersResponse(error_code=ErrorCode.none, replica_election_results=())
+        why = f"there is no election type {kind}"
+        return (yield from _refused(ctx, ErrorCode.invalid_request, why))
+    steps = yield from decided_each(
+        ctx,
+        (
+            partial(Controller.elect_leaders, election=_ELECTIONS[kind], partitions=some)
+            for some in batched(partitions, ITEMS_PER_TURN)
+        ),
+    )
+    # A topic that is named twice is answered twice, as by Apache Kafka.
+    results: list[list[Entity]] = [[] for _ in asked]
+    named = [parts for parts, (_, indexes) in zip(results, asked, strict=True) for _ in indexes]
+    for parts, ((topic, index), error) in zip(named, chain.from_iterable(steps), strict=True):
+        code, message = _told(ctx, topic, index, kind, error)
+        if not (everything and code is ErrorCode.election_not_needed):
+            parts.append(
+                make.PartitionResult(partition_id=index, error_code=code, error_message=message)
+            )
+        yield None
     return make.ElectLeadersResponse(
-        error_code=ErrorCode.none if is_known or not results else ErrorCode.invalid_request,
-        replica_election_results=tuple(results),
+        error_code=ErrorCode.none,
+        replica_election_results=tuple(
+            make.ReplicaElectionResult(topic=topic, partition_result=tuple(parts))
+            for (topic, _), parts in zip(asked, results, strict=True)
+        ),
     )
 
 
-def _refused(ctx: Context) -> Steps[Entity]:
-    """The answer to who may not alter the cluster, which tells nothing of partitions."""
+def _told(
+    ctx: Context, topic: str, index: int, kind: int, error: DomainError | None
+) -> tuple[ErrorCode, str | None]:
+    if error is None:
+        return ErrorCode.none, None
+    code = error_code(error)
+    if code is ErrorCode.election_not_needed and ctx.broker.logs.is_offline(topic, index):
+        # The controller knows of no trouble yet.
+        return NO_LEADER_TO_BE[kind], "the only replica is off line"
+    return code, str(error)
+
+
+def _refused(
+    ctx: Context,
+    code: ErrorCode = ErrorCode.cluster_authorization_failed,
+    message: str = "Cluster authorization failed.",
+) -> Steps[Entity]:
+    """The answer to who may not do that or asks for what there is not; tells of no partition."""
     make = ctx.respond
-    code, message = ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
     results = []
     for one in ctx.body.topic_partitions or ():
         parts = []
@@ -72,15 +107,3 @@ def _refused(ctx: Context) -> Steps[Entity]:
             yield
         results.append(make.ReplicaElectionResult(topic=one.topic, partition_result=tuple(parts)))
     return make.ElectLeadersResponse(error_code=code, replica_election_results=tuple(results))
-
-
-def _outcome(ctx: Context, topic: str, index: int, kind: int) -> tuple[ErrorCode, str | None]:
-    if kind not in NO_LEADER_TO_BE:
-        return ErrorCode.invalid_request, f"there is no election type {kind}"
-    try:
-        ctx.broker.metadata.having(topic, index)
-    except DomainError as error:
-        return error_code(error), str(error)
-    if ctx.broker.logs.is_offline(topic, index):
-        return NO_LEADER_TO_BE[kind], "the only replica is off line"
-    return ErrorCode.election_not_needed, "the only replica leads"

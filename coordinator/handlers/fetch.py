@@ -1,7 +1,8 @@
 """Fetch (1): records from many partitions, at once or as soon as there are enough (``fetches.py``).
 
-Versions: 4 has isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 12 the
-epoch of the last record fetched, 13 topic ids.
+Versions: 4 has isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 11
+racks (KIP-392), 12 the epoch of the last record fetched, 13 topic ids, 15 the epochs of brokers
+that follow, 16 who leads instead (KIP-951).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.errors import NotLeaderOrFollowerError
 from fencepost.coordinator.data.fetch_sessions import (
     FINAL_EPOCH,
+    NO_REPLICA,
     NO_SESSION,
     FetchedPartition,
     PartitionFetch,
@@ -22,19 +25,23 @@ from fencepost.coordinator.data.fetches import Fetch
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
+    NotAReplicaError,
     TopicAuthorizationError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
-from fencepost.logcore.errors import StorageError
+from fencepost.logcore.errors import FencedLeaderEpochError, StorageError
 from fencepost.logcore.machine import DomainError
 
+FIRST_WITH_RACK = 11
 FIRST_BY_ID = 13
+FIRST_WITH_LEADER = 16
 LAST_WITHOUT_STORAGE_ERROR = 5
 
 
@@ -44,7 +51,8 @@ def run(ctx: Context) -> Work[Entity]:
     body = ctx.body
     by_id = ctx.version >= FIRST_BY_ID
     state = getattr(body, "replica_state", None)
-    is_follower = (body.replica_id if state is None else state.replica_id) >= 0
+    replica_id = body.replica_id if state is None else state.replica_id
+    has_rack = ctx.version >= FIRST_WITH_RACK
     throttle = ctx.throttle
     fetch = Fetch(
         asked=_asked(ctx),
@@ -57,12 +65,15 @@ def run(ctx: Context) -> Work[Entity]:
         session_id=getattr(body, "session_id", NO_SESSION),
         session_epoch=getattr(body, "session_epoch", FINAL_EPOCH),
         isolation_level=getattr(body, "isolation_level", 0),
-        is_follower=is_follower,
+        replica_id=replica_id,
+        broker_epoch=-1 if state is None else state.replica_epoch,
+        rack=body.rack_id if has_rack else None,
+        listener=ctx.connection.session.listener,
         # More than that would never be told, however long the client waits.
         max_bytes=body.max_bytes if throttle is None else min(body.max_bytes, throttle.most_bytes),
         min_bytes=body.min_bytes,
         max_wait_ms=request_ms(body.max_wait),
-        may_read=None if ctx.broker.authorizer is None else _rights(ctx, is_follower=is_follower),
+        may_read=None if ctx.broker.authorizer is None else _rights(ctx, follows=replica_id >= 0),
         may_tell=None if throttle is None else throttle.may_fetch,
     )
     try:
@@ -74,9 +85,9 @@ def run(ctx: Context) -> Work[Entity]:
     return (yield from _answer(ctx, fetched.session_id, fetched.partitions))
 
 
-def _rights(ctx: Context, *, is_follower: bool) -> Callable[[str | None], bool]:
+def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:
     """Whether the client may read a topic; of None, that it may hear that there is none."""
-    if is_follower:
+    if follows:
         may_follow = ctx.may_on_cluster(Operation.CLUSTER_ACTION)
         return lambda _: may_follow
     return lambda name: name is None or ctx.may(Operation.READ, ResourceType.TOPIC, name)
@@ -92,6 +103,7 @@ def _asked(ctx: Context) -> Iterator[PartitionFetch]:
                 part.partition_max_bytes,
                 getattr(part, "current_leader_epoch", -1),
                 getattr(part, "last_fetched_epoch", -1),
+                getattr(part, "log_start_offset", -1),
             )
 
 
@@ -102,18 +114,24 @@ def _answer(
     code: ErrorCode = ErrorCode.none,
 ) -> Steps[Entity]:
     make = ctx.respond
+    leaders: set[int] = set()
     topics = []
     for key, group in groupby(told, key=lambda one: one.asked.key[0]):
         parts: list[Entity] = []
         for one in group:
-            parts.append((yield from _partition(ctx, one)))
+            parts.append((yield from _partition(ctx, one, leaders)))
             yield
         name: dict[str, Any] = {"topic": key} if isinstance(key, str) else {"topic_id": key}
         topics.append(make.FetchableTopicResponse(**name, partitions=tuple(parts)))
-    return make.FetchResponse(error_code=code, session_id=session_id, responses=tuple(topics))
+    return make.FetchResponse(
+        error_code=code,
+        session_id=session_id,
+        responses=tuple(topics),
+        **(endpoints(ctx, leaders) if leaders else {}),
+    )
 
 
-def _partition(ctx: Context, one: FetchedPartition) -> Steps[Entity]:
+def _partition(ctx: Context, one: FetchedPartition, leaders: set[int]) -> Steps[Entity]:
     make, read = ctx.respond, one.read
     aborted: list[Entity] | None = None
     if read.aborted is not None:
@@ -127,6 +145,11 @@ def _partition(ctx: Context, one: FetchedPartition) -> Steps[Entity]:
         more["diverging_epoch"] = make.EpochEndOffset(epoch=epoch, end_offset=end_offset)
     elif isinstance(one.error, _WITHOUT_A_LOG):
         aborted = []
+    elif isinstance(one.error, _LED_ELSEWHERE) and ctx.version >= FIRST_WITH_LEADER:
+        name = ctx.broker.fetches.topic_name(one.asked.key)
+        more = leader_hint(ctx, name, one.asked.key[1], leaders)
+    elif one.preferred_replica != NO_REPLICA:
+        more["preferred_read_replica"] = one.preferred_replica
     return make.PartitionData(
         partition_index=one.asked.key[1],
         error_code=ErrorCode.none if one.error is None else _code(ctx, one.error),
@@ -138,6 +161,9 @@ def _partition(ctx: Context, one: FetchedPartition) -> Steps[Entity]:
         **more,
     )
 
+
+_LED_ELSEWHERE = (FencedLeaderEpochError, NotAReplicaError, NotLeaderOrFollowerError)
+"""After these the answer says who leads."""
 
 _WITHOUT_A_LOG = (
     InvalidRequestError,

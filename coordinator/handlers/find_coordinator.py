@@ -1,7 +1,9 @@
 """FindCoordinator (10): where a group or a transactional id is looked after.
 
-The internal topic is created by the first request, and its shards serve when the answer goes out,
-where Kafka says COORDINATOR_NOT_AVAILABLE and lets the client come again.
+Standing alone, the internal topic is created by the first request, and its shards serve when the
+answer goes out. In a cluster the controller creates it, and as from Kafka the answer is
+COORDINATOR_NOT_AVAILABLE until the key's partition has a leader that clients of this listener can
+reach.
 
 Versions: 1 asks by type, 4 for many keys at once, 6 knows share coordinators, which there are none
 of (INVALID_REQUEST, as from a Kafka without them).
@@ -15,6 +17,9 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.endpoints import BrokerNode, Endpoints
+from fencepost.coordinator.handlers.topic_creation import ask_for_topic
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -35,23 +40,29 @@ _AUTHORIZED: Final = {
 }
 """What a key of a type names, and the error for who may not describe it."""
 
-Verdict = tuple[ErrorCode, str | None]
+Verdict = tuple[ErrorCode, str | None, BrokerNode | None]
+"""An error, what it means in words, and where the coordinator is if there is none."""
+
+_TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE}
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6), permission="DESCRIBE Group or TransactionalId")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer with this broker's own address, or an error."""
+    """Answer with the coordinator of each key, or an error."""
     respond, body = ctx.respond, ctx.body
     key_type = getattr(body, "key_type", GROUP)
     opened: Verdict | None = None
+    endpoints = Endpoints(ctx)
     found = []
     for key in (body.key,) if ctx.version < FIRST_WITH_MANY_KEYS else body.coordinator_keys:
         verdict = _denied(ctx, key_type, key)
-        if verdict is None:
+        if verdict is None and ctx.broker.controller is not None:
+            verdict = _look_up(ctx, endpoints, key_type, key)
+        elif verdict is None:
             if opened is None:
-                opened = yield from _open(ctx, key_type)
+                opened = yield from _open(ctx, endpoints, key_type)
             verdict = opened
-        found.append((key, _place(ctx, *verdict)))
+        found.append((key, _place(*verdict)))
         yield
     if ctx.version < FIRST_WITH_MANY_KEYS:
         return respond.FindCoordinatorResponse(**found[0][1])
@@ -66,30 +77,43 @@ def _denied(ctx: Context, key_type: int, key: str) -> Verdict | None:
     """Why the client is not told of the coordinator of ``key``, whether there is one or not."""
     if key_type in _AUTHORIZED:
         resource, code = _AUTHORIZED[key_type]
-        return None if ctx.may(Operation.DESCRIBE, resource, key) else (code, None)
+        return None if ctx.may(Operation.DESCRIBE, resource, key) else (code, None, None)
     if ctx.version >= FIRST_WITH_SHARE_COORDINATORS and not ctx.may_on_cluster(
         Operation.CLUSTER_ACTION
     ):
-        return ErrorCode.cluster_authorization_failed, None
-    return ErrorCode.invalid_request, f"no coordinators of type {key_type}"
+        return ErrorCode.cluster_authorization_failed, None, None
+    return ErrorCode.invalid_request, f"no coordinators of type {key_type}", None
 
 
-def _place(ctx: Context, code: ErrorCode, message: str | None) -> dict[str, Any]:
-    found = code is ErrorCode.none
-    host, port = ctx.advertised
+def _place(code: ErrorCode, message: str | None, node: BrokerNode | None) -> dict[str, Any]:
     return {
         "error_code": code,
         "error_message": message,
-        "node_id": ctx.broker.node_id if found else -1,
-        "host": host if found else "",
-        "port": port if found else -1,
+        "node_id": -1 if node is None else node.node_id,
+        "host": "" if node is None else node.host,
+        "port": -1 if node is None else node.port,
     }
 
 
-def _open(ctx: Context, key_type: int) -> Steps[Verdict]:
+def _look_up(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Verdict:
+    """The leader of the key's partition."""
+    broker, name = ctx.broker, _TOPICS[key_type]
+    topic = broker.metadata.topic(name)
+    if topic is None:
+        ask_for_topic(ctx, name)
+        return ErrorCode.coordinator_not_available, f"{name} is being created", None
+    coordinator = broker.groups if key_type == GROUP else broker.txns
+    state = endpoints.state(topic, coordinator.partition_for(key))
+    node = endpoints.nodes.get(state.leader)
+    if node is None:
+        return ErrorCode.coordinator_not_available, "its partition has no leader", None
+    return ErrorCode.none, None, node
+
+
+def _open(ctx: Context, endpoints: Endpoints, key_type: int) -> Steps[Verdict]:
     coordinator = ctx.broker.groups if key_type == GROUP else ctx.broker.txns
     try:
         yield from coordinator.open_in_steps()
     except DomainError as error:
-        return error_code(error), str(error)
-    return ErrorCode.none, None
+        return error_code(error), str(error), None
+    return ErrorCode.none, None, endpoints.nodes[ctx.broker.node_id]

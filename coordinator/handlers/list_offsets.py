@@ -5,7 +5,11 @@ local disk, 9 the latest one in tiered storage, 11 the earliest one waiting to g
 
 Nothing is ever tiered here, so the answers about it are Kafka's for a topic without it: "none".
 
-Source: ``UnifiedLog.fetchOffsetByTimestamp``, ``KafkaApis.handleListOffsetRequest``.
+A follower is told where the log ends. A client is told of what is committed, and nothing of that by
+a new leader that does not know yet what it is.
+
+Source: ``Partition.fetchOffsetForTimestamp``, ``UnifiedLog.fetchOffsetByTimestamp``,
+``KafkaApis.handleListOffsetRequest``.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.data.fetches import isolation_of
+from fencepost.coordinator.data.fetches import CONSUMER, DEBUGGING_CONSUMER, isolation_of
 from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import OffsetNotAvailableError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.security.acl import Operation
@@ -37,6 +42,9 @@ FIRST_VERSION_WITH = {
     EARLIEST_PENDING: 11,
 }
 """Special timestamps, and the version from which each may be asked for."""
+
+FIRST_WITH_NOT_AVAILABLE = 5
+"""Clients of older versions hear LEADER_NOT_AVAILABLE instead of OFFSET_NOT_AVAILABLE."""
 
 NONE = -1
 Found = tuple[int, int, int]
@@ -104,6 +112,8 @@ def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]
             found = yield from _look_up(ctx, topic, part)
         except DomainError as error:
             code = error_code(error)
+            if code is ErrorCode.offset_not_available and ctx.version < FIRST_WITH_NOT_AVAILABLE:
+                code = ErrorCode.leader_not_available
     offset, timestamp, epoch = found
     return ctx.respond.ListOffsetsPartitionResponse(
         partition_index=part.partition_index,
@@ -116,13 +126,18 @@ def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]
 
 def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
     isolation = isolation_of(getattr(ctx.body, "isolation_level", 0))
-    partition: Partition = ctx.broker.logs.partition(topic, part.partition_index)
-    partition.reader.check_leader_epoch(getattr(part, "current_leader_epoch", NONE))
+    if ctx.body.replica_id != CONSUMER:
+        isolation = Isolation.LOG_END
+    replicas, index = ctx.broker.replicas, part.partition_index
+    find = replicas.readable if ctx.body.replica_id == DEBUGGING_CONSUMER else replicas.leader
+    partition: Partition = find(topic, index, getattr(part, "current_leader_epoch", NONE))
+    machine = None if isolation is Isolation.LOG_END else replicas.led(topic, index)
+    is_settled = machine is None or partition.high_watermark >= machine.epoch_start_offset
     asked = part.timestamp
     if asked == LATEST:
-        committed = isolation is Isolation.READ_COMMITTED
-        end = partition.last_stable_offset if committed else partition.high_watermark
-        return end, NONE, partition.marks.leader_epoch
+        if not is_settled:
+            raise OffsetNotAvailableError(f"{partition.name} does not know yet what is committed")
+        return partition.reader.end_of(isolation), NONE, partition.marks.leader_epoch
     if asked in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
         # No record is there yet, and the next one will be of the present epoch.
@@ -135,6 +150,8 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
         found = yield from partition.reader.max_timestamp_offset(isolation)
     else:
         found = yield from partition.reader.offset_for_timestamp(asked, isolation)
+    if found is None and not is_settled:
+        raise OffsetNotAvailableError(f"{partition.name} does not know yet what is committed")
     if found is None:
         return NONE, NONE, NONE
     return found.offset, found.timestamp_ms, found.leader_epoch

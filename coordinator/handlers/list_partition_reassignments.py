@@ -1,4 +1,4 @@
-"""ListPartitionReassignments (46): which partitions are on their way to other brokers: none.
+"""ListPartitionReassignments (46): which partitions are on their way to other brokers.
 
 Source: ``ReplicationControlManager.listPartitionReassignments``; KIP-455.
 """
@@ -8,14 +8,39 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 
 @handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), permission="DESCRIBE Cluster")
-def run(ctx: Context) -> Entity:
-    """Answer with nothing, whatever was asked for: there is no other broker."""
+def run(ctx: Context) -> Work[Entity]:
+    """Answer with those of the partitions asked for, or of all, that are under way."""
     ctx.require_on_cluster(Operation.DESCRIBE)
-    return ctx.respond.ListPartitionReassignmentsResponse(
-        error_code=ErrorCode.none, error_message=None, topics=()
+    make, body = ctx.respond, ctx.body
+    asked = None
+    if body.topics is not None:
+        asked = []
+        for topic in body.topics:
+            asked += [(topic.name, index) for index in topic.partition_indexes]
+            yield None
+    machine = ctx.broker.active_controller.look()
+    found: dict[str, list[Entity]] = {}
+    for name, index, state in machine.list_partition_reassignments(asked):
+        found.setdefault(name, []).append(
+            make.OngoingPartitionReassignment(
+                partition_index=index,
+                replicas=state.replicas,
+                adding_replicas=state.adding_replicas,
+                removing_replicas=state.removing_replicas,
+            )
+        )
+        yield None
+    return make.ListPartitionReassignmentsResponse(
+        error_code=ErrorCode.none,
+        error_message=None,
+        topics=tuple(
+            make.OngoingTopicReassignment(name=name, partitions=tuple(parts))
+            for name, parts in found.items()
+        ),
     )

@@ -16,13 +16,15 @@ from typing import Any
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError, ThrottlingQuotaExceededError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import forced, open_coordinator
+from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
-from fencepost.coordinator.metadata.image import Topic
-from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.handlers.topic_creation import ask_for_topic
+from fencepost.coordinator.metadata.names import METADATA_TOPIC, is_internal
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
@@ -31,6 +33,7 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_NULL_FOR_ALL = 1
+FIRST_WITH_LISTENER_NOT_FOUND = 6
 FIRST_BY_ID = 12
 
 _log = structlog.get_logger(__name__)
@@ -40,7 +43,7 @@ _log = structlog.get_logger(__name__)
 def run(ctx: Context) -> Work[Entity]:
     """Describe the topics that were asked for, or all."""
     broker, body, make = ctx.broker, ctx.body, ctx.respond
-    host, port = ctx.advertised
+    endpoints = Endpoints(ctx)
     asked = body.topics
     topics: list[Entity] = []
     if ctx.version < FIRST_BY_ID and asked and any(map(_is_by_id, asked)):
@@ -51,19 +54,20 @@ def run(ctx: Context) -> Work[Entity]:
         hidden = yield from refused_topics(ctx, Operation.DESCRIBE, names, audited=False)
         for topic in everything:
             if topic.name not in hidden:
-                described = yield from _described(ctx, topic)
+                described = yield from _described(ctx, topic, endpoints)
                 topics.append(described)
     else:
-        yield from forced(ctx, _asked(ctx, asked, topics))
+        yield from forced(ctx, _asked(ctx, asked, topics, endpoints))
     include_cluster = getattr(body, "include_cluster_authorized_operations", False)
     return make.message(
-        brokers=(
+        brokers=tuple(
             make.MetadataResponseBroker(
-                node_id=broker.node_id, host=host, port=port, rack=broker.rack
-            ),
+                node_id=one.node_id, host=one.host, port=one.port, rack=one.rack
+            )
+            for one in endpoints.alive
         ),
         cluster_id=broker.cluster_id,
-        controller_id=broker.node_id,
+        controller_id=endpoints.controller_id,
         topics=tuple(topics),
         cluster_authorized_operations=(
             authorized.of_cluster(ctx) if include_cluster else authorized.NOT_ASKED
@@ -88,7 +92,9 @@ def _all_refused(ctx: Context, asked: Iterable[Any]) -> Entity:
     )
 
 
-def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[None]:
+def _asked(
+    ctx: Context, asked: Iterable[Any], topics: list[Entity], endpoints: Endpoints
+) -> Steps[None]:
     """Add one entry per name or id, in their order and each only once."""
     metadata = ctx.broker.metadata
     seen = set()
@@ -107,7 +113,7 @@ def _asked(ctx: Context, asked: Iterable[Any], topics: list[Entity]) -> Steps[No
             # An id is no secret, a name is.
             topics.append(_refused(ctx, name, topic_id, ErrorCode.topic_authorization_failed))
         elif topic is not None:
-            topics.append((yield from _described(ctx, topic)))
+            topics.append((yield from _described(ctx, topic, endpoints)))
         elif name is None:
             topics.append(_refused(ctx, None, topic_id, ErrorCode.unknown_topic_id))
         else:
@@ -140,6 +146,9 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
 
 
 def _create(ctx: Context, name: str) -> Steps[None]:
+    if ctx.broker.controller is not None:
+        ask_for_topic(ctx, name)
+        return
     if not (yield from open_coordinator(ctx, name)) and name != METADATA_TOPIC:
         with ctx.broker.metadata.unforced():
             ctx.broker.topics.create(name, take=ctx.takes_partitions(strict_since=0))
@@ -158,23 +167,30 @@ def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> 
     )
 
 
-def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
-    broker, name, make = ctx.broker, topic.name, ctx.respond.MetadataResponsePartition
-    nodes = (broker.node_id,)
-    epoch = broker.metadata.leader_epoch(topic)
-    is_offline = broker.logs.is_offline
+def _described(ctx: Context, topic: TopicImage, endpoints: Endpoints) -> Steps[Entity]:
+    name, make = topic.name, ctx.respond.MetadataResponsePartition
     partitions = []
-    for index in range(topic.partitions):
-        offline = is_offline(name, index)
+    for index in range(len(topic.partitions)):
+        state = endpoints.state(topic, index)
+        error, replicas, isr = state.error, state.replicas, state.isr
+        if ctx.version < FIRST_WITH_LISTENER_NOT_FOUND and error == ErrorCode.listener_not_found:
+            error = ErrorCode.leader_not_available
+        if not ctx.version:
+            # Its clients know of no broker that is away.
+            replicas, isr = (
+                tuple(filter(endpoints.nodes.__contains__, some)) for some in (replicas, isr)
+            )
+            if error == ErrorCode.none and (replicas, isr) != (state.replicas, state.isr):
+                error = ErrorCode.replica_not_available
         partitions.append(
             make(
-                error_code=ErrorCode.leader_not_available if offline else ErrorCode.none,
+                error_code=error,
                 partition_index=index,
-                leader_id=-1 if offline else broker.node_id,
-                leader_epoch=epoch,
-                replica_nodes=nodes,
-                isr_nodes=() if offline else nodes,
-                offline_replicas=nodes if offline else (),
+                leader_id=state.leader,
+                leader_epoch=state.leader_epoch,
+                replica_nodes=replicas,
+                isr_nodes=isr,
+                offline_replicas=state.offline,
             )
         )
         yield
@@ -182,7 +198,7 @@ def _described(ctx: Context, topic: Topic) -> Steps[Entity]:
         error_code=ErrorCode.none,
         name=name,
         topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
+        is_internal=is_internal(name),
         partitions=tuple(partitions),
         topic_authorized_operations=_operations(ctx, name),
     )

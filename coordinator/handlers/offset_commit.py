@@ -70,13 +70,13 @@ def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]
     if not offsets:
         return refuse(ErrorCode.none)
     command = CommitOffsets(
-        group_id=body.group_id,
-        generation_id_or_member_epoch=body.generation_id_or_member_epoch,
-        member_id=body.member_id,
-        group_instance_id=getattr(body, "group_instance_id", None),
-        offsets=tuple(offsets),
-        retention_time_ms=(request_ms(body.retention_time) if version <= 4 else NO_RETENTION),
-        knows_member_epochs=version >= 9,
+        body.group_id,
+        body.generation_id_or_member_epoch,
+        body.member_id,
+        getattr(body, "group_instance_id", None),
+        tuple(offsets),
+        request_ms(body.retention_time) if version <= 4 else NO_RETENTION,
+        version >= 9,
     )
     return answer(ctx.broker.groups.submit(body.group_id, command, ctx.origin), build, refuse)
 
@@ -105,7 +105,7 @@ def sort_out(
         if topic is None:
             refused.append([no_topic] * len(asked.partitions))
             continue
-        known = [0 <= entry.partition_index < topic.partitions for entry in asked.partitions]
+        known = [0 <= entry.partition_index < len(topic.partitions) for entry in asked.partitions]
         refused.append([None if one else ErrorCode.unknown_topic_or_partition for one in known])
         topic_id = topic.topic_id.bytes
         offsets += [
@@ -140,8 +140,11 @@ def _partition(respond: ResponseFactory, index: int, code: ErrorCode) -> Entity:
 
 
 def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
-    respond = ctx.respond
+    respond, topics = ctx.respond, ctx.body.topics
     names = "topic_id" if ctx.version >= FIRST_BY_ID else "name"
+    if len(topics) == 1 and len(topics[0].partitions) == 1:
+        index = topics[0].partitions[0].partition_index
+        return _of_one(respond, names, getattr(topics[0], names), index, codes[0][0])
     return respond.OffsetCommitResponse(
         topics=tuple(
             respond.OffsetCommitResponseTopic(
@@ -151,6 +154,15 @@ def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
                 ),
                 **{names: getattr(topic, names)},
             )
-            for topic, topic_codes in zip(ctx.body.topics, codes, strict=True)
+            for topic, topic_codes in zip(topics, codes, strict=True)
         )
     )
+
+
+@lru_cache(maxsize=MAX_KEPT_ANSWERS)
+def _of_one(
+    respond: ResponseFactory, names: str, topic: object, index: int, code: ErrorCode
+) -> Entity:
+    """The answer about one partition: what most consumers commit at a time."""
+    of_topic = {"partitions": (_partition(respond, index, code),), names: topic}
+    return respond.OffsetCommitResponse(topics=(respond.OffsetCommitResponseTopic(**of_topic),))

@@ -73,6 +73,6 @@ def _known(ctx: Context, asked: Any, closed: Collection[str]) -> list[tuple[int,
     if asked.name in closed:
         return [(index, ErrorCode.topic_authorization_failed) for index in indexes]
     topic = ctx.broker.metadata.topic(asked.name)
-    count = 0 if topic is None else topic.partitions
+    count = 0 if topic is None else len(topic.partitions)
     missing = ErrorCode.unknown_topic_or_partition
     return [(index, None if 0 <= index < count else missing) for index in indexes]

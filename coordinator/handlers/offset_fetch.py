@@ -18,6 +18,10 @@ from fencepost.coordinator.errors import GroupAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import Future, code_of, result_of
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
+from fencepost.coordinator.runtime.errors import (
+    CoordinatorNotAvailableError,
+    NotCoordinatorError,
+)
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -66,7 +70,7 @@ def _run_one(ctx: Context) -> Work[Entity]:
         topics=None if wanted is None else tuple(wanted),
         require_stable=getattr(body, "require_stable", False),
     )
-    result = denied or (yield from result_of(_submit(ctx, command)))
+    result = denied or (yield from _result_of(_submit(ctx, command)))
     make, topics = respond.OffsetFetchResponsePartition, []
     code = ErrorCode.topic_authorization_failed
     if isinstance(result, DomainError):
@@ -95,6 +99,18 @@ def _denied(ctx: Context, group_id: str) -> GroupAuthorizationError | None:
 
 def _submit(ctx: Context, command: FetchOffsets) -> Future:
     return ctx.broker.groups.submit(command.group_id, command, ctx.origin)
+
+
+def _result_of(future: Future) -> Work[Any]:
+    """The result, or the error in words that consumers retry.
+
+    A coordinator whose replicas do not follow may be a zombie, so they are to look for another;
+    many know no COORDINATOR_NOT_AVAILABLE here (``handleOffsetFetchException``).
+    """
+    result = yield from result_of(future)
+    if isinstance(result, CoordinatorNotAvailableError):
+        return NotCoordinatorError(str(result))
+    return result
 
 
 def _is_seen(ctx: Context, name: str) -> bool:
@@ -133,7 +149,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
         asked.append((group, refused, answer))
         yield None
     for group, refused, answer in asked:
-        result = answer if isinstance(answer, DomainError) else (yield from result_of(answer))
+        result = answer if isinstance(answer, DomainError) else (yield from _result_of(answer))
         groups.append((yield from _group(ctx, group, refused, result)))
         yield None
     return ctx.respond.OffsetFetchResponse(groups=tuple(groups))

@@ -46,8 +46,8 @@ def _partition(ctx: Context, topic: str, part: Any, refused: Collection[str]) ->
     try:
         if topic in refused:
             raise TopicAuthorizationError(f"the client may not describe {topic}")
-        partition = ctx.broker.logs.partition(topic, part.partition)
-        partition.reader.check_leader_epoch(part.current_leader_epoch)
+        index, replicas = part.partition, ctx.broker.replicas
+        partition = replicas.leader(topic, index, part.current_leader_epoch)
         epoch, end_offset = partition.reader.end_of_epoch(part.leader_epoch)
     except DomainError as error:
         code = error_code(error)

@@ -1,7 +1,8 @@
 """Produce (0): append what a client sends, one record batch per partition (``appends.py``).
 
 Versions: 7 allows zstd; 8 has RecordErrors; 11 knows TRANSACTION_ABORTABLE; from 12 on partitions
-are added to the transaction by the broker; 13 names topics by id.
+are added to the transaction by the broker; 13 names topics by id. From version 10 on who asks a
+broker that does not lead is told who does (KIP-951).
 
 Difference from Kafka: the internal topics are closed to every client, also to ``__admin_client``.
 Their only writers are the coordinators.
@@ -15,13 +16,17 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.errors import NotLeaderOrFollowerError
 from fencepost.coordinator.data.appends import Append, Part
 from fencepost.coordinator.errors import (
+    NotEnoughReplicasAfterAppendError,
+    RequestTimedOutError,
     TopicAuthorizationError,
     TransactionalIdAuthorizationError,
 )
-from fencepost.coordinator.handlers import CloseConnection, Context, handles
+from fencepost.coordinator.handlers import CloseConnection, Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import code_of
+from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
@@ -30,6 +35,13 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 FIRST_BY_ID: Final = 13
+
+_APPENDED: Final = (
+    NotEnoughReplicasAfterAppendError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+)
+"""Why what was appended is not acknowledged; the answer still says where it is."""
 
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), permission="WRITE Topic, WRITE TransactionalId")
@@ -49,6 +61,8 @@ def run(ctx: Context) -> Work[Entity | None]:
         origin=ctx.origin,
         acks=body.acks,
     )
+    if ctx.broker.commits.has_replicated:
+        append.timeout_ms = request_ms(body.timeout)
     if ctx.broker.authorizer is not None:
         append = yield from _allowed(ctx, append)
     yield from ctx.broker.appends.run(append)
@@ -58,11 +72,12 @@ def run(ctx: Context) -> Work[Entity | None]:
             raise CloseConnection(f"a produce request without acks failed: {failed}")
         return None
     parts = iter(all_parts)
+    leaders: set[int] = set()
     topics = []
     for topic in body.topic_data:
         told = []
         for part in islice(parts, len(topic.partition_data)):
-            told.append(_partition(ctx, part))
+            told.append(_partition(ctx, part, leaders))
             yield None
         topics.append(
             make.TopicProduceResponse(
@@ -72,7 +87,8 @@ def run(ctx: Context) -> Work[Entity | None]:
                 partition_responses=tuple(told),
             )
         )
-    return make.ProduceResponse(responses=tuple(topics))
+    nodes = endpoints(ctx, leaders) if leaders else {}
+    return make.ProduceResponse(responses=tuple(topics), **nodes)
 
 
 def _allowed(ctx: Context, append: Append) -> Steps[Append]:
@@ -110,7 +126,7 @@ def _name(ctx: Context, topic: Any) -> str | None:
     return None if known is None else known.name
 
 
-def _partition(ctx: Context, part: Part) -> Entity:
+def _partition(ctx: Context, part: Part, leaders: set[int]) -> Entity:
     make, error, appended = ctx.respond, part.error, part.appended
     if error is None and appended is not None:
         return make.PartitionProduceResponse(
@@ -120,6 +136,19 @@ def _partition(ctx: Context, part: Part) -> Entity:
             log_append_time_ms=appended.log_append_time_ms,
             log_start_offset=appended.log_start_offset,
             record_errors=(),
+        )
+    leader: dict[str, Entity] = {}
+    if isinstance(error, NotLeaderOrFollowerError) and part.topic is not None:
+        leader = leader_hint(ctx, part.topic, part.index, leaders)
+    if appended is not None and isinstance(error, _APPENDED):
+        return make.PartitionProduceResponse(
+            index=part.index,
+            error_code=code_of(error),
+            base_offset=appended.base_offset,
+            log_append_time_ms=appended.log_append_time_ms,
+            log_start_offset=appended.log_start_offset,
+            record_errors=(),
+            **leader,
         )
     return make.PartitionProduceResponse(
         index=part.index,
@@ -132,4 +161,5 @@ def _partition(ctx: Context, part: Part) -> Entity:
             for at, text in getattr(error, "record_errors", ())
         ),
         error_message=str(error),
+        **leader,
     )

@@ -26,7 +26,7 @@ from fencepost.coordinator.config.broker_config import (
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.errors import InvalidRequestError
-from fencepost.coordinator.metadata.log import DEFAULT_SETTINGS
+from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.services import Services
 
@@ -100,7 +100,8 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
 
 def _describe_topic(broker: Services, name: str) -> list[Described]:
     check_name(name)
-    overrides, config = broker.metadata.known(name).configs, broker.config
+    broker.metadata.known(name)
+    overrides, config = broker.metadata.topic_configs(name), broker.config
     return [
         Described(
             key,
@@ -144,6 +145,13 @@ def _broker_key(key: ConfigKey, settings: list[Setting]) -> Described:
 
 def _described(key: ConfigKey, settings: list[Setting]) -> Described:
     return Described(key, settings[0].text, settings[0].source, settings)
+
+
+def _check_changeable(broker: Services, name: str) -> None:
+    """Raise unless a broker's own settings may be changed here: a controller keeps everybody's."""
+    is_known = name.isdecimal() and int(name) in broker.metadata.image.brokers
+    if broker.controller is not None or not is_known:
+        _check_node(broker, name)
 
 
 def _check_node(broker: Services, name: str) -> None:
@@ -222,7 +230,7 @@ def change(
 def _check_permission(broker: Services, kind: int, name: str, permit: Permit) -> None:
     """Nothing that is kept is looked at before, nor whether the resource is there."""
     if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
-        _check_node(broker, name)
+        _check_changeable(broker, name)
     permit()
 
 
@@ -260,8 +268,7 @@ def _inherited(broker: Services, kind: int, name: str) -> str | None:
 def _stored(broker: Services, kind: int, name: str) -> Mapping[str, str]:
     """What is stored for a resource now."""
     if kind == ResourceType.TOPIC:
-        topic = broker.metadata.topic(name)
-        return {} if topic is None else topic.configs
+        return broker.metadata.topic_configs(name)
     if kind == ResourceType.BROKER:
         return broker.metadata.settings(name)
     if kind == ResourceType.GROUP:
@@ -280,12 +287,11 @@ def _store(
         broker.topics.configure(name, configs, validate_only=validate_only)
     elif kind == ResourceType.BROKER:
         if name != DEFAULT_SETTINGS:
-            _check_node(broker, name)
+            _check_changeable(broker, name)
         broker.config.check_dynamic(configs)
         if name == DEFAULT_SETTINGS:
             _check_for_all_brokers(configs)
-        if not validate_only:
-            broker.metadata.set_settings(name, configs)
+        broker.topics.configure_brokers(name, configs, validate_only=validate_only)
     elif kind == ResourceType.GROUP:
         group_settings.check(broker.config, configs)
         if not validate_only:

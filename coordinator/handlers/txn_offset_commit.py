@@ -12,6 +12,7 @@ from itertools import repeat
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.data.appends import Notes
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import code_of, result_of
@@ -54,12 +55,13 @@ def run(ctx: Context) -> Work[Entity]:
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
     closed = yield from refused_topics(ctx, Operation.READ, named_topics(body.topics))
+    notes: Notes = {}
     while True:
         refused, offsets = sort_out(ctx, closed, by_id=False, has_epoch=ctx.version >= 2)
         if not offsets:
             return _refused(ctx, refused, ErrorCode.none)
         try:
-            disk = _verify(ctx)
+            disk = _verify(ctx, notes)
         except DomainError as error:
             return _refused(ctx, refused, error_code(error))
         if disk is None:
@@ -88,10 +90,10 @@ def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
     return _response(ctx, filled(refused, repeat(code)))
 
 
-def _verify(ctx: Context) -> asyncio.Future[None] | None:
+def _verify(ctx: Context, notes: Notes) -> asyncio.Future[None] | None:
     """Raise unless the group's partition is, now at the latest, in the transaction.
 
-    A future: that is so, but not on disk yet; when it is done this has to be asked anew.
+    A future: that is not known yet, or not committed; when it is done this has to be asked anew.
     """
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:
@@ -112,6 +114,7 @@ def _verify(ctx: Context) -> asyncio.Future[None] | None:
         body.producer_epoch,
         (key,),
         ctx.origin,
+        notes,
     )
     if isinstance(verdicts, asyncio.Future):
         return verdicts

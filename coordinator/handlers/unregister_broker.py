@@ -1,6 +1,7 @@
 """UnregisterBroker (64): forget a broker that is gone for good.
 
-This one is not gone, so it refuses; Apache Kafka forgets a running broker until it registers anew.
+The broker of the controller's own process is not gone, so that is refused; Apache Kafka forgets a
+running broker until it registers anew.
 
 Source: ``ReplicationControlManager.unregisterBroker``; KIP-631.
 """
@@ -10,19 +11,22 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 
 @handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), permission="ALTER Cluster")
-def run(ctx: Context) -> Entity:
-    """Refuse, each broker for its own reason."""
+def run(ctx: Context) -> Work[Entity]:
+    """Forget it, and whatever it had in sync."""
     ctx.require_on_cluster(Operation.ALTER)
     asked = ctx.body.broker_id
-    if asked == ctx.broker.node_id:
+    if asked == ctx.broker.node_id and ctx.broker.active_controller.has_own_broker:
         return ctx.respond.error(
-            ErrorCode.invalid_request, f"broker {asked} is the only one, and is running"
+            ErrorCode.invalid_request, f"broker {asked} is the controller itself, and is running"
         )
-    return ctx.respond.error(
-        ErrorCode.broker_id_not_registered, f"Broker ID {asked} is not currently registered"
+    yield from decided_to_the_end(
+        ctx, lambda: lambda controller: controller.unregister_broker(asked), bool
     )
+    return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

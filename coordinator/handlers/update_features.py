@@ -58,8 +58,8 @@ def _updated(ctx: Context) -> Steps[Entity]:
         with ctx.broker.metadata.unforced():
             update_features(
                 ctx.broker.metadata,
+                ctx.broker.topics.view,
                 list(wanted.values()),
-                node_id=ctx.broker.node_id,
                 validate_only=getattr(body, "validate_only", False),
             )
     except DomainError as error:

@@ -7,16 +7,18 @@ id without decoding the others. Value: a msgpack map with the fields of :class:`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 import msgpack
 
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.logcore.values import dataclass
 
-GROUP, TRANSACTION = "group", "transaction"
-"""The scopes: what a subject is the id of."""
+GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
+"""The scopes: what a subject is the id of; a partition's is topic and index, as its directory's,
+the cluster's a broker or a feature."""
 
 ENTRY_VERSION = 1
 """The layout of the values. Readers pass over a higher number."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,19 +24,28 @@ from fencepost.coordinator.history.entries import (
     encode_key,
     encode_value,
 )
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, HISTORY_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import (
+    CONSUMER_OFFSETS,
+    HISTORY_TOPIC,
+    TRANSACTION_STATE,
+)
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.machine import Event, Record
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
     from fencepost.coordinator.data.log_manager import LogManager
     from fencepost.coordinator.metadata.log import MetadataLog
+    from fencepost.logcore.partition import Partition
 
 FLUSH_MS = 50
 """From an event to its write: short for a person who follows, long enough to write many at once."""
+
+PLACE_RETRY_MS = 200
+"""Between two looks for a place to write to, while there is none."""
 
 COMPLAINT_INTERVAL_MS = 60_000
 """The time between two log lines that say that the history can not be written."""
@@ -79,6 +87,9 @@ class History:
         self._logs = logs
         self._clock = clock
         self._queue: deque[Entry] = deque()
+        self.place: Callable[[], Partition | None] | None = None
+        """Where a broker of a cluster writes to, None while that is not there: entries wait then.
+        It must not fail. Who stands alone has a topic of its own."""
         self.listener: Callable[[Entry], None] | None = None
         """Told of each entry in the turn that it is about; it must not fail."""
         is_on = config.bool("fencepost.history.enable")
@@ -91,6 +102,18 @@ class History:
     def waiting(self) -> int:
         """Events that are not written yet."""
         return len(self._queue)
+
+    def take_over(self, other: History) -> None:
+        """Write what waits in ``other``, which takes no more."""
+        self.counts += other.counts
+        waiting, other._queue = other._queue, deque()
+        other.stop()
+        self._queue.extendleft(reversed(waiting))
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._queue and self._timer is None and self._loop is not None:
+            self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
 
     def stop(self) -> None:
         """Write what waits, and take no more."""
@@ -106,8 +129,8 @@ class History:
 
     def write_all(self) -> None:
         """Write what waits, now; for those who want to see it."""
-        while self._queue:
-            self._write_some()
+        while self._queue and self._write_some():
+            pass
 
     def remember(
         self,
@@ -139,17 +162,20 @@ class History:
         self._queue.append(entry)
         if self.listener is not None:
             self.listener(entry)
-        if self._timer is None:
-            self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
+        self._arm()
 
     def _flush(self) -> None:
         """Write one batch; what is left comes after others had their turn."""
         self._timer = None
-        self._write_some()
+        pause_ms = 0 if self._write_some() else PLACE_RETRY_MS
         if self._queue and self._loop is not None:
-            self._timer = call_later(self._loop, 0, "history", self._flush)
+            self._timer = call_later(self._loop, pause_ms, "history", self._flush)
 
-    def _write_some(self) -> None:
+    def _write_some(self) -> bool:
+        """Take one batch off the queue; False where there is no place for it yet."""
+        partition = None if self.place is None else self.place()
+        if partition is None and self.place is not None:
+            return False
         records: list[Record] = []
         taken = size = 0
         try:
@@ -159,16 +185,18 @@ class History:
                 record = Record(encode_key(entry.scope, entry.subject), encode_value(entry))
                 size += len(record.key) + len(record.value or b"")
                 records.append(record)
-            self._metadata.ensure_internal_topic(HISTORY_TOPIC)
-            partition = self._logs.partition(HISTORY_TOPIC, 0)
+            if partition is None:
+                self._metadata.ensure_internal_topic(HISTORY_TOPIC)
+                partition = self._logs.partition(HISTORY_TOPIC, 0)
             partition.append_records(records, now_ms=self._clock.now_ms())
         except Exception as error:  # noqa: BLE001 - whatever it is, the history stops nothing
             self.dropped += taken
             self._untold += taken
             self._complain(f"{type(error).__name__}: {error}")
-            return
+            return True
         if self._untold:
             self._complain("too many events at once")
+        return True
 
     def _complain(self, cause: str) -> None:
         now_ms = self._clock.monotonic_ms()

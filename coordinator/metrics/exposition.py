@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Final
 
 from fencepost.coordinator.metrics.families import Family, Number, Series
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.logcore.values import dataclass
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.logcore.values import dataclass
 
 MAX_LABEL_CHARACTERS: Final = 250
 """Of the value of a label: a topic's name fits, and a group's may be as long as it likes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from fencepost.coordinator.runtime.shard import LOADING_STATES, ShardState
+from fencepost.coordinator.runtime.shard_state import LOADING_STATES, ShardState
 
 if TYPE_CHECKING:
     from fencepost.coordinator.services import Services

@@ -1,7 +1,7 @@
 """The names that Prometheus' JMX exporter gives to Apache Kafka's MBeans.
 
-What a single node on one event loop has none of, replicas to wait for and queues between threads,
-is told as 0. What nobody measures here is left out.
+What one event loop has none of, queues between threads, is told as 0. What nobody measures here is
+left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from fencepost.coordinator.metrics.families import Sample, Series, labels, read_families
 from fencepost.coordinator.metrics.view import View
-from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
 
 FAMILIES: Final = read_families("""
 kafka_server_brokertopicmetrics_messagesin_total counter topic
@@ -21,6 +21,8 @@ kafka_server_brokertopicmetrics_bytesin_total counter topic
     Bytes that were appended.
 kafka_server_brokertopicmetrics_bytesout_total counter topic
     Bytes that were fetched.
+kafka_server_brokertopicmetrics_replicationbytesin_total counter
+    Bytes that were fetched from leaders.
 kafka_server_brokertopicmetrics_totalproducerequests_total counter
     Produce requests.
 kafka_server_brokertopicmetrics_totalfetchrequests_total counter
@@ -46,19 +48,27 @@ kafka_network_socketserver_expiredconnectionskilledcount gauge
 kafka_server_replicamanager_partitioncount gauge
     Partitions.
 kafka_server_replicamanager_leadercount gauge
-    Partitions that this node leads: all.
+    Partitions that this node leads.
 kafka_server_replicamanager_underreplicatedpartitions gauge
-    0: there is one replica.
+    Of those, how many have a replica that is not in sync.
 kafka_server_replicamanager_underminisrpartitioncount gauge
-    0, likewise.
+    Of those, how many refuse writes with acks=all.
+kafka_server_replicamanager_atminisrpartitioncount gauge
+    Of those, how many would refuse them with one replica less.
+kafka_server_replicamanager_reassigningpartitions gauge
+    Of those, how many are on their way to other brokers.
 kafka_server_replicamanager_offlinereplicacount gauge
     Partitions whose log is off line.
 kafka_server_replicamanager_produceridcount gauge
     Producers that partitions remember.
 kafka_server_replicamanager_isrshrinks_total counter
-    0: there is one replica.
+    Changes by which replicas have left the ISR of a partition led here.
 kafka_server_replicamanager_isrexpands_total counter
-    0, likewise.
+    Changes by which they have joined it.
+kafka_server_replicamanager_failedisrupdates_total counter
+    Changes that the controller has refused.
+kafka_server_replicafetchermanager_maxlag gauge clientId
+    Records that the replica furthest behind its leader lacks.
 kafka_server_delayedoperationpurgatory_purgatorysize gauge delayedOperation
     Requests that wait.
 kafka_controller_kafkacontroller_activecontrollercount gauge
@@ -137,6 +147,14 @@ def _of_traffic(view: View) -> Iterator[Series]:
         samples = [("", getattr(snapshot.traffic, value))]
         samples += [(one.written, getattr(one.traffic, value)) for one in snapshot.topics]
         yield FAMILIES[f"kafka_server_brokertopicmetrics_{name}_total"], samples
+    yield _one(
+        "kafka_server_brokertopicmetrics_replicationbytesin_total", snapshot.traffic.replicated_in
+    )
+    fetchers = view.services.replicas.fetchers
+    yield (
+        FAMILIES["kafka_server_replicafetchermanager_maxlag"],
+        [(labels(clientId="Replica"), 0 if fetchers is None else fetchers.max_lag)],
+    )
     yield (
         FAMILIES["kafka_server_BrokerTopicMetrics_FifteenMinuteRate"],
         (
@@ -186,24 +204,29 @@ def _of_requests(view: View) -> Iterator[Series]:
 
 def _name(key: int) -> str:
     # Kafka tells the fetches of consumers from those of replicas, of which there are none here.
-    return "FetchConsumer" if key == ApiKey.FETCH else APIS[key].name
+    return "FetchConsumer" if key == ApiKey.FETCH else KNOWN_APIS[key].name
 
 
 def _of_node(view: View) -> Iterator[Series]:
     snapshot = view.snapshot
     topics, partitions, offline = len(snapshot.topics), len(snapshot.partitions), snapshot.offline
+    replicas = view.services.replicas
+    counts = replicas.counts(partitions, offline)
     for name, value in (
         ("network_requestchannel_requestqueuesize", 0),
         ("network_requestchannel_responsequeuesize", 0),
         ("network_socketserver_expiredconnectionskilledcount", 0),
-        ("server_replicamanager_partitioncount", partitions),
-        ("server_replicamanager_leadercount", partitions),
-        ("server_replicamanager_underreplicatedpartitions", 0),
-        ("server_replicamanager_underminisrpartitioncount", 0),
-        ("server_replicamanager_offlinereplicacount", offline),
+        ("server_replicamanager_partitioncount", counts.partitions),
+        ("server_replicamanager_leadercount", counts.leaders),
+        ("server_replicamanager_underreplicatedpartitions", counts.under_replicated),
+        ("server_replicamanager_underminisrpartitioncount", counts.under_min_isr),
+        ("server_replicamanager_atminisrpartitioncount", counts.at_min_isr),
+        ("server_replicamanager_reassigningpartitions", counts.reassigning),
+        ("server_replicamanager_offlinereplicacount", counts.offline),
         ("server_replicamanager_produceridcount", view.services.logs.producer_limit.count),
-        ("server_replicamanager_isrshrinks_total", 0),
-        ("server_replicamanager_isrexpands_total", 0),
+        ("server_replicamanager_isrshrinks_total", replicas.isr_shrinks),
+        ("server_replicamanager_isrexpands_total", replicas.isr_expands),
+        ("server_replicamanager_failedisrupdates_total", replicas.failed_isr_updates),
         ("controller_kafkacontroller_activecontrollercount", 1),
         ("controller_kafkacontroller_activebrokercount", 1),
         ("controller_kafkacontroller_fencedbrokercount", 0),
@@ -217,7 +240,7 @@ def _of_node(view: View) -> Iterator[Series]:
         yield _one(f"kafka_{name}", value)
     waiting: list[Sample] = [
         (labels(delayedOperation="Fetch"), len(view.services.fetches.delayed)),
-        (labels(delayedOperation="Produce"), 0),
+        (labels(delayedOperation="Produce"), view.services.commits.waiting),
     ]
     yield FAMILIES["kafka_server_delayedoperationpurgatory_purgatorysize"], waiting
     yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from fencepost.cluster.image import PartitionRegistration
 from fencepost.coordinator.metrics.families import Series, label, labels, read_families
 from fencepost.coordinator.metrics.view import View
 
@@ -51,20 +52,25 @@ def series(view: View) -> Iterator[Series]:
     yield FAMILIES["kafka_broker_info"], [(labels(id=node_id, address=f"{host}:{port}"), 1)]
     yield (
         FAMILIES["kafka_topic_partitions"],
-        ((one.written, one.topic.partitions) for one in snapshot.topics),
+        ((one.written, len(one.topic.partitions)) for one in snapshot.topics),
     )
     for name, value in (("current_offset", "high"), ("oldest_offset", "start")):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
         yield family, ((row.written, getattr(row, value)) for row in rows)
-    for name, number in (
-        ("leader", node_id),
-        ("replicas", 1),
-        ("in_sync_replica", 1),
-        ("leader_is_preferred", 1),
-        ("under_replicated_partition", 0),
+    alone = node_id, 1, 1, 1, 0
+    find = view.services.replicas.registration
+    told = [(row.written, _of(find(row.topic, row.index), alone)) for row in rows]
+    for at, name in enumerate(
+        (
+            "leader",
+            "replicas",
+            "in_sync_replica",
+            "leader_is_preferred",
+            "under_replicated_partition",
+        )
     ):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
-        yield family, ((row.written, number) for row in rows)
+        yield family, [(written, numbers[at]) for written, numbers in told]
     for at, (name, value) in enumerate((("current_offset", "committed"), ("lag", "offsets"))):
         yield (
             FAMILIES[f"kafka_consumergroup_{name}"],
@@ -82,3 +88,12 @@ def series(view: View) -> Iterator[Series]:
         FAMILIES["kafka_consumergroup_members"],
         ((f'consumergroup="{label(one.group_id)}"', one.members) for one in snapshot.groups),
     )
+
+
+def _of(one: PartitionRegistration | None, alone: tuple[int, ...]) -> tuple[int, ...]:
+    """Leader, replicas, those in sync, and whether the first one leads, and any is missing."""
+    if one is None:
+        return alone
+    replicas, in_sync = len(one.replicas), len(one.isr)
+    preferred, missing = one.leader == one.replicas[0], in_sync < replicas
+    return one.leader, replicas, in_sync, int(preferred), int(missing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from fencepost.coordinator.metrics.families import Series, labels, read_families
@@ -13,6 +13,7 @@ from fencepost.coordinator.metrics.view import View
 from fencepost.groups.assignors.client.protocol import decode_assignment
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.values import dataclass
 
 FAMILIES: Final = read_families("""
 kminion_exporter_up gauge version
@@ -85,6 +86,7 @@ def _of_cluster(view: View) -> Iterator[Series]:
 
 def _of_topics(view: View) -> Iterator[Series]:
     snapshot, config = view.snapshot, view.services.config
+    configs_of = view.services.metadata.topic_configs
     policy = ",".join(config.items("log.cleanup.policy"))
     names = [(one, labels(topic_name=one.topic.name)) for one in snapshot.topics]
     yield (
@@ -92,8 +94,8 @@ def _of_topics(view: View) -> Iterator[Series]:
         (
             (
                 labels(
-                    cleanup_policy=one.topic.configs.get("cleanup.policy", policy),
-                    partition_count=one.topic.partitions,
+                    cleanup_policy=configs_of(one.topic.name).get("cleanup.policy", policy),
+                    partition_count=len(one.topic.partitions),
                     replication_factor=1,
                     topic_name=one.topic.name,
                 ),

@@ -18,7 +18,7 @@ from fencepost.coordinator.metrics.families import Sample, Series, labels, read_
 from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
 from fencepost.coordinator.net.connection_limits import REASONS
 from fencepost.coordinator.runtime.histogram import Histogram
-from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.api import KNOWN_APIS
 
 if TYPE_CHECKING:
     from fencepost.coordinator.net.server import Server
@@ -121,6 +121,8 @@ fencepost_records_in_total counter
     Records in them, markers among them.
 fencepost_bytes_out_total counter
     Bytes of record batches that fetches were answered with.
+fencepost_replicated_in_bytes_total counter
+    Bytes of record batches that were fetched from leaders.
 fencepost_topic_bytes_in_total counter topic
     The same of a topic.
 fencepost_topic_records_in_total counter topic
@@ -265,14 +267,14 @@ def of_server(server: Server) -> Iterator[Series]:
         yield some(
             "fencepost_requests_total",
             *(
-                (labels(api=APIS[key].name, version=version), count)
+                (labels(api=KNOWN_APIS[key].name, version=version), count)
                 for (key, version), count in sorted(server.watch.answered.items())
             ),
         )
         yield some(
             "fencepost_request_seconds",
             *(
-                (labels(api=APIS[key].name), seconds)
+                (labels(api=KNOWN_APIS[key].name), seconds)
                 for key, seconds in sorted(server.watch.seconds.items())
             ),
         )
@@ -446,6 +448,7 @@ def of_topics(snapshot: Snapshot) -> Iterator[Series]:
     yield one("fencepost_partitions_offline", snapshot.offline)
     for name in ("bytes_in", "records_in", "bytes_out"):
         yield one(f"fencepost_{name}_total", getattr(snapshot.traffic, name))
+    yield one("fencepost_replicated_in_bytes_total", snapshot.traffic.replicated_in)
     for name in ("bytes_in", "records_in", "bytes_out", "markers"):
         yield (
             FAMILIES[f"fencepost_topic_{name}_total"],

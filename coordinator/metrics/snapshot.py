@@ -9,17 +9,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, cast
 
 from fencepost.coordinator.metrics.families import label, labels
 from fencepost.coordinator.runtime.background import Pace
-from fencepost.coordinator.runtime.shard import ShardRuntime, ShardState
+from fencepost.coordinator.runtime.shard import ShardRuntime
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.traffic import Traffic
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.metadata.image import Topic
+    from fencepost.cluster.image import TopicImage
     from fencepost.coordinator.services import Services
     from fencepost.groups.machine import GroupMachine
     from fencepost.groups.shard import Group
@@ -58,7 +60,7 @@ class PartitionRow:
 class TopicRow:
     """A topic and what its partitions add up to."""
 
-    topic: Topic
+    topic: TopicImage
     written: str
     """The label ``topic``."""
     rows: list[PartitionRow] = field(default_factory=list)
@@ -146,7 +148,7 @@ async def _partitions(
     for topic in list(services.metadata.topics.values()):
         one = TopicRow(topic, labels(topic=topic.name))
         snapshot.topics.append(one)
-        for index in range(topic.partitions):
+        for index in range(len(topic.partitions)):
             row = PartitionRow(topic.name, index, f'{one.written},partition="{index}"')
             partition = services.logs.find_open((topic.name, index))
             if partition is not None:

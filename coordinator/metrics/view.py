@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.metrics.snapshot import Snapshot

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -43,6 +43,7 @@ from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersi
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.wire.writer import Chunk, InFile
+from fencepost.logcore.values import dataclass
 
 log = structlog.get_logger(__name__)
 

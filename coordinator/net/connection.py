@@ -36,13 +36,14 @@ from fencepost.coordinator.net.refusals import refusal
 from fencepost.coordinator.net.request_stream import RequestStream
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
+from fencepost.coordinator.net.sending import SENT_PER_TURN_BYTES, send_next, socket_of
 from fencepost.coordinator.net.throttling import is_gone, throttle_of, throttled
-from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.background import SLICE_MS, call_later
 from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
 from fencepost.coordinator.security.principal import Principal, Session, plain_host
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
-from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.codec import Request
 from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
 from fencepost.coordinator.wire.frames import KEPT_BUFFER_BYTES
@@ -69,9 +70,6 @@ longer than the slice of the loop in which they are served."""
 
 SENT_TOGETHER_BYTES = 16_384
 """Responses with more bytes than this, together, leave as they are."""
-
-SENT_PER_TURN_BYTES = 4_194_304
-"""Bytes of a response that one client is sent before others get their turn."""
 
 
 class Owner(Protocol):
@@ -108,7 +106,9 @@ class Connection(asyncio.BufferedProtocol):
         self.session = Session("", listener.name)
         self._server = server
         self._limits = server.limits
-        self._stream = RequestStream(server.registry.versions, server.limits)
+        self._stream = RequestStream(
+            server.registry.versions, server.limits, server.registry.forwarded
+        )
         self._frames = self._stream.frames
         self.next_request: Callable[[], Request | Work[Request | None] | None] = (
             self._stream.next_request
@@ -116,6 +116,8 @@ class Connection(asyncio.BufferedProtocol):
         """Where its requests come from: a gate, until somebody has logged in."""
         self._gate: Gate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._socket = -1
+        """That takes bytes from files as they are; -1 where they are encrypted."""
         self._loop = server.loop
         self._job: Job | None = None
         """The request under way, once it has given way to others or waits."""
@@ -157,6 +159,8 @@ class Connection(asyncio.BufferedProtocol):
         self.session = replace(self.session, host=self.peer_host)
         self.last_active = self._loop.time()
         self._server.admit(self)
+        if not self.listener.is_tls:
+            self._socket = socket_of(transport)
         # The transport tells us of every byte that the socket does not take, and when all are gone.
         self._transport.set_write_buffer_limits(high=0)
         if self._server.logins is not None:
@@ -468,18 +472,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _context(self, request: Request) -> Context:
         server = self._server
-        return Context(
-            broker=server.broker,
-            registry=server.registry,
-            api_key=request.api_key,
-            version=request.api_version,
-            correlation_id=request.correlation_id,
-            client_id=request.client_id,
-            body=request.body,
-            respond=response_factory(request.api_key, request.api_version),
-            peer_host=self.peer_host,
-            connection=self,
-            size_bytes=self._stream.size_bytes,
+        return Context(  # by place: names cost a third more, for every request
+            server.broker,
+            server.registry,
+            request.api_key,
+            request.api_version,
+            request.correlation_id,
+            request.client_id,
+            request.body,
+            response_factory(request.api_key, request.api_version),
+            self.peer_host,
+            self,
+            self._stream.size_bytes,
+            None,
+            request.frame,
         )
 
     def versions(self, request: Request) -> Entity:
@@ -507,7 +513,7 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
             entity = refusal(context, error, self._server.error_code)
             if entity is None:
-                self.close(f"{APIS[context.api_key].name} failed and has no error field")
+                self.close(f"{KNOWN_APIS[context.api_key].name} failed and has no error field")
         if context.throttle is not None and not self.closed:
             entity, throttle_ms = throttled(context, entity)
             if throttle_ms:
@@ -515,11 +521,10 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed or entity is None:
             return
         try:
-            yield from self._stream.answer(request, entity)
+            yield from self._stream.answer(request, entity) or ()
         except Exception:
-            # Whatever it was, the client must not wait for it for ever.
-            log.exception("response cannot be written", api=APIS[context.api_key].name)
-            self.close("a response could not be written")
+            log.exception("response cannot be written", api=KNOWN_APIS[context.api_key].name)
+            self.close("a response could not be written")  # the client must not wait for ever
             return
         held.append(entity)
         self._send()
@@ -568,18 +573,17 @@ class Connection(asyncio.BufferedProtocol):
         """Write pieces of what is unsent as long as the socket takes them whole."""
         transport, stream, unsent = self._transport, self._stream, self._stream.unsent
         most = self._sent_bytes + SENT_PER_TURN_BYTES
+        until = time.perf_counter() + SLICE_MS / 1000
         while unsent and self._writable and not transport.is_closing():
-            if self._sent_bytes >= most:
-                self._sends_again = self._loop.call_soon(self._send_again)
-                break
             try:
-                piece = stream.next_piece()
+                self._sent_bytes += send_next(stream, transport, self._socket)
             except OSError:
                 log.exception("records can not be read", peer=self.peer)
                 self.abort()
                 return
-            self._sent_bytes += len(piece)
-            transport.write(piece)
+            if unsent and (self._sent_bytes >= most or time.perf_counter() >= until):
+                self._sends_again = self._loop.call_soon(self._send_again)
+                break
         self._hold()
         if self.closed:
             self._close_if_sent()

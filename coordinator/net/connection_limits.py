@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
@@ -20,6 +20,7 @@ from fencepost.coordinator.net.listener import Listener, first_reserved_file
 from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.security.principal import plain_host
 from fencepost.coordinator.security.rates import Rate, Window
+from fencepost.logcore.values import dataclass
 
 UNLIMITED: Final = 2**31 - 1
 

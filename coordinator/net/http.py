@@ -22,7 +22,6 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -43,6 +42,7 @@ from fencepost.coordinator.net.http_messages import (
 )
 from fencepost.coordinator.net.listener import Listener, first_reserved_file
 from fencepost.coordinator.runtime.background import spawn, tell
+from fencepost.logcore.values import dataclass
 
 __all__ = ["TEXT", "HttpError", "HttpLimits", "HttpServer", "Request", "Response", "serve_http"]
 

@@ -14,7 +14,6 @@ import ssl
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ import structlog
 
 from fencepost.coordinator.net.http_messages import HttpError
 from fencepost.coordinator.wire.server_tls import ServerTlsError, server_context
+from fencepost.logcore.values import dataclass
 
 LOOK_S: Final = 30.0
 """How often the files of a certificate are looked at, in seconds, by whoever connects then."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qsl, unquote
+
+from fencepost.logcore.values import dataclass
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
 """What is understood; which of them a path knows is its handler's to say."""

@@ -8,7 +8,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.wire.api import APIS
+from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.machine import DomainError
 
@@ -21,6 +21,6 @@ def refusal(
     """The answer; None where the API has no error of its own. What nobody expected is logged."""
     if isinstance(error, DomainError):
         return context.respond.error(error_code(error), str(error))
-    name = APIS[context.api_key].name
+    name = KNOWN_APIS[context.api_key].name
     log.error("handler failed", api=name, version=context.version, exc_info=error)
     return context.respond.error(ErrorCode.unknown_server_error)

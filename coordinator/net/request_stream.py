@@ -10,8 +10,8 @@ Large requests and answers are decoded and encoded in steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, cast
 
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import (
@@ -42,10 +42,16 @@ class RequestStream:
     piece (:meth:`next_piece`).
     """
 
-    __slots__ = ("_limits", "_versions", "frames", "size_bytes", "unsent", "unsent_bytes")
+    __slots__ = ("_kept", "_limits", "_versions", "frames", "size_bytes", "unsent", "unsent_bytes")
 
-    def __init__(self, versions: Mapping[int, tuple[int, int]], limits: ConnectionLimits) -> None:
-        self._versions, self._limits = versions, limits
+    def __init__(
+        self,
+        versions: Mapping[int, tuple[int, int]],
+        limits: ConnectionLimits,
+        kept: Collection[int] = (),
+    ) -> None:
+        """Requests to the APIs of ``kept`` have their frames with them."""
+        self._versions, self._limits, self._kept = versions, limits, kept
         self.frames = FrameBuffer(limits.max_request_bytes)
         """Where bytes arrive."""
         self.size_bytes = 0
@@ -65,6 +71,8 @@ class RequestStream:
         if frame is None:
             return None
         self.size_bytes = len(frame)
+        if self._kept and int.from_bytes(frame[:2]) in self._kept:
+            return self._with_frame(bytes(frame))
         if self.size_bytes > FIRST_BUFFER_BYTES:
             return self._decoded(frame)
         try:
@@ -73,6 +81,12 @@ class RequestStream:
             )
         except UnsupportedVersion as error:
             return self._refused(error)
+
+    def _with_frame(self, frame: bytes) -> Steps[Request | None]:
+        request = yield from self._decoded(memoryview(frame))
+        if request is not None:
+            request.frame = frame
+        return request
 
     def _decoded(self, frame: memoryview) -> Steps[Request | None]:
         try:
@@ -93,12 +107,18 @@ class RequestStream:
         self.put(unsupported_api_versions(served, error.correlation_id))
         yield
 
-    def answer(self, request: Request, entity: Entity) -> Steps[None]:
-        """Encode the response to the last request. Raises EncodeError."""
-        chunks = yield from encode_response_in_steps(
+    def answer(self, request: Request, entity: Entity) -> Steps[None] | None:
+        """Encode the response to the last request: at once, or in steps. Raises EncodeError."""
+        chunks = encode_response_in_steps(
             request.api_key, request.api_version, request.correlation_id, entity
         )
+        if not isinstance(chunks, list):
+            return self._put_in_steps(chunks)
         self.put(chunks)
+        return None
+
+    def _put_in_steps(self, steps: Steps[list[Chunk | InFile]]) -> Steps[None]:
+        self.put((yield from steps))
 
     def put(self, chunks: Sequence[Chunk | InFile]) -> None:
         """Have a frame sent."""
@@ -107,7 +127,28 @@ class RequestStream:
             if type(chunk) is bytes or isinstance(chunk, Chunk):
                 self.unsent_bytes += len(chunk)
 
-    def next_piece(self) -> Chunk:
+    @property
+    def is_in_file(self) -> bool:
+        """Whether what comes next is in a file, and so much that a copy is dearer than a call."""
+        first = self.unsent[0]
+        return (
+            type(first) is not bytes
+            and len(first) >= BIG_CHUNK_BYTES
+            and not isinstance(first, Chunk)
+        )
+
+    def send_range(self, target: int) -> int:
+        """Have the kernel send a piece of what :attr:`is_in_file`; how many bytes it took.
+
+        Raises OSError as ``InFile.send``.
+        """
+        first = cast("InFile", self.unsent[0])
+        sent = first.send(WRITE_BYTES, target)
+        if not first:
+            self.unsent.popleft()
+        return sent
+
+    def next_piece(self, most: int = WRITE_BYTES) -> Chunk:
         """Take the next piece of what is unsent: of one large chunk, or of several small ones.
 
         Raises OSError where it is in a file that can not be read: the client was promised its
@@ -120,7 +161,7 @@ class RequestStream:
             self.unsent_bytes = 0
             return first
         parts: list[Chunk] = []
-        room = WRITE_BYTES
+        room = most
         while unsent and room:
             chunk = unsent[0]
             if parts and len(chunk) >= BIG_CHUNK_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from fencepost.coordinator.net.connection_limits import (
     Doors,
     Seat,
 )
+from fencepost.coordinator.net.listener import BACKLOG
 from fencepost.coordinator.net.memory_budget import RequestBudget
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import ResponseBudget
@@ -50,6 +51,24 @@ _SWEEPS_PER_LIMIT = 4
 
 def _always_unknown(_error: DomainError) -> int:
     return int(ErrorCode.unknown_server_error)
+
+
+async def bind(listener: ListenerConfig) -> list[socket.socket]:
+    """Sockets where ``listener`` says; the kernel has clients wait that come to them.
+
+    Raises OSError if the address cannot be bound.
+    """
+    # asyncio resolves the name and binds; what comes is accepted by our listeners.
+    bound = await asyncio.get_running_loop().create_server(
+        asyncio.Protocol, listener.host, listener.port, start_serving=False
+    )
+    try:
+        sockets = [one.dup() for one in bound.sockets]
+    finally:
+        bound.close()
+    for one in sockets:
+        one.listen(BACKLOG)
+    return sockets
 
 
 class Server:
@@ -104,11 +123,15 @@ class Server:
         self._emptied: asyncio.Event | None = None
 
     async def start(
-        self, listener: ListenerConfig, tls: ListenerTls | None = None
+        self,
+        listener: ListenerConfig,
+        tls: ListenerTls | None = None,
+        bound: Sequence[socket.socket] = (),
     ) -> tuple[str, int]:
         """Listen where ``listener`` says, encrypted with ``tls``; return the address in use.
 
-        May be called again for another listener. Raises OSError if the address cannot be bound.
+        May be called again for another listener. ``bound`` are its sockets, if :func:`bind` has
+        made them before. Raises OSError if the address cannot be bound.
         """
         if listener.is_tls and tls is None:
             raise ValueError(f"nothing to encrypt {listener.name} with")
@@ -118,14 +141,7 @@ class Server:
             self.turns = Turns(self.loop)
             self.responses = ResponseBudget(self.loop, self.limits.max_queued_response_bytes)
             self._arm_sweep()
-        # asyncio resolves the name and binds; what comes is accepted by our listeners.
-        bound = await self.loop.create_server(
-            asyncio.Protocol, listener.host, listener.port, start_serving=False
-        )
-        try:
-            address = self.doors.open(listener, [one.dup() for one in bound.sockets])
-        finally:
-            bound.close()
+        address = self.doors.open(listener, bound or await bind(listener))
         if tls is not None:
             self.tls[listener.name] = tls
         self.addresses[listener.name] = address

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import select
-from dataclasses import replace
-from datetime import timedelta
 from typing import Final
 
-from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers import Context, with_wait
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime, Throttle
@@ -35,17 +33,12 @@ def throttle_of(context: Context, quotas: ClientQuotas | None, spent: LoopTime) 
 
 
 def throttled(context: Context, entity: Entity | None) -> tuple[Entity | None, int]:
-    """The answer with the time that the client has to wait, and that time in milliseconds.
-
-    Answers that have no field for it go out as they are.
-    """
+    """The answer with the time that the client has to wait, and that time in milliseconds."""
     if context.throttle is None:
         return entity, 0
     produced = context.size_bytes if context.api_key == ApiKey.PRODUCE else None
     throttle_ms = context.throttle.decided(produced, is_answered=entity is not None)
-    if throttle_ms and entity is not None and hasattr(entity, "throttle_time"):
-        entity = replace(entity, throttle_time=timedelta(milliseconds=throttle_ms))
-    return entity, throttle_ms
+    return (None, throttle_ms) if entity is None else with_wait(entity, throttle_ms)
 
 
 def is_gone(transport: asyncio.Transport) -> bool:

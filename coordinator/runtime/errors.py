@@ -24,5 +24,9 @@ class CoordinatorNotAvailableError(ShardError):
     """The coordinator is not started, or its topic can not be made (COORDINATOR_NOT_AVAILABLE)."""
 
 
+class VerificationLostError(ShardError):
+    """Nobody has answered whether a partition is in a transaction (NETWORK_EXCEPTION)."""
+
+
 class TransactionCoordinatorBusyError(ShardError):
     """A transaction can't be verified now; send the batch again (NOT_ENOUGH_REPLICAS)."""

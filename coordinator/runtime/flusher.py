@@ -82,16 +82,6 @@ class Flusher:
             self._after_running.append(callback)
         return True
 
-    def flushed(self, partitions: Iterable[Partition]) -> asyncio.Future[None] | None:
-        """Do as :meth:`after` with a future instead of a call; None if nothing is held."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def settle() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        return done if self.after(partitions, settle) else None
-
     def forced(self, partition: Partition) -> asyncio.Future[None] | None:
         """Begin to force to disk all that the partition holds now; None if it is there.
 

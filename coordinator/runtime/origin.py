@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fencepost.logcore.values import dataclass, made_often
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The client that sent the request which a decision is about."""

@@ -7,9 +7,13 @@ loop a chance to do anything else:
     decide → append → replay → timers → effects → (what effects report: decide → …) → replies
 
 Replies wait until the whole turn is in the log, so nobody ever sees what a crash could take back.
-Where ``flush.messages`` asks for it they wait for the disk as well, and so do effects: a marker may
-not get to disk before the decision to write it. Turns go on meanwhile. Their answers wait until all
-that they have seen is on disk, and go out in order.
+They wait until that is committed as well (``commits.py``), and so do effects: a marker may not get
+to disk, or to other brokers, before the decision to write it. Turns go on meanwhile. Their answers
+wait until all that they have seen is committed, and go out in order. Where other replicas keep them
+waiting for too long they become COORDINATOR_NOT_AVAILABLE; the records stay.
+
+A shard belongs to one leader epoch. Nothing is appended under another one, and nothing that waits
+is answered: the shard is over then, and who waits hears NOT_COORDINATOR.
 
 The machine may refuse a request. So may the partition, if the request bears a producer's identity
 and the partition knows a newer epoch of it. Both happen before anything is written, and concern
@@ -28,24 +32,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 
 import structlog
 
 from fencepost.coordinator.runtime.background import Pace, spawn
+from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     NotCoordinatorError,
     ShardError,
 )
-from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.shard_about import About, blame, trigger
+from fencepost.coordinator.runtime.shard_load import replay_log
+from fencepost.coordinator.runtime.shard_state import LOADING_STATES, SHARD_TRANSITIONS, ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
-from fencepost.logcore.batch import ControlType, decode_records, parse_control, verify_crc
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError, NoRoomError
 from fencepost.logcore.machine import (
@@ -61,9 +66,7 @@ from fencepost.logcore.machine import (
     Token,
 )
 from fencepost.logcore.partition import Partition
-
-PACE_RECORDS = 128
-"""So many records of a batch are replayed before loading looks at the time again: about 1 ms."""
+from fencepost.logcore.values import dataclass
 
 RELOAD_BACKOFF_MS = 100
 """Wait before the second reload in a row; doubles up to :data:`MAX_RELOAD_BACKOFF_MS`. The first
@@ -78,32 +81,14 @@ NO_ROOM_BACKOFF_MS = 1_000
 STABLE_AFTER_MS = 60_000
 """A shard that served this long is sound again, and its next failure counts as the first."""
 
-_END_MARKERS = frozenset({ControlType.ABORT, ControlType.COMMIT})
+POSTPONE_MS = 50
+"""Wait before a report or a timer comes again that would write while too few replicas are in
+sync (kafka: the ``LogAppendRetryQueue`` of ``TransactionMarkerChannelManager``)."""
+
+_HELD, _POSTPONED = "held replies", "postponed reports"
+"""Keys of the timers for answers that wait to be committed, and for reports that come again."""
 
 _log = structlog.get_logger(__name__)
-
-
-class ShardState(Enum):
-    """A shard's life. A closed shard does not come back; a new one is made."""
-
-    INITIAL = "Initial"
-    LOADING = "Loading"
-    ACTIVE = "Active"
-    FAILED = "Failed"
-    CLOSED = "Closed"
-
-
-SHARD_TRANSITIONS: dict[ShardState, frozenset[ShardState]] = {
-    ShardState.INITIAL: frozenset({ShardState.LOADING, ShardState.CLOSED}),
-    ShardState.LOADING: frozenset({ShardState.ACTIVE, ShardState.FAILED, ShardState.CLOSED}),
-    ShardState.ACTIVE: frozenset({ShardState.FAILED, ShardState.CLOSED}),
-    ShardState.FAILED: frozenset({ShardState.LOADING, ShardState.CLOSED}),
-    ShardState.CLOSED: frozenset(),
-}
-"""Which state may follow which; anything else is a bug."""
-
-LOADING_STATES = frozenset({ShardState.INITIAL, ShardState.LOADING})
-"""In these a client should stay and ask again; in the others it looks for another coordinator."""
 
 
 RunEffect = Callable[["ShardRuntime", object, int, Callable[[], None]], None]
@@ -117,8 +102,10 @@ WhileLoading = Callable[[object], object | None]
 """What to answer a command while the shard loads; None stands for the usual error."""
 
 
-About = tuple[str, object]
-"""What a turn is about: ``request``, ``upkeep``, ``report`` or ``timer``; its command or key."""
+Admit = Callable[[Partition, object], DomainError | None]
+"""Why a command, or a timer's key, may not write to a replicated partition now; None if it may. It
+is asked before the machine decides, for that can't be taken back."""
+
 
 Remember = Callable[[str, str, Event, Origin | None, str | None], None]
 """Keeps a cause: ``remember(topic, shard, event, origin, trigger)``. It must not fail."""
@@ -134,7 +121,15 @@ class ShardServices:
     run_effect: RunEffect
     while_loading: WhileLoading
     remember: Remember
-    flusher: Flusher
+    commits: Commits
+    commit_timeout_ms: Callable[[], int]
+    """How long an answer waits for other replicas."""
+    admit: Admit | None = None
+    """None where one replica is enough to write (kafka: ``requiredAcks``)."""
+
+
+class _LeadershipLostError(Exception):
+    """The partition is led in another epoch by now, here or elsewhere."""
 
 
 class _Turn:
@@ -146,26 +141,40 @@ class _Turn:
         self.has_ended = False
 
 
+Build = Callable[[Partition, int], Machine]
+"""Makes an empty machine for a partition, whose coordinator has the given epoch."""
+
+
 class ShardRuntime:
-    """One machine on one partition; ``build`` makes an empty machine for each load."""
+    """One machine on one partition, which this broker leads in ``leader_epoch``.
+
+    ``build`` makes an empty machine of ``coordinator_epoch`` for each load.
+    """
 
     def __init__(
-        self, partition: Partition, build: Callable[[], Machine], services: ShardServices
+        self, partition: Partition, leader_epoch: int, build: Build, services: ShardServices
     ) -> None:
         self.partition = partition
+        self.leader_epoch = leader_epoch
+        """The election that made this broker the coordinator; another one ends the shard."""
+        marks = partition.marks
+        # A log that comes from elsewhere may hold newer epochs than this cluster has counted.
+        self.coordinator_epoch = max(leader_epoch, marks.leader_epoch)
+        self._append_epoch = leader_epoch if marks.is_replicated else marks.leader_epoch
         self.name = f"{partition.topic}-{partition.index}"
-        self._build = build
-        self._clock = services.clock
-        self._loop = services.loop
-        self._run_effect = services.run_effect
-        self._while_loading = services.while_loading
-        self._remember = services.remember
-        self._flusher = services.flusher
+        self._build = partial(build, partition, self.coordinator_epoch)
+        self._clock, self._loop = services.clock, services.loop
+        self._run_effect, self._while_loading = services.run_effect, services.while_loading
+        self._remember, self._commits = services.remember, services.commits
+        self._commit_timeout_ms, self._admit = services.commit_timeout_ms, services.admit
+        self._held: OrderedDict[int, tuple[int, list[Reply]]] = OrderedDict()
+        """Answers that wait for other replicas, by their list's identity, and until when."""
+        self._postponed: list[object] = []
         self._origin: Origin | None = None
         self._about: About | None = None
         self._timers = services.timers.timers(self._fire)
         self._state = ShardState.INITIAL
-        self._machine = build()
+        self._machine = self._build()
         self._waiting: dict[Token, asyncio.Future[object]] = {}
         self._last_token: Token = 0
         self._next_offset = 0
@@ -206,6 +215,9 @@ class ShardRuntime:
             else:
                 future.set_result(answer)
             return future
+        if self._admit is not None and (refusal := self._refusal(command)) is not None:
+            future.set_exception(refusal)
+            return future
         self._last_token = token = self._last_token + 1
         self._waiting[token] = future
         self._turn(
@@ -226,7 +238,16 @@ class ShardRuntime:
         if self._in_turn:
             self._inbox.append(command)
         elif self._state is ShardState.ACTIVE:
-            self._turn(self._of_report(command), self._clock.now_ms(), ("report", command))
+            if self._refusal(command) is not None:
+                self._postponed.append(command)
+                self._timers.set(_POSTPONED, self._clock.now_ms() + POSTPONE_MS)
+            else:
+                self._turn(self._of_report(command), self._clock.now_ms(), ("report", command))
+
+    def _refusal(self, command: object) -> DomainError | None:
+        if self._admit is None or not self.partition.marks.is_replicated:
+            return None
+        return self._admit(self.partition, command)
 
     def complete_transaction(self, marker: EndMarker) -> None:
         """Append the end marker of a transaction to this partition and apply it.
@@ -234,6 +255,8 @@ class ShardRuntime:
         Raises :class:`ShardError` where the shard does not serve, and :class:`LogError` where the
         partition refuses the marker (kafka: ``ProducerAppendInfo.appendEndTxnMarker``).
         """
+        if self._state is ShardState.ACTIVE and not self._leads:
+            self._end_of_leadership()
         if self._state is not ShardState.ACTIVE:
             raise self.unavailable()
         appended = self.partition.append_marker(marker, self._clock.now_ms())
@@ -290,6 +313,9 @@ class ShardRuntime:
                 self._carry_out(decision, now_ms, turn)
             while self._inbox:
                 self._carry_out(self._of_report(self._inbox.popleft())(now_ms), now_ms, turn)
+        except _LeadershipLostError:
+            self._end_of_leadership()
+            return
         except Exception as cause:  # noqa: BLE001 - any failure is a state that can't be trusted
             self._fail(cause, token)
             return
@@ -303,6 +329,8 @@ class ShardRuntime:
         turn.has_ended = True
         if not turn.effects:
             self._deliver(turn.replies)
+        elif turn.replies:
+            self._hold(turn.replies)
 
     def _attempt_done(self, turn: _Turn) -> None:
         """An effect of the turn was attempted; the last one of them lets the replies go."""
@@ -311,18 +339,67 @@ class ShardRuntime:
             self._deliver(turn.replies)
 
     def _deliver(self, replies: list[Reply]) -> None:
-        """Give replies once all they could have seen is on disk."""
-        if replies and not self._flusher.after((self.partition,), partial(self._release, replies)):
+        """Give replies once all they could have seen is committed."""
+        if not replies:
+            return
+        release = partial(self._release, replies, self._next_offset, self._loads)
+        if self._commits.is_idle or not self._commits.after((self.partition,), release):
+            self._held.pop(id(replies), None)
+            for reply in replies:
+                self._answer(reply)
+        else:
+            self._hold(replies)
+
+    def _hold(self, replies: list[Reply]) -> None:
+        """See to it that replies, or an effect before them, wait for replicas only so long."""
+        if self.partition.marks.is_replicated and id(replies) not in self._held:
+            now_ms = self._clock.now_ms()
+            deadline_ms = now_ms + self._commit_timeout_ms()
+            if not self._held:
+                self._timers.set(_HELD, deadline_ms, now_ms)
+            self._held[id(replies)] = deadline_ms, replies
+
+    def _release(self, replies: list[Reply], end: int, loads: int) -> None:
+        """Give the replies that waited until all below ``end`` is committed, unless that failed."""
+        self._held.pop(id(replies), None)
+        if self._still_stands(end, loads):
             for reply in replies:
                 self._answer(reply)
 
-    def _release(self, replies: list[Reply]) -> None:
-        """Give the replies that waited for the disk, unless it failed."""
-        if self.partition.offline is None:
-            for reply in replies:
-                self._answer(reply)
-        elif self._state is ShardState.ACTIVE:
+    def _still_stands(self, end: int, loads: int) -> bool:
+        """Whether what was decided here is committed now; else the shard does what follows."""
+        if self._state is not ShardState.ACTIVE or self._loads != loads:
+            return False
+        marks = self.partition.marks
+        if self.partition.offline is not None:
             self._fail(self.partition.offline, None)
+        elif not self._leads or (marks.is_replicated and marks.high_watermark < end):
+            self._end_of_leadership()
+        else:
+            return True
+        return False
+
+    def _give_up_waiting(self, now_ms: int) -> None:
+        """Refuse the answers that have waited for other replicas for too long."""
+        while self._held:
+            key, (deadline_ms, replies) = next(iter(self._held.items()))
+            if deadline_ms > now_ms:
+                self._timers.set(_HELD, deadline_ms, now_ms)
+                break
+            del self._held[key]
+            error = CoordinatorNotAvailableError(f"{self.name}: the replicas are not in time")
+            for reply in replies:
+                self._answer(Reply(reply.token, error))
+
+    @property
+    def _leads(self) -> bool:
+        """Whether the partition is still led in the epoch in which the shard was made."""
+        return self.partition.marks.leader_epoch == self._append_epoch
+
+    def _end_of_leadership(self) -> None:
+        """End, for another broker leads now, or this one anew; the news of that is on its way."""
+        _log.info("shard lost its leadership", shard=self.name, leader_epoch=self.leader_epoch)
+        self.end()
 
     def _carry_out(self, decision: Decision, now_ms: int, turn: _Turn) -> None:
         if decision.records:
@@ -334,29 +411,31 @@ class ShardRuntime:
             if _log.is_enabled_for(level):
                 where = {"subject": event.subject, "shard": self.name}
                 _log.log(level, event.kind, **{**event.detail, **where})
-            self._remember(self.partition.topic, self.name, event, self._origin, self._trigger())
+            self._remember(
+                self.partition.topic, self.name, event, self._origin, trigger(self._about)
+            )
         turn.replies += decision.replies
         for effect in decision.effects:
             turn.effects += 1
             first_attempt_done = partial(self._attempt_done, turn)
-            later = partial(self._run_effect_later, effect, first_attempt_done, self._loads)
-            if not self._flusher.after((self.partition,), later):
+            later = partial(
+                self._run_effect_later, effect, first_attempt_done, self._next_offset, self._loads
+            )
+            if not self._commits.after((self.partition,), later):
                 self._run_effect(self, effect, now_ms, first_attempt_done)
 
     def _run_effect_later(
-        self, effect: object, first_attempt_done: Callable[[], None], loads: int
+        self, effect: object, first_attempt_done: Callable[[], None], end: int, loads: int
     ) -> None:
-        """Carry an effect out whose cause is on disk now; a shard loaded anew has its own."""
-        if (
-            self._state is ShardState.ACTIVE
-            and self._loads == loads
-            and self.partition.offline is None
-        ):
+        """Carry an effect out whose cause is committed now; a shard loaded anew has its own."""
+        if self._still_stands(end, loads):
             self._run_effect(self, effect, self._clock.now_ms(), first_attempt_done)
 
     def _append(
         self, records: tuple[Record, ...], stamp: ProducerStamp | None, now_ms: int
     ) -> None:
+        if not self._leads:
+            raise _LeadershipLostError
         appended = self.partition.append_records(records, now_ms=now_ms, producer=stamp)
         self._check_offset(appended.base_offset)
         if appended.last_offset != appended.base_offset + len(records) - 1:
@@ -387,31 +466,16 @@ class ShardRuntime:
         return decide
 
     def _fire(self, key: Hashable, now_ms: int) -> None:
-        if self._state is ShardState.ACTIVE:
+        if key == _HELD:
+            self._give_up_waiting(now_ms)
+        elif key == _POSTPONED:
+            postponed, self._postponed = self._postponed, []
+            for command in postponed:
+                self.report(command)
+        elif self._refusal(key) is not None:
+            self._timers.set(key, now_ms + POSTPONE_MS, now_ms)
+        elif self._state is ShardState.ACTIVE:
             self._turn(partial(self._machine.fire, key), now_ms, ("timer", key))
-
-    def _trigger(self) -> str | None:
-        """What the turn is about, in two words: ``request JoinGroup``, ``timer session``."""
-        if self._about is None:
-            return None
-        kind, what = self._about
-        if kind == "timer":
-            return f"timer {what[0] if isinstance(what, tuple) else what}"
-        return f"{kind} {what if isinstance(what, str) else type(what).__name__}"
-
-    def _blame(self) -> dict[str, object]:
-        """What the log line of a failure says of its turn: trigger, subject, client."""
-        what = None if self._about is None else self._about[1]
-        if isinstance(what, tuple):  # a timer's key: its kind, and whom it is about
-            subject = what[1] if len(what) > 1 else None
-        elif isinstance(what, ProducerStamp):
-            subject = f"producer {what.producer_id} of epoch {what.producer_epoch}"
-        else:
-            subject = getattr(what, "group_id", None) or getattr(what, "transactional_id", None)
-        told: dict[str, object] = {"trigger": self._trigger(), "subject": subject}
-        if self._origin is not None:
-            told |= {"client_id": self._origin.client_id, "client_host": self._origin.client_host}
-        return {name: value for name, value in told.items() if value is not None}
 
     def _answer(self, reply: Reply) -> None:
         # No future waits for a report. A future is done if its request's connection is gone.
@@ -431,7 +495,7 @@ class ShardRuntime:
             "shard failed",
             shard=self.name,
             cause=f"{type(cause).__name__}: {cause}",
-            **self._blame(),
+            **blame(self._about, self._origin),
             # A refusal of the log explains itself; anything else is a bug and needs its place.
             exc_info=None if isinstance(cause, LogError) else cause,
         )
@@ -467,12 +531,12 @@ class ShardRuntime:
         """Build the state from the log, then serve. Ends in ACTIVE or, never raising, in FAILED."""
         self._enter(ShardState.LOADING)
         try:
-            machine = self._build()
-            offset = await self._replay_log(machine, pace)
-            while offset != self.partition.log_end_offset:
-                # Somebody appended while we read: only a complete reading is a state.
+            while True:
                 machine = self._build()
-                offset = await self._replay_log(machine, pace)
+                offset = await replay_log(self.partition, machine, pace, self._goes_on_loading)
+                if offset == self.partition.log_end_offset:
+                    break
+                # Somebody appended while we read: only a complete reading is a state.
         except Exception as cause:  # noqa: BLE001 - whatever it is, this log can't be served
             if self._state is ShardState.LOADING:
                 self._about = "load", f"batch at offset {self._next_offset}"
@@ -480,7 +544,14 @@ class ShardRuntime:
                 self._about = None
             return
         if self._state is ShardState.LOADING:
-            self._activate(machine, offset)
+            if self._leads:
+                self._activate(machine, offset)
+            else:
+                self._end_of_leadership()
+
+    def _goes_on_loading(self, at: int) -> bool:
+        self._next_offset = at
+        return self._state is ShardState.LOADING
 
     def _activate(self, machine: Machine, offset: int) -> None:
         self._machine = machine
@@ -491,37 +562,7 @@ class ShardRuntime:
             _log.debug("shard loaded", shard=self.name, end=offset, digest=machine.digest())
         self._turn(machine.loaded, self._clock.now_ms(), about=None)
 
-    async def _replay_log(self, machine: Machine, pace: Pace) -> int:
-        """Replay the whole log into ``machine``; return the offset behind the last batch."""
-        end = self.partition.log_end_offset
-        for header, batch in self.partition.reader.read_all():
-            self._next_offset = header.base_offset
-            verify_crc(batch, 0, header)
-            stamp = (
-                ProducerStamp(header.producer_id, header.producer_epoch)
-                if header.is_transactional
-                else None
-            )
-            for record in decode_records(batch, 0, header):
-                if header.is_control:
-                    control = parse_control(record)
-                    if stamp is not None and control.type in _END_MARKERS:
-                        commit = control.type is ControlType.COMMIT
-                        machine.replay_marker(stamp, record.offset, commit=commit)
-                elif record.key is not None:
-                    entry = Record(record.key, record.value)
-                    machine.replay(entry, record.offset, record.timestamp_ms, stamp)
-                # A batch may be a megabyte of small records: much more than one slice.
-                if record.offset % PACE_RECORDS == 0:
-                    await pace()
-                    if self._state is not ShardState.LOADING:
-                        return end
-            await pace()
-            if self._state is not ShardState.LOADING:
-                break
-        return end
-
-    async def close(self) -> None:
+    def end(self) -> None:
         """Stop serving for good: answer all that wait, drop the state."""
         if self._state is ShardState.CLOSED:
             return
@@ -529,17 +570,24 @@ class ShardRuntime:
         self._enter(ShardState.CLOSED)
         if self._reload is not None:
             self._reload.cancel()
-            await asyncio.gather(self._reload, return_exceptions=True)
         if was_active:
             for reply in self._machine.unload().replies:
                 self._answer(reply)
         self._drop_state()
+
+    async def close(self) -> None:
+        """Do as :meth:`end`, and return when nothing of it goes on."""
+        self.end()
+        if self._reload is not None:
+            await asyncio.gather(self._reload, return_exceptions=True)
 
     def _drop_state(self) -> None:
         """Cancel all timers, answer all that wait NOT_COORDINATOR, forget the machine's state."""
         self._loads += 1
         self._timers.clear()
         self._inbox.clear()
+        self._held.clear()
+        self._postponed.clear()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():

@@ -1,4 +1,4 @@
-"""All shards of one internal topic: opened together, addressed by key, closed together."""
+"""The shards of one internal topic: elections bring them and take them, keys address them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from contextlib import suppress
 from typing import Protocol
 
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn, survived
-from fencepost.coordinator.runtime.errors import NotCoordinatorError, ShardError
-from fencepost.coordinator.runtime.flusher import Flusher
+from fencepost.coordinator.runtime.commits import Commits
+from fencepost.coordinator.runtime.errors import (
+    CoordinatorLoadInProgressError,
+    NotCoordinatorError,
+    ShardError,
+)
 from fencepost.coordinator.runtime.key_partition import partition_for
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import (
+    Admit,
+    Build,
     Remember,
     RunEffect,
     ShardRuntime,
     ShardServices,
-    ShardState,
     WhileLoading,
 )
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.machine import Machine
 from fencepost.logcore.partition import Partition
 
 START_WAIT_MS = 200
@@ -36,19 +41,27 @@ RETRY_MS = 1_000
 class PartitionSource(Protocol):
     """Where the partitions of the internal topic come from."""
 
-    def partition(self, topic: str, index: int) -> Partition:
-        """The open partition."""
+    def leader(self, topic: str, index: int) -> Partition:
+        """The log of a partition that this broker leads, opened if it was not used yet."""
 
 
-Build = Callable[[Partition], Machine]
+CountPartitions = Callable[[], int]
+"""How many partitions the topic has; 0 where it does not exist."""
 
 
 class ShardSet:
-    """The shards of ``topic``. Belongs to the event loop that runs when it is made.
+    """The shards of ``topic``, one for each partition that this broker leads.
+
+    They come with :meth:`elected` and go with :meth:`resigned`. Belongs to the event loop that runs
+    when it is made.
 
     ``build`` makes an empty machine for a partition; ``run_effect`` carries out what the machines
     ask of the world, ``while_loading`` answers what a loading shard may answer, ``remember`` keeps
-    the causes of what they decide. ``flusher`` knows when their partitions are on disk.
+    the causes of what they decide. ``commits`` knows what of their partitions is committed, and
+    ``commit_timeout_ms`` how long to wait for that; ``admit`` whether a shard may write now.
+
+    Source: ``CoordinatorRuntime.scheduleLoadOperation``, ``scheduleUnloadOperation``;
+    ``TransactionStateManager.loadTransactionsForTxnTopicPartition``.
     """
 
     def __init__(
@@ -56,55 +69,118 @@ class ShardSet:
         topic: str,
         clock: Clock,
         *,
+        source: PartitionSource,
+        partitions: CountPartitions,
         build: Build,
         run_effect: RunEffect,
         while_loading: WhileLoading,
         remember: Remember,
-        flusher: Flusher,
+        commits: Commits,
+        commit_timeout_ms: Callable[[], int],
+        admit: Admit | None = None,
     ) -> None:
         self.topic = topic
-        self.shards: list[ShardRuntime] = []
         self._loop = asyncio.get_running_loop()
         self.timers = TimerQueue(clock, self._loop)
+        self._source, self._partitions = source, partitions
         self._build = build
         self._services = ShardServices(
-            clock, self._loop, self.timers, run_effect, while_loading, remember, flusher
+            clock,
+            self._loop,
+            self.timers,
+            run_effect,
+            while_loading,
+            remember,
+            commits,
+            commit_timeout_ms,
+            admit,
         )
+        self._shards: dict[int, ShardRuntime] = {}
+        self._unopened: dict[int, int] = {}
+        """Leader epochs of partitions that were won and are not open yet."""
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
 
-    def open(self, source: PartitionSource, partitions: int) -> None:
-        """Make the shards and begin to load them: the empty ones at once, the small ones first.
+    @property
+    def shards(self) -> list[ShardRuntime]:
+        """The shards of the partitions that are led here, in the order of these."""
+        return [self._shards[index] for index in sorted(self._shards)]
 
-        Raises :class:`fencepost.logcore.errors.StorageError` if a partition can't be opened; no
-        shard is made then.
+    # --- elections ---
+
+    def elected(self, index: int, leader_epoch: int) -> None:
+        """Serve a partition that this broker has come to lead in ``leader_epoch``.
+
+        It is opened and read in the background, the small ones first. Nothing happens if it is
+        served in this epoch or a newer one already: a change of the ISR alone is no election.
         """
-        opened = [source.partition(self.topic, index) for index in range(partitions)]
-        self.shards = [self._shard(partition) for partition in opened]
-        waiting = [shard for shard in self.shards if not shard.load_empty()]
-        if waiting:
-            waiting.sort(key=lambda shard: shard.partition.log.size_bytes)
-            self._loading = spawn(self._load(waiting), f"load {self.topic}")
+        if not self._closed and self._is_news(index, leader_epoch):
+            self._drop(index)
+            self._unopened[index] = leader_epoch
+            self._begin_to_load()
 
-    def _shard(self, partition: Partition) -> ShardRuntime:
-        return ShardRuntime(partition, lambda: self._build(partition), self._services)
+    def resigned(self, index: int, leader_epoch: int | None) -> None:
+        """Serve a partition no more: all that wait are answered NOT_COORDINATOR.
 
-    async def unload(self, index: int) -> None:
-        """Stop serving one partition; its requests are answered NOT_COORDINATOR from now on."""
-        await self.shards[index].close()
+        ``leader_epoch`` is that of the other leader; None where the topic or the replica is gone.
+        Old news, of an epoch that is not above the one that is served, changes nothing.
+        """
+        if leader_epoch is None or self._is_news(index, leader_epoch):
+            self._drop(index)
 
-    async def reload(self, index: int) -> None:
-        """Serve one partition anew, from its log; until that is read it is loading."""
-        await self.unload(index)
-        self.shards[index] = shard = self._shard(self.shards[index].partition)
-        await shard.load(Pace())
+    def serve(self, index: int, leader_epoch: int) -> None:
+        """Do as :meth:`elected`, and open the partition now: an empty one is served at once.
 
-    async def _load(self, shards: list[ShardRuntime]) -> None:
+        Raises what :class:`PartitionSource` does if it can't be opened.
+        """
+        self.elected(index, leader_epoch)
+        if index in self._unopened:
+            self._open(index)
+
+    def _is_news(self, index: int, leader_epoch: int) -> bool:
+        shard = self._shards.get(index)
+        if shard is None:
+            return self._unopened.get(index, -1) < leader_epoch
+        return shard.leader_epoch < leader_epoch or shard.state is ShardState.CLOSED
+
+    def _drop(self, index: int) -> None:
+        self._unopened.pop(index, None)
+        shard = self._shards.pop(index, None)
+        if shard is not None:
+            with survived("unload", shard=shard.name):
+                shard.end()
+
+    def _open(self, index: int) -> None:
+        """Open a partition that was won, and make its shard; an empty one serves then."""
+        leader_epoch = self._unopened.pop(index)
+        partition = self._source.leader(self.topic, index)
+        shard = ShardRuntime(partition, leader_epoch, self._build, self._services)
+        self._shards[index] = shard
+        shard.load_empty()
+
+    def _begin_to_load(self) -> None:
+        if self._loading is None:
+            self._loading = spawn(self._load(), f"load {self.topic}")
+
+    async def _load(self) -> None:
+        """Open all that was won, then read what is not empty, the smallest first."""
         pace = Pace()
-        for shard in shards:
-            if shard.state is ShardState.INITIAL:
-                with survived("load", shard=shard.name):
-                    await shard.load(pace)
+        try:
+            while not self._closed:
+                await pace()
+                unread = [one for one in self._shards.values() if one.state is ShardState.INITIAL]
+                if self._unopened:
+                    index = next(iter(self._unopened))
+                    with survived("load", shard=f"{self.topic}-{index}"):
+                        self._open(index)
+                elif unread:
+                    shard = min(unread, key=lambda shard: shard.partition.log.size_bytes)
+                    with survived("load", shard=shard.name):
+                        await shard.load(pace)
+                else:
+                    break
+        finally:
+            self._loading = None
 
     async def loaded(self, timeout_ms: int = START_WAIT_MS) -> bool:
         """Wait until every log was read once, at most ``timeout_ms``; says whether it is so."""
@@ -115,18 +191,35 @@ class ShardSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether the topic exists and its shards were made."""
-        return bool(self.shards)
+        """Whether the topic exists, and a shard was made for all that is led here."""
+        return bool(self._shards) and not self._unopened
+
+    # --- requests ---
 
     def index_for(self, key: str) -> int:
         """The partition that ``key`` belongs to; :class:`NotCoordinatorError` without a topic."""
-        if not self.shards:
+        partitions = self._partitions()
+        if not partitions:
             raise NotCoordinatorError(f"{self.topic} does not exist")
-        return partition_for(key, len(self.shards))
+        return partition_for(key, partitions)
 
-    def shard_for(self, key: str) -> ShardRuntime | None:
-        """The shard that ``key`` belongs to, None without a topic."""
-        return self.shards[partition_for(key, len(self.shards))] if self.shards else None
+    def shard_at(self, index: int) -> ShardRuntime:
+        """The shard of a partition. Raises a :class:`ShardError` where it is not served here."""
+        shard = self._shards.get(index)
+        if shard is None:
+            if index in self._unopened:
+                raise CoordinatorLoadInProgressError(f"{self.topic}-{index} is being opened")
+            raise NotCoordinatorError(f"{self.topic}-{index} is not served here")
+        return shard
+
+    def throw_if_opening(self) -> None:
+        """Raise CoordinatorLoadInProgressError while a partition that was won is not open yet."""
+        for index in self._unopened:
+            self.shard_at(index)
+
+    def shard_for(self, key: str) -> ShardRuntime:
+        """The shard that ``key`` belongs to. Raises a :class:`ShardError`, as :meth:`shard_at`."""
+        return self.shard_at(self.index_for(key))
 
     def submit(
         self,
@@ -137,12 +230,13 @@ class ShardSet:
         reply_before_flush: bool = False,
     ) -> asyncio.Future[object]:
         """Send ``command`` to the shard of ``key``; see :meth:`ShardRuntime.submit`."""
-        if self.shards:
-            shard = self.shards[partition_for(key, len(self.shards))]
-            return shard.submit(command, origin, reply_before_flush=reply_before_flush)
-        future: asyncio.Future[object] = self._loop.create_future()
-        future.set_exception(NotCoordinatorError(f"{self.topic} does not exist"))
-        return future
+        try:
+            shard = self.shard_for(key)
+        except ShardError as error:
+            future: asyncio.Future[object] = self._loop.create_future()
+            future.set_exception(error)
+            return future
+        return shard.submit(command, origin, reply_before_flush=reply_before_flush)
 
     def sweep(self, command: object, what: str) -> None:
         """Send a command of upkeep to all shards in turn, to each while its result has ``more``.
@@ -153,13 +247,24 @@ class ShardSet:
 
     async def _sweep(self, command: object, what: str) -> None:
         pace = Pace()
-        for shard in list(self.shards):
+        for shard in self.shards:
             with survived(what, shard=shard.name), suppress(ShardError):
                 while not self._closed and getattr(await shard.submit(command), "more", False):
                     await pace()
             await pace()
 
-    def send(self, shard: ShardRuntime, command: object) -> None:
+    async def send_to_all(self, command: object) -> None:
+        """Send a command that must not get lost to all shards, those that load among them."""
+        pace = Pace()
+        for index in sorted({*self._shards, *self._unopened}):
+            if index in self._unopened:
+                with survived("load", shard=f"{self.topic}-{index}"):
+                    self._open(index)
+            if index in self._shards:
+                self._send(self._shards[index], command)
+            await pace()
+
+    def _send(self, shard: ShardRuntime, command: object) -> None:
         """Send a command that must not get lost, and again while its result has ``more``.
 
         Each time in a turn of its own; a shard that does not serve is asked again later, until it
@@ -167,17 +272,17 @@ class ShardSet:
         """
 
         def again(future: asyncio.Future[object]) -> None:
-            if future.cancelled() or self._closed:
+            if future.cancelled() or shard.state is ShardState.CLOSED:
                 return
             error = future.exception()
             if error is None and getattr(future.result(), "more", False):
-                self.send(shard, command)
+                self._send(shard, command)
             elif isinstance(error, ShardError):
                 call_later(self._loop, RETRY_MS, f"upkeep of {shard.name}", resend)
 
         def resend() -> None:
-            if not self._closed:
-                self.send(shard, command)
+            if shard.state is not ShardState.CLOSED:
+                self._send(shard, command)
 
         shard.submit(command).add_done_callback(again)
 

@@ -7,9 +7,10 @@ Source: ``AclOperation``, ``ResourceType``, ``PatternType``, ``AclPermissionType
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
+
+from fencepost.logcore.values import dataclass
 
 
 class Operation(IntEnum):

@@ -1,7 +1,5 @@
 """The rules as they are kept: made and taken away by request, in the metadata log.
 
-An entry has the fields of Kafka's ``AccessControlEntryRecord``; its name is the record's id.
-
 Source: ``AclControlManager``.
 """
 
@@ -10,13 +8,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    MetadataRecord,
+    RemoveAccessControlEntryRecord,
+)
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
+from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.metadata.records import ACL, MetadataError
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import (
     CLUSTER_NAME,
@@ -30,6 +33,7 @@ from fencepost.coordinator.security.acl import (
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.values import dataclass
 
 T = TypeVar("T")
 
@@ -66,10 +70,16 @@ class AclControl:
         self._metadata = metadata
         self._authorizer = authorizer
         self._limits = AclLimits() if limits is None else limits
-        self._ids = {_acl(name, entry): name for name, entry in metadata.table(ACL).items()}
+        self._ids = {_acl(record): id_ for id_, record in metadata.image.acls.items()}
         self._is_changing = False
         self._waiting: list[asyncio.Future[None]] = []
         authorizer.replace(self._ids)
+
+    def follow(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Go by the rules of another image: the controller has changed them. MetadataError."""
+        if old.acls is not new.acls:
+            self._ids = {_acl(record): id_ for id_, record in new.acls.items()}
+            self._authorizer.replace(self._ids)
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
         """The rules that a filter means. Raises InvalidRequestError."""
@@ -94,7 +104,7 @@ class AclControl:
 
     def _create(self, acls: Sequence[Acl]) -> Work[list[DomainError | None]]:
         answers: list[DomainError | None] = []
-        made: dict[Acl, str] = {}
+        made: dict[Acl, uuid.UUID] = {}
         size = 0
         for acl in acls:
             try:
@@ -104,7 +114,7 @@ class AclControl:
             else:
                 answers.append(None)
                 if acl not in self._ids and acl not in made:
-                    made[acl] = str(uuid.uuid4())
+                    made[acl] = uuid.uuid4()
                     size += _bytes(acl.resource_name) + _bytes(acl.principal) + _bytes(acl.host)
             yield None
         limits = self._limits
@@ -115,16 +125,16 @@ class AclControl:
         ):
             if made and count > getattr(limits, name):
                 raise PolicyViolationError(f"{count} exceed the limit of rules {name}")
-        changes = {}
-        for acl, name in made.items():
-            changes[name] = _fields(acl)
+        changes: list[MetadataRecord] = []
+        for acl, id_ in made.items():
+            changes.append(_record(id_, acl))
             yield None
         yield from self._change(changes, added=made)
         return answers
 
     def _delete(self, filters: Sequence[AclFilter]) -> Work[list[list[Acl] | DomainError]]:
         answers: list[list[Acl] | DomainError] = []
-        gone: dict[Acl, str] = {}
+        gone: dict[Acl, uuid.UUID] = {}
         limit = self._limits.max_changes_per_request
         for wanted in filters:
             try:
@@ -140,21 +150,22 @@ class AclControl:
                         f"Cannot remove more than {limit} acls in a single delete operation."
                     )
                 yield None
-        yield from self._change(dict.fromkeys(gone.values()), removed=gone)
+        records = [RemoveAccessControlEntryRecord(id_) for id_ in gone.values()]
+        yield from self._change(records, removed=gone)
         return answers
 
     def _change(
         self,
-        changes: Mapping[str, Mapping[str, Any] | None],
+        changes: Sequence[MetadataRecord],
         *,
-        added: Mapping[Acl, str] | None = None,
+        added: Mapping[Acl, uuid.UUID] | None = None,
         removed: Iterable[Acl] = (),
     ) -> Steps[None]:
         """Write changes down and let them hold; nobody has a turn between the two."""
         if not changes:
             return
         rules = yield from self._authorizer.rules.changed(removed=removed, added=added or ())
-        yield from self._metadata.change_table_in_steps(ACL, changes)
+        yield from self._metadata.append_in_steps(changes)
         self._authorizer.rules = rules
         for acl in removed:
             del self._ids[acl]
@@ -221,33 +232,34 @@ def _bytes(text: str) -> int:
     return len(text.encode())
 
 
-def _fields(acl: Acl) -> Mapping[str, Any]:
-    return {
-        "resourceType": int(acl.resource_type),
-        "resourceName": acl.resource_name,
-        "patternType": int(acl.pattern_type),
-        "principal": acl.principal,
-        "host": acl.host,
-        "operation": int(acl.operation),
-        "permissionType": int(acl.permission),
-    }
+def _record(id_: uuid.UUID, acl: Acl) -> AccessControlEntryRecord:
+    return AccessControlEntryRecord(
+        id_,
+        int(acl.resource_type),
+        acl.resource_name,
+        int(acl.pattern_type),
+        acl.principal,
+        acl.host,
+        int(acl.operation),
+        int(acl.permission),
+    )
 
 
-def _acl(name: str, fields: Mapping[str, Any]) -> Acl:
-    """The rule of an entry. Raises MetadataError: to leave out a denial would be to allow."""
+def _acl(record: AccessControlEntryRecord) -> Acl:
+    """The rule of a record. Raises MetadataError: to leave out a denial would be to allow."""
     try:
         acl = Acl(
-            ResourceType(fields["resourceType"]),
-            PatternType(fields["patternType"]),
-            fields["resourceName"],
-            fields["principal"],
-            fields["host"],
-            Operation(fields["operation"]),
-            Permission(fields["permissionType"]),
+            ResourceType(record.resource_type),
+            PatternType(record.pattern_type),
+            record.resource_name,
+            record.principal,
+            record.host,
+            Operation(record.operation),
+            Permission(record.permission_type),
         )
         reason = _reason_against(acl)
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         reason = str(error)
     if reason is not None:
-        raise MetadataError(f"{METADATA_TOPIC}: the rule {name} is not understood: {reason}")
+        raise MetadataError(f"{METADATA_TOPIC}: the rule {record.id} is not understood: {reason}")
     return acl

@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.security.acl import Operation, ResourceType, resource_text
 from fencepost.coordinator.security.principal import Session
+from fencepost.logcore.values import dataclass
 
 LINES_PER_S = 10
 """Lines about one principal, in a second, in the long run."""

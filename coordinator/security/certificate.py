@@ -9,9 +9,10 @@ Source: RFC 5280, RFC 2253, ``X500Principal.getName``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+from fencepost.logcore.values import dataclass
 
 _SEQUENCE, _OID, _VERSION, _EXTENSIONS, _OCTETS = 0x30, 0x06, 0xA0, 0xA3, 0x04
 _UTC_TIME = 0x17

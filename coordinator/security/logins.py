@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, cast
 
 import structlog
@@ -24,6 +23,7 @@ from fencepost.coordinator.security.users import Users
 from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
 from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS
 from fencepost.logcore.clock import Clock, SystemClock
+from fencepost.logcore.values import dataclass
 
 MECHANISMS: Final = "sasl.enabled.mechanisms"
 JAAS: Final = "sasl.jaas.config"

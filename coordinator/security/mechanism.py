@@ -5,11 +5,11 @@ Source: ``SaslServer``, ``SaslServerFactory`` as Kafka uses them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal
+from fencepost.logcore.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

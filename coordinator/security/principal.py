@@ -6,8 +6,9 @@ Source: ``KafkaPrincipal``, ``RequestContext``.
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from typing import Final
+
+from fencepost.logcore.values import dataclass
 
 USER: Final = "User"
 """The type of every principal that a client gets here."""

@@ -1,17 +1,14 @@
-"""All quotas as they were set; they are kept in the metadata log.
-
-An entry has the fields of Kafka's ``ClientQuotaRecord``: one quota of one entity.
-"""
+"""All quotas as they were set; they are kept in the metadata log."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.errors import PolicyViolationError
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.records import QUOTA
 from fencepost.coordinator.security.quota_entities import Entity
 
 MAX_QUOTAS: Final = 20_000
@@ -31,9 +28,9 @@ class QuotaTable:
         """Quotas of all entities."""
         self.entities: dict[Entity, dict[str, float]] = {}
         """The quotas of each entity that has any, in the order in which they came."""
-        for entry in metadata.table(QUOTA).values():
-            entity = frozenset((one["entityType"], one["entityName"]) for one in entry["entity"])
-            self._put(entity, entry["key"], float(entry["value"]))
+        for named, values in metadata.image.quotas.items():
+            for key, value in values.items():
+                self._put(frozenset(named), key, value)
 
     def __iter__(self) -> Iterator[tuple[Entity, str, float]]:
         for entity, values in self.entities.items():
@@ -72,17 +69,29 @@ class QuotaTable:
                 if (key in now) is (value is None)
             )
         )
-        self._metadata.change_table(
-            QUOTA,
-            {
-                _name(entity, key): None if value is None else _fields(entity, key, value)
+        named = tuple(EntityData(*one) for one in sorted(entity, key=lambda one: one[0]))
+        self._metadata.append(
+            [
+                ClientQuotaRecord(named, key, value or 0.0, remove=value is None)
                 for key, value in changes.items()
-            },
+            ]
         )
         for key, value in changes.items():
             self._put(entity, key, value)
             for listener in self._listeners:
                 listener(entity, key, value)
+
+    def follow(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Go by the quotas of another image: the controller has changed them."""
+        if old.quotas is new.quotas:
+            return
+        for named in old.quotas.keys() | new.quotas.keys():
+            before, after = old.quotas.get(named, {}), new.quotas.get(named, {})
+            for key in before.keys() | after.keys():
+                if before.get(key) != after.get(key):
+                    self._put(frozenset(named), key, after.get(key))
+                    for listener in self._listeners:
+                        listener(frozenset(named), key, after.get(key))
 
     def _put(self, entity: Entity, key: str, value: float | None) -> None:
         values = self.entities.setdefault(entity, {})
@@ -94,16 +103,3 @@ class QuotaTable:
         self.count += len(values)
         if not values:
             del self.entities[entity]
-
-
-def _named(entity: Entity) -> list[tuple[str, str | None]]:
-    return sorted(entity, key=lambda one: one[0])
-
-
-def _name(entity: Entity, key: str) -> str:
-    return json.dumps([key, *_named(entity)])
-
-
-def _fields(entity: Entity, key: str, value: float) -> Mapping[str, Any]:
-    named = [{"entityType": kind, "entityName": name} for kind, name in _named(entity)]
-    return {"entity": named, "key": key, "value": value}

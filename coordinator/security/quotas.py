@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -29,6 +28,7 @@ from fencepost.coordinator.security.quota_entities import (
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.rates import Rate, TokenBucket, Window
 from fencepost.logcore.clock import Clock
+from fencepost.logcore.values import dataclass
 
 MAX_BUDGETS: Final = 10_000
 """Budgets of each kind of quota, about 2 KiB each. Whoever comes beyond it, with names that nobody

@@ -7,8 +7,9 @@ Source: ``SampledStat``, ``Rate``, ``TokenBucket``, ``QuotaUtils``; KIP-599 for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from fencepost.logcore.values import dataclass
 
 MAX_THROTTLE_MS: Final = 2**31 - 1
 """What a throttle time can say, 25 days."""

@@ -101,6 +101,13 @@ class Throttle:
 
     # --- for handlers ---
 
+    def inside(self, user: str, client_id: str | None) -> Throttle:
+        """A request inside of this one, of a client of another broker, which holds that back.
+
+        What it creates or deletes counts here; the time on the loop is nobody's fault.
+        """
+        return Throttle(self._quotas, self._loop_time, user, client_id, counts_time=False)
+
     @property
     def most_bytes(self) -> int:
         """Bytes of records that a Fetch brings at most."""

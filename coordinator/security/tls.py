@@ -14,7 +14,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -37,6 +37,7 @@ from fencepost.coordinator.wire.pem import (
     private_keys,
     store_type,
 )
+from fencepost.logcore.values import dataclass
 
 MAX_STORE_BYTES: Final = 4 << 20
 """Bytes of a file with a key or certificates; all authorities that browsers trust take 250 KiB."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.key_set import Jwk, KeySet
 from fencepost.coordinator.security.mechanism import Identity
 from fencepost.coordinator.security.principal import USER, Principal
+from fencepost.logcore.values import dataclass
 
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 _OF_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})

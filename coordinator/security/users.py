@@ -9,14 +9,17 @@ Source: ``ScramControlManager``, ``ScramImage``, ``UserScramCredentialRecord``; 
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import (
+    MetadataRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
+)
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.records import SCRAM, SECRET
 from fencepost.coordinator.wire.scram import (
     MIN_ITERATIONS,
     SCRAM_MECHANISMS,
@@ -24,6 +27,7 @@ from fencepost.coordinator.wire.scram import (
     server_key,
     stored_key,
 )
+from fencepost.logcore.values import dataclass
 
 MAX_ITERATIONS: Final = 16_384
 """How often a password has been hashed, at most: every login costs the client as much."""
@@ -44,7 +48,6 @@ Profile = tuple[int, int]
 
 _SALT_CHARACTERS: Final = 25
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-_SECRET_NAME: Final = "salts of unknown users"  # noqa: S105 - the name of a record
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,21 +84,26 @@ def _salt(seed: bytes) -> bytes:
 
 
 class Users:
-    """All users, as the metadata log has them at the moment."""
+    """All users, as the metadata has them at the moment.
 
-    def __init__(self, metadata: MetadataLog) -> None:
+    ``draw_secret`` gives the server's secret, the same after every start.
+    """
+
+    def __init__(self, metadata: MetadataLog, draw_secret: Callable[[], bytes]) -> None:
         self._metadata = metadata
+        self._draw_secret = draw_secret
         self._profiles: frozenset[Profile] | None = None
-        metadata.listen_to_table(SCRAM, self._changed)
+        metadata.listen(self._published)
 
-    def _changed(self) -> None:
-        self._profiles = None
+    def _published(self, old: MetadataImage, new: MetadataImage) -> None:
+        if old.scram is not new.scram:
+            self._profiles = None
 
     # --- looking ---
 
     def credential(self, user: str, mechanism: ScramMechanism) -> Credential | None:
         """What is kept of a user's password by one mechanism."""
-        found = self._metadata.table(SCRAM).get(_name(user, mechanism.number))
+        found = self._metadata.image.scram.get((user, mechanism.number))
         return None if found is None else _credential(found)
 
     def any_credential(self, user: str) -> Credential | None:
@@ -108,8 +116,8 @@ class Users:
 
     def listed(self) -> Iterator[tuple[str, int, int]]:
         """(user, number of a mechanism, iterations) of all; do not change users meanwhile."""
-        for value in self._metadata.table(SCRAM).values():
-            yield value["Name"], value["Mechanism"], value["Iterations"]
+        for one in self._metadata.image.scram.values():
+            yield one.name, one.mechanism, one.iterations
 
     def iterations(self, user: str) -> list[Profile]:
         """The mechanisms that a user may log in by, with their iterations."""
@@ -145,55 +153,35 @@ class Users:
         return found or frozenset({(number, MIN_ITERATIONS)})
 
     def prepare(self) -> None:
-        """Have a secret for :meth:`stand_in`; the same after every start."""
-        if not self._metadata.table(SECRET):
-            self._metadata.change_table(SECRET, {_SECRET_NAME: {"Secret": os.urandom(32)}})
-
-    @property
-    def _secret(self) -> bytes:
-        secret: bytes = self._metadata.table(SECRET)[_SECRET_NAME]["Secret"]
-        return secret
+        """Have a secret for :meth:`stand_in`. Raises OSError."""
+        self._secret = self._draw_secret()
 
     # --- changing ---
 
     @property
     def room(self) -> int:
         """How many more credentials there may be."""
-        return MAX_CREDENTIALS - len(self._metadata.table(SCRAM))
+        return MAX_CREDENTIALS - len(self._metadata.image.scram)
 
     def change(self, changes: Mapping[Key, Credential | None]) -> None:
         """Let users have these credentials, None for no longer; the caller has checked them."""
-        if not changes:
-            return
-        self._metadata.change_table(
-            SCRAM,
-            {
-                _name(*key): None if one is None else _fields(key[0], one)
-                for key, one in changes.items()
-            },
-        )
+        records: list[MetadataRecord] = []
+        for (user, number), one in changes.items():
+            if one is None:
+                records.append(RemoveUserScramCredentialRecord(user, number))
+            else:
+                keys = one.stored_key, one.server_key
+                records.append(
+                    UserScramCredentialRecord(user, number, one.salt, *keys, one.iterations)
+                )
+        self._metadata.append(records)
 
 
 def _mac(seed: bytes, *words: object) -> bytes:
     return hmac.digest(seed, " ".join(map(str, words)).encode(), "sha512")
 
 
-def _name(user: str, number: int) -> str:
-    return f"{number}:{user}"
-
-
-def _fields(user: str, one: Credential) -> dict[str, Any]:
-    return {
-        "Name": user,
-        "Mechanism": one.mechanism.number,
-        "Salt": one.salt,
-        "StoredKey": one.stored_key,
-        "ServerKey": one.server_key,
-        "Iterations": one.iterations,
-    }
-
-
-def _credential(value: Mapping[str, Any]) -> Credential:
-    mechanism = MECHANISM_BY_NUMBER[value["Mechanism"]]
-    keys = value["StoredKey"], value["ServerKey"]
-    return Credential(mechanism, value["Salt"], *keys, value["Iterations"])
+def _credential(record: UserScramCredentialRecord) -> Credential:
+    mechanism = MECHANISM_BY_NUMBER[record.mechanism]
+    keys = record.stored_key, record.server_key
+    return Credential(mechanism, record.salt, *keys, record.iterations)

@@ -16,13 +16,13 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fencepost.cluster.image import UNASSIGNED, PartitionRegistration, TopicImage
 from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.image import Topic
+from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
 from fencepost.logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
 from fencepost.logcore.checkpoints import (
@@ -48,6 +48,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import DELETE_SUFFIX, Partition
 from fencepost.logcore.repair import copy_file
 from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
+from fencepost.logcore.values import dataclass
 
 IMPORT_SUFFIX: Final = ".import"
 EPOCH_POSITION: Final = 12
@@ -259,7 +260,8 @@ def _import_topic(
     metadata.reserve_producer_ids(1 + max(one.moved.highest_producer_id for one in staged))
     # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
-    topic = Topic(name, topic_id, partitions, dict(own), metadata.starts - epoch)
+    registration = PartitionRegistration.of(new_partition(storage.node_id, UNASSIGNED, epoch))
+    topic = TopicImage(name, topic_id, (registration,) * partitions)
     for one in staged:
         fs.rename(one.path, f"{storage.directory}/{name}-{one.moved.partition}")
     fs.sync_directory(storage.directory)
@@ -267,8 +269,8 @@ def _import_topic(
         one.moved.partition: (one.moved.log_start_offset, one.moved.log_end_offset)
         for one in staged
     }
-    storage.logs.adopt(topic, extents)
-    metadata.adopt_topic(topic)
+    storage.logs.adopt(topic, own, extents)
+    metadata.adopt_topic(name, topic_id, partitions, own, leader_epoch=epoch)
     return [one.moved for one in staged]
 
 
@@ -406,16 +408,16 @@ def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, i
     if topic is None:
         raise TransferError(f"there is no topic {name}")
     _ids_in(storage.fs, target, topic, replace=True)
-    places = (target / f"{name}-{index}" for index in range(topic.partitions))
+    places = (target / f"{name}-{index}" for index in range(len(topic.partitions)))
     held = (
         (path, sum(one.stat().st_size for one in path.glob(f"*{LOG_SUFFIX}"))) for path in places
     )
     return [(path, size) for path, size in held if size]
 
 
-def _ids_in(fs: FileSystem, target: Path, topic: Topic, *, replace: bool) -> list[uuid.UUID]:
+def _ids_in(fs: FileSystem, target: Path, topic: TopicImage, *, replace: bool) -> list[uuid.UUID]:
     ids: list[uuid.UUID] = []
-    for index in range(topic.partitions):
+    for index in range(len(topic.partitions)):
         path = target / f"{topic.name}-{index}"
         try:
             topic_id = read_partition_metadata(fs, str(path))
@@ -424,14 +426,16 @@ def _ids_in(fs: FileSystem, target: Path, topic: Topic, *, replace: bool) -> lis
         if topic_id is None:
             raise TransferError(
                 f"{path} is no partition of Kafka: create {topic.name} there with"
-                f" {topic.partitions} partitions, then stop it"
+                f" {len(topic.partitions)} partitions, then stop it"
             )
         logs = [one for one in path.iterdir() if one.suffix == LOG_SUFFIX]
         if not replace and any(one.stat().st_size for one in logs):
             raise TransferError(f"{path} holds records; --replace gives them up")
         ids.append(topic_id)
-    if (target / f"{topic.name}-{topic.partitions}").exists():
-        raise TransferError(f"{topic.name} has more than {topic.partitions} partitions in {target}")
+    if (target / f"{topic.name}-{len(topic.partitions)}").exists():
+        raise TransferError(
+            f"{topic.name} has more than {len(topic.partitions)} partitions in {target}"
+        )
     return ids
 
 

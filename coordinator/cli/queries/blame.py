@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fencepost.coordinator.cli.queries.group_view import look_at
@@ -22,6 +21,7 @@ from fencepost.coordinator.cli.queries.open_transactions import (
     why_hanging,
 )
 from fencepost.coordinator.wire.client.requests import LATEST
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Position, Session

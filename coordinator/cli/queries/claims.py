@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fencepost.coordinator.cli.queries.entries import entries_of
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import TRANSACTION
+from fencepost.logcore.values import dataclass
 from fencepost.txn.events import EventKind
 
 CLAIMS = frozenset(

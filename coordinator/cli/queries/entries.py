@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fencepost.coordinator.cli.queries.reader import Reader
 from fencepost.coordinator.cli.queries.session import Session
@@ -17,13 +17,25 @@ LOOK_AGAIN_S = 0.5
 
 
 def entries_of(
-    session: Session, begin: Where = BEGINNING, *, key: bytes | None = None, follow: bool = False
+    session: Session,
+    begin: Where = BEGINNING,
+    *,
+    keys: Collection[bytes] | None = None,
+    follow: bool = False,
 ) -> Iterator[Entry]:
-    """The entries of one subject, or of all, from ``begin`` on. None at all on Apache Kafka."""
+    """The entries of some subjects, or of all, from ``begin`` on. None at all on Apache Kafka.
+
+    In a cluster each broker writes to a part of its own; without ``follow`` they are put together
+    by time.
+    """
     reader = Reader(session, HISTORY_TOPIC, committed=False)
     while True:
         try:
-            reader.seek(begin=begin, follow=follow)
+            (topic,) = session.topics([HISTORY_TOPIC])
+            led = [index for index, row in topic.partitions.items() if row.leader >= 0]
+            if not led:
+                return
+            reader.seek(led, begin=begin, follow=follow)
             break
         except ApiError as error:
             if error.code.name != "unknown_topic_or_partition":
@@ -32,8 +44,16 @@ def entries_of(
                 return
             time.sleep(LOOK_AGAIN_S)
             begin = BEGINNING
+    found = _of(reader, keys)
+    if follow or len(led) == 1:
+        yield from found
+    else:
+        yield from sorted(found, key=lambda entry: entry.at_ms)
+
+
+def _of(reader: Reader, keys: Collection[bytes] | None) -> Iterator[Entry]:
     for _, record in reader.records():
-        if record.value is not None and key in {None, record.key}:
+        if record.value is not None and (keys is None or record.key in keys):
             entry = decode_value(record.value)
             if entry is not None:
                 yield entry

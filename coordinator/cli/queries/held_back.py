@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fencepost.coordinator.cli.queries.lag import Lags
@@ -14,6 +13,7 @@ from fencepost.coordinator.cli.queries.open_transactions import (
     transactions_of,
 )
 from fencepost.coordinator.wire.errors import WireError
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session

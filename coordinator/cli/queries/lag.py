@@ -11,7 +11,6 @@ counted in offsets, which are at least as many as the records.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
@@ -20,6 +19,7 @@ from fencepost.coordinator.cli.queries.reader import aborted_of, headers, readab
 from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 from fencepost.logcore.batch import BatchHeader, decode_records
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session

@@ -9,7 +9,7 @@ coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``Tra
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
 from fencepost.coordinator.wire.client.requests import rows_of, topics
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session

@@ -51,13 +51,18 @@ class Setting(NamedTuple):
     is_secret: bool
 
 
-def described(session: Session, resources: Sequence[Resource]) -> list[Setting]:
-    """All settings of ``resources``, sorted by key. Raises ApiError."""
+def described(
+    session: Session, resources: Sequence[Resource], keys: Sequence[str] | None = None
+) -> list[Setting]:
+    """The settings of ``resources``, all or those of ``keys``, sorted by key. Raises ApiError."""
     found: list[Setting] = []
     names = {number: kind for kind, number in KINDS.items()}
     for node, mine in _by_node(resources).items():
         answer = session.client.call(
-            "DescribeConfigs", check=False, to_node=node, entity=partial(_describe, wanted=mine)
+            "DescribeConfigs",
+            check=False,
+            to_node=node,
+            entity=partial(_describe, wanted=mine, keys=keys),
         )
         for result in answer.results:
             kind, name = names[result.resource_type], result.resource_name
@@ -86,11 +91,11 @@ def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
     return found
 
 
-def _describe(make: Any, wanted: Sequence[Resource]) -> Any:
+def _describe(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None) -> Any:
     return make.message(
         resources=[
             make.DescribeConfigsResource(
-                resource_type=KINDS[kind], resource_name=name, configuration_keys=None
+                resource_type=KINDS[kind], resource_name=name, configuration_keys=keys
             )
             for kind, name in wanted
         ],

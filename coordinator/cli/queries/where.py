@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+from fencepost.logcore.values import dataclass
 
 FORMS = "earliest, latest, an offset, P=OFFSET,… by partition, -10 for the last ten, or a time"
 

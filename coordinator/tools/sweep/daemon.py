@@ -14,8 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import iter_modules
@@ -30,6 +29,7 @@ from fencepost.coordinator.tools.sweep.points import (
     Event,
     Point,
 )
+from fencepost.logcore.values import dataclass
 
 START_S = 60.0
 STOP_S = 20.0
@@ -46,6 +46,28 @@ class DaemonError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Counting:
+    """What is put around a broker to count what it does. It goes to the process by pickle."""
+
+    every_answer: bool = False
+    """Whether answers without a durable operation before them are crash points too."""
+
+    def counter(self, point: Point | None, die: Callable[[Event], None]) -> Counter:
+        """Make the count of one process."""
+        return Counter(point, die, every_answer=self.every_answer)
+
+    def file_system(self, root: str, counter: Counter) -> CountedFileSystem:
+        """Make its file system, with its directory at ``root``."""
+        return CountedFileSystem(root, counter)
+
+    def loop(self, counter: Counter) -> CountedLoop:
+        """Make its event loop."""
+        loop = CountedLoop()
+        loop.counter = counter
+        return loop
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Settings that stay the same from one start to the next."""
 
@@ -53,8 +75,7 @@ class Settings:
     log: Path
     """Where its standard error goes."""
     config: Mapping[str, str]
-    every_answer: bool = False
-    """Whether answers without a durable operation before them are crash points too."""
+    counting: Counting
 
 
 def preload(messages: Sequence[str]) -> None:
@@ -79,8 +100,11 @@ class Daemon:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def start(self, point: Point | None = None) -> None:
-        """Start and wait until it listens. Raises DaemonError."""
+    def start(self, point: Point | None = None) -> str | None:
+        """Start and wait until it listens, or say what it was doing when it was killed before.
+
+        Raises DaemonError.
+        """
         pipe, theirs = self._processes.Pipe()
         process = self._processes.Process(
             target=_main, args=(theirs, self._settings, self.bootstrap, point), daemon=True
@@ -90,10 +114,14 @@ class Daemon:
         theirs.close()
         self._process, self._pipe = process, pipe
         said = self._receive(START_S)
+        if said is not None and said[0] == "killed":
+            self._join()
+            return str(said[1])
         if said is None or said[0] != "listening":
             self.kill()
             why = said[1] if said is not None else "no word from it"
             raise DaemonError(f"the broker did not start: {why}")
+        return None
 
     def killed_at(self, timeout_s: float) -> str | None:
         """Wait for its death at the crash point and say what it was doing; None if it lives.
@@ -108,6 +136,16 @@ class Daemon:
             raise DaemonError(f"the broker died by itself{'' if said is None else f': {said[1]}'}")
         return str(said[1])
 
+    def arm(self, point: Point | None) -> None:
+        """Begin the count anew, to another point. Raises DaemonError if the broker is gone."""
+        if self._pipe is None:
+            raise DaemonError("the broker does not run")
+        with contextlib.suppress(OSError):
+            self._pipe.send(("arm", point))
+        said = self._receive(STOP_S)
+        if said is None or said[0] != "armed":
+            raise DaemonError("the broker died by itself")
+
     def disarm(self) -> tuple[str | None, list[Event]]:
         """End the counting; tell what it was killed at just before, and what was counted.
 
@@ -116,7 +154,7 @@ class Daemon:
         if self._pipe is None:
             raise DaemonError("the broker does not run")
         with contextlib.suppress(OSError):
-            self._pipe.send("disarm")
+            self._pipe.send(("disarm", None))
         said = self._receive(STOP_S)
         if said is not None and said[0] == "killed":
             self._join()
@@ -183,15 +221,10 @@ def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None
         pipe.send(("killed", event.what))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    counter = Counter(point, die, every_answer=settings.every_answer)
-
-    def make_loop() -> CountedLoop:
-        loop = CountedLoop()
-        loop.counter = counter
-        return loop
-
+    counting = settings.counting
+    counter = counting.counter(point, die)
     try:
-        with asyncio.Runner(loop_factory=make_loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: counting.loop(counter)) as runner:
             runner.run(_serve(pipe, settings, listen, counter))
     except Exception as error:  # the sweep has to be told, whatever it is
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
@@ -204,21 +237,25 @@ async def _serve(pipe: Connection, settings: Settings, listen: str, counter: Cou
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
     def ordered() -> None:
-        # The only order there is; a closed pipe means that the sweep is gone.
+        # A closed pipe means that the sweep is gone.
         try:
-            pipe.recv()
+            order, value = pipe.recv()
         except (EOFError, OSError):
             loop.remove_reader(pipe.fileno())
             stop.set()
             return
-        counter.disarm()
-        pipe.send(("disarmed", counter.events))
+        if order == "arm":
+            counter.begin_anew(value)
+            pipe.send(("armed", None))
+        else:
+            counter.disarm()
+            pipe.send(("disarmed", counter.events))
 
     broker = Broker(
         settings.data_dir,
         listen,
         settings.config,
-        fs=CountedFileSystem(str(settings.data_dir), counter),
+        fs=settings.counting.file_system(str(settings.data_dir), counter),
     )
     async with broker:
         loop.add_reader(pipe.fileno(), ordered)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from fencepost.coordinator.cli.queries.blame import blame
@@ -25,6 +25,7 @@ from fencepost.logcore.batch import (
     LogRecord,
     parse_control,
 )
+from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

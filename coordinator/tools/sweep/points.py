@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import PurePath
 from typing import Any, cast
 
 from fencepost.logcore.fs import FileMap, OsFileSystem, ReadableBuffer
+from fencepost.logcore.values import dataclass
 
 
 class Where(StrEnum):
@@ -125,6 +125,14 @@ class Counter:
         """Count from now on."""
         self._armed = True
 
+    def begin_anew(self, point: Point | None) -> None:
+        """Forget what was counted, and count from now on to another point."""
+        self.events = []
+        self._operations = self._answers = 0
+        self._unanswered = False
+        self._point = point
+        self._armed = True
+
     def disarm(self) -> None:
         """Count no more; the point can not be reached any more."""
         self._armed = False
@@ -139,17 +147,17 @@ class Counter:
             self._die(event)
         return event.tearable and self._is(Where.TORN, self._operations)
 
-    def after(self) -> None:
+    def after(self, event: Event) -> None:
         """The operation has happened."""
         if not self._armed:
             return
         self._unanswered = True
         if self._is(Where.AFTER, self._operations):
-            self._die(self.events[-1])
+            self._die(event)
 
-    def torn(self) -> None:
+    def torn(self, event: Event) -> None:
         """Half of the operation has happened."""
-        self._die(self.events[-1])
+        self._die(event)
 
     def answer(self) -> None:
         """Bytes are about to go to a client."""
@@ -180,18 +188,20 @@ class CountedMap:
         return self._mapped[key]
 
     def __setitem__(self, key: slice, value: bytes) -> None:
-        if self._counter.before(Event(f"store {self._path}", tearable=len(value) > 1)):
+        event = Event(f"store {self._path}", tearable=len(value) > 1)
+        if self._counter.before(event):
             half = len(value) // 2
             self._mapped[key.start : key.start + half] = bytes(value[:half])
-            self._counter.torn()
+            self._counter.torn(event)
         self._mapped[key] = value
-        self._counter.after()
+        self._counter.after(event)
 
     def flush(self) -> None:
         """See :class:`FileMap`."""
-        self._counter.before(Event(f"flush {self._path}"))
+        event = Event(f"flush {self._path}")
+        self._counter.before(event)
         self._mapped.flush()
-        self._counter.after()
+        self._counter.after(event)
 
     def close(self) -> None:
         """See :class:`FileMap`."""
@@ -205,9 +215,10 @@ def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any
     def step(self: CountedFileSystem, *args: Any) -> None:
         what = args[place]
         name = self.paths[what] if isinstance(what, int) else self.named(what)
-        self.counter.before(Event(f"{action} {name}"))
+        event = Event(f"{action} {name}")
+        self.counter.before(event)
         method(self, *args)
-        self.counter.after()
+        self.counter.after(event)
 
     return step
 
@@ -227,23 +238,29 @@ class CountedFileSystem(OsFileSystem):
 
     def open(self, path: str, *, create: bool = False) -> int:
         """See :class:`FileSystem`."""
+        event = Event(f"create {self.named(path)}")
         if create:
-            self.counter.before(Event(f"create {self.named(path)}"))
+            self.counter.before(event)
         handle = super().open(path, create=create)
         if create:
-            self.counter.after()
+            self.counter.after(event)
         self.paths[handle] = self.named(path)
         return handle
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         """See :class:`FileSystem`."""
-        if self.counter.before(Event(f"write {self.paths[handle]}", tearable=True)):
+        event = self.writing(self.paths[handle], buffers)
+        if self.counter.before(event):
             whole = b"".join(buffers)
             super().write(handle, (whole[: len(whole) // 2],), position)
-            self.counter.torn()
+            self.counter.torn(event)
         written = super().write(handle, buffers, position)
-        self.counter.after()
+        self.counter.after(event)
         return written
+
+    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> Event:  # noqa: ARG002 - others name them by it
+        """The event of a write."""
+        return Event(f"write {path}", tearable=True)
 
     truncate = _counted("truncate", OsFileSystem.truncate)
     allocate = _counted("allocate", OsFileSystem.allocate)

@@ -11,14 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.tools.sweep.daemon import Daemon, DaemonError, Settings, preload
+from fencepost.coordinator.tools.sweep.daemon import (
+    Counting,
+    Daemon,
+    DaemonError,
+    Settings,
+    preload,
+)
 from fencepost.coordinator.tools.sweep.judge import Labels, judge
 from fencepost.coordinator.tools.sweep.points import Event, Point, points_of, spread
 from fencepost.coordinator.wire.errors import WireError
+from fencepost.logcore.values import dataclass
 
 POLL_S = 0.01
 """How often the command is looked after; the broker's death is heard of at once."""
@@ -175,7 +182,8 @@ class Sweep:
 
     def _daemon(self, home: Path, *, fresh: bool) -> Daemon:
         plan = self._plan
-        settings = Settings(home / "data", home / "broker.log", plan.config, plan.every_answer)
+        counting = Counting(plan.every_answer)
+        settings = Settings(home / "data", home / "broker.log", plan.config, counting)
         return Daemon(settings, fresh=fresh)
 
     def _work(self, daemon: Daemon, home: Path, number: int, result: Result) -> bool:

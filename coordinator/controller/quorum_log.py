@@ -1,0 +1,287 @@
+"""The metadata log as its observers read it: fetches, snapshots, and who reads how far.
+
+Source: ``KafkaRaftClient.handleFetchRequest``/``handleFetchSnapshotRequest``,
+``KafkaMetadataLog.validateOffsetAndEpoch``, ``LeaderState``; KIP-595, KIP-630, KIP-1166.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from fencepost.coordinator.controller.errors import (
+    PositionOutOfRangeError,
+    SnapshotNotFoundError,
+)
+from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.snapshots import SnapshotId, snapshots
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.flusher import Flusher
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.errors import FencedLeaderEpochError, UnknownLeaderEpochError
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.reading import Isolation
+from fencepost.logcore.values import dataclass
+
+MAX_FETCH_BYTES: Final = 8 << 20
+"""Records in one answer, whatever is asked for; a larger batch comes alone."""
+
+MAX_SNAPSHOT_PIECE_BYTES: Final = 8 << 20
+"""Bytes of a snapshot in one answer, whatever is asked for."""
+
+MAX_OBSERVERS: Final = 1_000
+"""Observers that are remembered; the one that was heard of first is forgotten for one more."""
+
+OBSERVER_TIMEOUT_MS: Final = 300_000
+"""An observer that has not fetched for so long is none any more (kafka: ``LeaderState``)."""
+
+LISTENS_MS: Final = 10_000
+"""Nobody listens where the last fetch is older than this: the high watermark may rest."""
+
+
+_NEVER_A_RANGE: Final = 1 << 62
+"""Bytes that stay in their file: the log is small, and so are its answers."""
+
+
+class Diverging(NamedTuple):
+    """The reader's log has something else than this one from ``end_offset`` on."""
+
+    epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a fetch brings: records, or what the reader has to do first."""
+
+    records: bytes = b""
+    diverging: Diverging | None = None
+    snapshot: SnapshotId | None = None
+
+
+@dataclass(slots=True)
+class Observer:
+    """A reader, by its replica id."""
+
+    replica_id: int
+    directory_id: UUID | None
+    log_end_offset: int
+    last_fetch_ms: int
+    """Wall clock."""
+    last_caught_up_ms: int
+    """When it had last read all that there was; -1 for never."""
+
+
+class Poll:
+    """A fetch that waits for news; its maker closes it."""
+
+    def __init__(self, polls: set[Poll], max_wait_ms: int) -> None:
+        self._polls = polls
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Future[None] | None = None
+        self.is_over = False
+        """Whether its time has passed."""
+        self._timer = call_later(self._loop, max_wait_ms, "poll of the metadata log", self.end)
+        polls.add(self)
+
+    def woken(self) -> asyncio.Future[None]:
+        """Done when there may be news, or when the time is over."""
+        self._next = self._loop.create_future()
+        return self._next
+
+    def wake(self) -> None:
+        """There may be news."""
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
+
+    def end(self) -> None:
+        """The time is over."""
+        self.is_over = True
+        self.wake()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._timer.cancel()
+        self._polls.discard(self)
+
+
+class QuorumLog:
+    """What lies behind :class:`MetadataLog`, for others to read."""
+
+    def __init__(
+        self, metadata: MetadataLog, fs: FileSystem, clock: Clock, flusher: Flusher
+    ) -> None:
+        self.partition = metadata.partition
+        self._metadata = metadata
+        self._fs = fs
+        self._clock = clock
+        self._flusher = flusher
+        self._snapshot: tuple[int, SnapshotId | None] = -1, None
+        """The newest one, and where the log began when it was looked for."""
+        self._observers: dict[int, Observer] = {}
+        self._polls: set[Poll] = set()
+        self._unlisten: Callable[[], None] | None = None
+        self._sent: tuple[SnapshotId, bytes] | None = None
+        """The snapshot that is being sent in pieces."""
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Hear of appends, for those who wait for them."""
+        self._unlisten = self.partition.marks.listen(self._appended)
+
+    def stop(self) -> None:
+        """Let nobody wait any longer."""
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        for poll in tuple(self._polls):
+            poll.end()
+
+    def _appended(self) -> None:
+        self._wake()
+        flushed = self._flusher.forced(self.partition)
+        if flushed is not None:
+            flushed.add_done_callback(self._flushed)
+
+    def _flushed(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled():
+            done.exception()  # Whoever changed something tells of the disk.
+        self._wake()
+
+    async def forced(self) -> None:
+        """Return once all that is there now is on disk. Raises StorageError."""
+        flushed = self._flusher.forced(self.partition)
+        if flushed is not None:
+            await flushed
+
+    def _wake(self) -> None:
+        for poll in tuple(self._polls):
+            poll.wake()
+
+    # --- reading ---
+
+    @property
+    def epoch(self) -> int:
+        """The quorum's."""
+        return self._metadata.epoch
+
+    @property
+    def high_watermark(self) -> int:
+        """What is on the disk of the only voter is committed."""
+        return min(self.partition.recovery_point, self.partition.log_end_offset)
+
+    def check_epoch(self, current_leader_epoch: int) -> None:
+        """Raise FencedLeaderEpochError or UnknownLeaderEpochError for another quorum epoch."""
+        own = self.epoch
+        if current_leader_epoch < own:
+            raise FencedLeaderEpochError(f"the epoch is {own}, not {current_leader_epoch}")
+        if current_leader_epoch > own:
+            raise UnknownLeaderEpochError(f"the epoch is {own}, not {current_leader_epoch}")
+
+    def read(self, offset: int, last_fetched_epoch: int, max_bytes: int) -> Read:
+        """Read from an offset on, for whose log ends there in that epoch. Raises StorageError."""
+        partition, snapshot = self.partition, self._find_snapshot()
+        start = partition.log_start_offset
+        if snapshot is not None and (
+            offset == 0
+            or offset < start
+            or last_fetched_epoch < snapshot.epoch
+            or (offset == start and last_fetched_epoch != snapshot.epoch)
+        ):
+            return Read(snapshot=snapshot)
+        if offset or last_fetched_epoch:
+            end = self._end_of(last_fetched_epoch)
+            if end.epoch != last_fetched_epoch or end.end_offset < offset:
+                return Read(diverging=end)
+        if offset >= partition.log_end_offset:
+            return Read()
+        limit = max(1, min(max_bytes, MAX_FETCH_BYTES))
+        read = partition.reader.fetch(
+            offset, limit, Isolation.LOG_END, at_least_one=True, min_range_bytes=_NEVER_A_RANGE
+        )
+        return Read(bytes(read.records))  # type: ignore[arg-type]
+
+    def _end_of(self, epoch: int) -> Diverging:
+        """Where the largest epoch that is not above ``epoch`` ends."""
+        reader = self.partition.reader
+        found = Diverging(*reader.offset_for_leader_epoch(epoch))
+        if found.epoch < 0:
+            return Diverging(max(reader.latest_epoch, 0), self.partition.log_end_offset)
+        return found
+
+    def is_worth_an_answer(self, read: Read, known_high_watermark: int) -> bool:
+        """Whether a read has something to tell to whom knows that high watermark."""
+        return bool(
+            read.records
+            or read.diverging is not None
+            or read.snapshot is not None
+            or known_high_watermark < self.high_watermark
+        )
+
+    def poll(self, max_wait_ms: int) -> Poll:
+        """Wait for news, for so long in all; over at once where nobody would bring any."""
+        poll = Poll(self._polls, max_wait_ms)
+        if self._unlisten is None:
+            poll.end()
+        return poll
+
+    # --- snapshots ---
+
+    def _find_snapshot(self) -> SnapshotId | None:
+        """The newest; with each one that is written the log begins elsewhere."""
+        start = self.partition.log_start_offset
+        if self._snapshot[0] != start:
+            found = snapshots(self._fs, self.partition.log.directory)
+            self._snapshot = start, found[-1] if found else None
+        return self._snapshot[1]
+
+    def _read_snapshot(self, asked: SnapshotId) -> bytes:
+        directory = self.partition.log.directory
+        if asked not in snapshots(self._fs, directory):
+            raise SnapshotNotFoundError(f"there is no snapshot {asked.file_name}")
+        return self._fs.read_file(f"{directory}/{asked.file_name}") or b""
+
+    def snapshot_piece(self, asked: SnapshotId, position: int, max_bytes: int) -> tuple[int, bytes]:
+        """The size of a snapshot, and its bytes from ``position`` on.
+
+        Raises SnapshotNotFoundError, PositionOutOfRangeError.
+        """
+        if self._sent is None or self._sent[0] != asked:
+            self._sent = asked, self._read_snapshot(asked)
+        content = self._sent[1]
+        if not 0 <= position < len(content):
+            raise PositionOutOfRangeError(f"the snapshot has {len(content)} bytes")
+        limit = max(1, min(max_bytes, MAX_SNAPSHOT_PIECE_BYTES))
+        piece = content[position : position + limit]
+        if position + len(piece) == len(content):
+            self._sent = None
+        return len(content), piece
+
+    # --- observers ---
+
+    def fetched(self, replica_id: int, directory_id: UUID | None, offset: int) -> None:
+        """A replica has asked for what comes at ``offset``: it has all before that."""
+        now_ms = self._clock.now_ms()
+        known = self._observers.pop(replica_id, None)
+        caught_up_ms = -1 if known is None else known.last_caught_up_ms
+        if offset >= self.partition.log_end_offset:
+            caught_up_ms = now_ms
+        self._observers[replica_id] = Observer(
+            replica_id, directory_id, offset, now_ms, caught_up_ms
+        )
+        if len(self._observers) > MAX_OBSERVERS:
+            del self._observers[next(iter(self._observers))]
+
+    def observers(self) -> list[Observer]:
+        """Those that were heard of lately, by id."""
+        since_ms = self._clock.now_ms() - OBSERVER_TIMEOUT_MS
+        recent = (one for one in self._observers.values() if one.last_fetch_ms >= since_ms)
+        return sorted(recent, key=lambda one: one.replica_id)
+
+    def has_observers(self) -> bool:
+        """Whether somebody reads now."""
+        since_ms = self._clock.now_ms() - LISTENS_MS
+        return any(one.last_fetch_ms >= since_ms for one in self._observers.values())

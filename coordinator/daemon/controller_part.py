@@ -1,0 +1,98 @@
+"""The controller of a cluster in the process of one of its brokers.
+
+It has listeners and a server of its own, and of the directory the metadata log. The broker beside
+it is a member as all others are: it registers, is heard of and reads the metadata through the
+controller's listener, so that there is one way of being a broker of a cluster.
+
+Source: ``SharedServer``, ``ControllerServer``; the order of start and stop is
+``KafkaRaftServer``'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fencepost.cluster.image import UNASSIGNED
+from fencepost.coordinator.daemon.serving import Listeners
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.handlers.controller_registry import controller_registry
+from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.services import Services
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.config.broker_config import BrokerConfig
+    from fencepost.coordinator.daemon.certificates import Certificates
+    from fencepost.coordinator.net.server import Server
+    from fencepost.coordinator.runtime.background import Threads
+    from fencepost.logcore.checkpoints import MetaProperties
+    from fencepost.logcore.clock import Clock
+    from fencepost.logcore.fs import FileSystem
+
+_log = structlog.get_logger(__name__)
+
+
+class ControllerPart:
+    """Belongs to the broker's loop. ``storage`` has the metadata log alone until a broker loads."""
+
+    def __init__(self, listeners: Listeners, storage: Storage, services: Services) -> None:
+        self.listeners, self.storage, self.services = listeners, storage, services
+        self._server: Server | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        fs: FileSystem,
+        directory: str,
+        config: BrokerConfig,
+        clock: Clock,
+        meta: MetaProperties,
+        listeners: Listeners,
+        threads: Threads,
+    ) -> ControllerPart:
+        """Open the metadata log. Raises MetadataError, LogError, OSError."""
+        storage = await threads.run(
+            lambda: Storage(
+                fs,
+                directory,
+                config,
+                clock,
+                node_id=meta.node_id,
+                directory_id=meta.directory_id or UNASSIGNED,
+                is_broker=False,
+                loads=False,
+            )
+        )
+        services = Services(storage, cluster_id=meta.cluster_id, advertised=listeners.address_of)
+        services.history.place = lambda: None  # the broker beside it writes the entries
+        return cls(listeners, storage, services)
+
+    async def serve(self, certificates: Certificates | None) -> None:
+        """Decide, for whoever joins. Raises BrokerError."""
+        self._server = self.listeners.prepare(self.services, controller_registry())
+        await self.listeners.open(self._server, certificates)
+        self.services.active_controller.start()
+        host, port = self.listeners.address_of()
+        _log.info("controller started", address=f"{host}:{port}")
+
+    def beside(self, broker: Services) -> None:
+        """Let the broker of this node write what was decided, and why."""
+        broker.history.take_over(self.services.history)
+        self.services.history = broker.history
+
+    def reset(self) -> None:
+        """End all connections without a word."""
+        if self._server is not None:
+            self._server.reset()
+
+    def steps_of_a_stop(self) -> list[Step]:
+        """What ends once the broker of this node is gone, while the logs are still open."""
+        steps: list[Step] = []
+        if self._server is not None:
+            steps.append(("let no broker in", self._server.stop_accepting))
+            steps.append(("decide nothing more", self.services.active_controller.stop))
+        steps += self.services.steps_of_a_stop()
+        if self._server is not None:
+            steps.append(("close connections of brokers", self._server.stop))
+        return steps + self.services.last_steps_of_a_stop()

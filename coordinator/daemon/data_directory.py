@@ -1,0 +1,102 @@
+"""Whose a data directory is: one broker's of one cluster, at one time."""
+
+from __future__ import annotations
+
+import uuid
+
+from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.quorum_state import is_of_apache_kafka
+from fencepost.logcore.checkpoints import (
+    LOCK,
+    META_PROPERTIES,
+    QUORUM_STATE,
+    CheckpointError,
+    MetaProperties,
+    read_meta_properties,
+    uuid_to_text,
+    write_meta_properties,
+)
+from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem
+
+METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
+_BEFORE_ITS_METADATA = frozenset(
+    {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
+)
+"""What a data directory may hold that no broker has been started on: a first start that was cut
+short leaves three of these, making a file system the last."""
+
+
+def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
+    """Make the directory and keep others out; returns what gives it up again.
+
+    ``is_member``: the controllers are elsewhere, and so are the metadata. Raises BrokerError.
+    """
+    try:
+        fs.make_directory(directory)
+        if LOCK not in (fs.list_directory(directory) or ()):
+            _refuse_foreign(fs, directory, is_member)  # before anything is made in it
+        held = fs.lock(f"{directory}/{LOCK}")
+        try:
+            _refuse_foreign(fs, directory, is_member)
+        except BaseException:
+            fs.close(held)
+            raise
+    except BlockingIOError as error:
+        raise BrokerError(f"the data directory {directory} is in use by another process") from error
+    except OSError as error:
+        raise BrokerError(f"the data directory {directory} can not be used: {error}") from error
+    return held
+
+
+def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
+    """Leave a directory alone that was never this broker's, and has something in it.
+
+    What no topic explains is renamed at a start; here that would be all there is.
+    """
+    names = set(fs.list_directory(directory) or ())
+    metadata = f"{directory}/{METADATA_DIRECTORY}"
+    if is_member and META_PROPERTIES in names:
+        return  # the first image says which partitions are its own
+    if is_of_apache_kafka(fs, metadata):
+        raise BrokerError(
+            f"the data directory {directory} is Apache Kafka's: {metadata} has {QUORUM_STATE}."
+            " Give another one; to take over its partitions see `fencepost log import`"
+        )
+    foreign = sorted(names - _BEFORE_ITS_METADATA)
+    missing = META_PROPERTIES
+    if META_PROPERTIES in names:
+        # Apache Kafka's, maybe: its small files are harmless where it has no partition.
+        missing = METADATA_DIRECTORY
+        foreign = [one for one in foreign if fs.is_directory(f"{directory}/{one}")]
+    if missing not in names and foreign:
+        raise BrokerError(
+            f"the data directory {directory} has no {missing} but holds {foreign[0]}: it is"
+            " none of this broker. Give it a directory that is empty or not there yet; to"
+            " take over partitions of Apache Kafka see `fencepost log import`"
+        )
+
+
+def has_identity(fs: FileSystem, directory: str) -> bool:
+    """Whether a broker has been started on the directory."""
+    return META_PROPERTIES in (fs.list_directory(directory) or ())
+
+
+def identify(fs: FileSystem, directory: str, node_id: int, cluster_id: str = "") -> MetaProperties:
+    """Read who owns the directory, or write it down at the first start.
+
+    Without ``cluster_id`` that is the start of a cluster, too.
+    """
+    try:
+        meta = read_meta_properties(fs, directory)
+    except CheckpointError as error:
+        raise BrokerError(f"{directory}/meta.properties is damaged: {error}") from error
+    if meta is None:
+        name = cluster_id or uuid_to_text(uuid.uuid4())
+        meta = MetaProperties(name, node_id, uuid.uuid4())
+        write_meta_properties(fs, directory, meta)
+    elif meta.node_id != node_id:
+        raise BrokerError(
+            f"{directory} belongs to node.id {meta.node_id}, the configuration says {node_id}"
+        )
+    return meta

@@ -1,0 +1,305 @@
+"""This node as a broker of a cluster whose controllers are elsewhere.
+
+The order of a start is Kafka's: the ports are bound, the broker registers and catches up with the
+metadata, and only then its logs are opened, for the first image says which of them are its own.
+What it leads and follows is begun, it is unfenced, and clients are served.
+
+Source: ``BrokerServer.startup`` and ``shutdown``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from fencepost.cluster.image import UNASSIGNED, MetadataImage, TopicImage
+from fencepost.cluster.lifecycle import Registration
+from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
+from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
+from fencepost.coordinator.config.roles import Roles
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
+from fencepost.coordinator.replication.controller_channel import (
+    FORWARDING_TIMEOUT_MS,
+    ControllerChannel,
+    RemoteControllerChannel,
+)
+from fencepost.coordinator.replication.controller_connection import (
+    ControllerConnection,
+    Newest,
+    error_name,
+)
+from fencepost.coordinator.replication.directories import Directories
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.replication.fetchers import Fetchers
+from fencepost.coordinator.replication.history_place import HistoryPlace
+from fencepost.coordinator.replication.isr_changes import IsrChanges
+from fencepost.coordinator.replication.marker_sender import MarkerSender
+from fencepost.coordinator.replication.membership import Membership
+from fencepost.coordinator.replication.peers import Peers
+from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
+from fencepost.coordinator.replication.publisher import Publisher
+from fencepost.coordinator.replication.quorum import Quorum, intervals_of
+from fencepost.coordinator.replication.verifier import Verifier
+from fencepost.coordinator.runtime.background import Step, spawn
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.checkpoints import MetaProperties
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.services import Services
+
+CONTROLLERS: Final = 2
+"""The endpoint type of DescribeCluster on a controller's listener (KIP-919)."""
+
+_ABOUT_CONTROLLERS: Final = Newest(
+    ApiKey.DESCRIBE_CLUSTER, lambda make: make.message(endpoint_type=CONTROLLERS)
+)
+
+ASK_AGAIN_MS: Final = 100
+
+_PROTOCOLS: Final = {
+    SecurityProtocol.PLAINTEXT: 0,
+    SecurityProtocol.SSL: 1,
+    SecurityProtocol.SASL_PLAINTEXT: 2,
+    SecurityProtocol.SASL_SSL: 3,
+}
+"""How a registration names protocols."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Member:
+    """What a broker of a cluster has that one alone has not. Belongs to the broker's loop.
+
+    ``on_lost`` is called if the broker has to stop by itself. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        roles: Roles,
+        listeners: Mapping[str, ListenerConfig],
+        on_lost: Callable[[MembershipError], None],
+    ) -> None:
+        name, _ = between_brokers(config)
+        if name not in listeners:
+            raise ConfigError(
+                BETWEEN_BROKERS,
+                name,
+                "it must be a listener name defined in advertised.listeners. The valid options"
+                f" based on currently configured listeners are {','.join(listeners)}",
+            )
+        self._config, self._listeners, self._on_lost = config, listeners, on_lost
+        self._quorum = Quorum.of(config, roles)
+        self._membership: Membership | None = None
+        self._channels: list[RemoteControllerChannel] = []
+        self._peers: Peers | None = None
+        self._fetchers: Fetchers | None = None
+        self._isr_changes: IsrChanges | None = None
+        self._directories: Directories | None = None
+        self._directory_id = UNASSIGNED
+        self._verifier: Verifier | None = None
+
+    @property
+    def membership(self) -> Membership:
+        """The registration. Raises RuntimeError before :meth:`join`."""
+        if self._membership is None:
+            raise RuntimeError("the broker has not joined its cluster")
+        return self._membership
+
+    # --- start ---
+
+    async def find_cluster_id(self) -> str:
+        """The id of the cluster, as its controllers say. Raises MembershipError."""
+        loop = asyncio.get_running_loop()
+        limit_ms = self._config.int("initial.broker.registration.timeout.ms")
+        until = loop.time() + limit_ms / 1000
+        connection = ControllerConnection("fencepost", self._quorum.security)
+        problem = told = ""
+        try:
+            while loop.time() < until:
+                for to in self._quorum.bootstrap:
+                    try:
+                        answer = await connection.ask(
+                            to, _ABOUT_CONTROLLERS, timeout_ms=self._quorum.request_timeout_ms
+                        )
+                    except (WireError, OSError) as error:
+                        problem = str(error) or f"{to[0]}:{to[1]}: no answer in time"
+                        continue
+                    if answer.cluster_id:
+                        return str(answer.cluster_id)
+                    problem = f"{to[0]}:{to[1]}: {error_name(answer.error_code)}"
+                if problem != told:
+                    _log.warning("no controller has told the cluster's id yet", cause=problem)
+                    told = problem
+                await asyncio.sleep(ASK_AGAIN_MS / 1000)
+        finally:
+            await connection.close()
+        raise MembershipError(f"no controller has told the cluster's id: {problem}")
+
+    async def join(
+        self,
+        meta: MetaProperties,
+        addresses: Mapping[str, tuple[str, int]],
+        previous_broker_epoch: int,
+    ) -> MetadataImage:
+        """Register with these addresses of the listeners, and catch up with the metadata.
+
+        Raises MembershipError.
+        """
+        self._directory_id = meta.directory_id or UNASSIGNED
+        registration = Registration(
+            broker_id=meta.node_id,
+            cluster_id=meta.cluster_id,
+            incarnation_id=uuid.uuid4(),
+            listeners=tuple(
+                BrokerEndpoint(name, *addresses[name], _PROTOCOLS[one.protocol])
+                for name, one in self._listeners.items()
+            ),
+            features=MEMBER_FEATURES,
+            log_dirs=(meta.directory_id,),
+            rack=self._config.text("broker.rack"),
+            previous_broker_epoch=previous_broker_epoch,
+        )
+        self._membership = Membership(
+            self._quorum, registration, intervals_of(self._config), self._on_lost
+        )
+        return await self._membership.join()
+
+    def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
+        """Another connection to the active controller; None has requests tried for ever."""
+        found = RemoteControllerChannel(
+            lambda: self.membership.controller,
+            client_id=str(self._config.int("node.id")),
+            retry_timeout_ms=retry_timeout_ms,
+            request_timeout_ms=self._quorum.socket_timeout_ms,
+            security=self._quorum.security,
+        )
+        self._channels.append(found)
+        return found
+
+    async def serve(self, services: Services, image: MetadataImage) -> None:
+        """Begin what the image asks of this broker, and go with each newer one.
+
+        The broker is unfenced when this returns. Raises MembershipError.
+        """
+        config, clock, membership = self._config, services.clock, self.membership
+        services.controller = self.channel(FORWARDING_TIMEOUT_MS)
+        services.history.place = HistoryPlace(
+            config,
+            services.metadata,
+            services.replicas,
+            services.controller,
+            node_id=services.node_id,
+        ).partition
+        self._peers = Peers(config, lambda: services.metadata.image, node_id=services.node_id)
+        self._fetchers = fetchers = Fetchers(
+            config,
+            self._peers,
+            services.logs,
+            clock,
+            node_id=services.node_id,
+            image=lambda: services.metadata.image,
+            broker_epoch=lambda: membership.broker_epoch,
+            log_of=lambda one: services.logs.partition(one.topic, one.index),
+            on_disk=services.flusher.after,
+            remember=services.remember_replica,
+        )
+        services.replicas.fetchers = fetchers
+        channel, replicas = self.channel(None), services.replicas
+        self._isr_changes = IsrChanges(replicas, channel, clock)
+        self._directories = Directories(replicas, channel, directory_id=self._directory_id)
+        self._coordinate(services, self._peers)
+        services.metadata.listen(services.quotas.table.follow)
+        if services.acls is not None:
+            services.metadata.listen(services.acls.follow)
+        publisher = Publisher(
+            services.node_id,
+            services.metadata,
+            services.replicas,
+            {CONSUMER_OFFSETS: services.groups, TRANSACTION_STATE: services.txns},
+            deleted=partial(_forget, services),
+            is_leaving=lambda: membership.in_controlled_shutdown,
+            stop_fetching=services.replicas.stop_following,
+        )
+        publisher.publish(image)
+        await services.start()
+        membership.follow(publisher.publish, image)
+        # With it comes which versions the controller knows.
+        services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
+        await membership.unfence()
+        services.logs.broker_epoch = membership.broker_epoch
+
+    def _coordinate(self, services: Services, peers: Peers) -> None:
+        """Let the transaction coordinator work with those of the other brokers."""
+        storage, txns = services.storage, services.txns
+        sender = MarkerSender(
+            storage,
+            peers,
+            txns.local_markers,
+            leader_of=txns.leader_of,
+            epoch_of=txns.coordinator_epoch,
+        )
+        self._verifier = Verifier(storage, peers, txns.coordinator_of)
+        ids = ControllersProducerIds(
+            self.channel(FORWARDING_TIMEOUT_MS),
+            services.node_id,
+            lambda: self.membership.broker_epoch,
+        )
+        txns.join_others(sender, sender.take_over, self._verifier.ask, ids.allocate)
+
+    # --- stop ---
+
+    async def leave(self) -> None:
+        """Hand over what is led, while everything still serves."""
+        if self._membership is not None and self._config.bool("controlled.shutdown.enable"):
+            await self._membership.controlled_shutdown()
+
+    async def go_silent(self) -> None:
+        """Say nothing to anybody any more; the stop has to follow."""
+        if self._membership is not None:
+            await self._membership.stop()
+        for channel in self._channels:
+            await channel.close()
+        if self._peers is not None:
+            self._peers.close()
+
+    def steps_of_a_stop(self) -> list[Step]:
+        """What ends while the logs are still open."""
+        steps: list[Step] = []
+        if self._fetchers is not None:
+            steps.append(("stop following", self._fetchers.close))
+        if self._verifier is not None:
+            steps.append(("ask no coordinator any more", self._verifier.close))
+        if self._isr_changes is not None:
+            steps.append(("change no ISR any more", self._isr_changes.close))
+        if self._directories is not None:
+            steps.append(("place no replica any more", self._directories.close))
+        if self._membership is not None:
+            steps.append(("leave the cluster", self._membership.stop))
+        steps += [("close a way to the controller", one.close) for one in self._channels]
+        if self._peers is not None:
+            steps.append(("close connections to brokers", self._peers.close))
+        return steps
+
+
+def _passed_over(answer: asyncio.Future[Entity]) -> None:
+    """Look at an answer that nobody waits for, so that it is not said to be lost."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+def _forget(services: Services, topics: Sequence[TopicImage]) -> None:
+    """Let groups forget deleted topics, in the background."""
+    gone = [(one.name, one.topic_id.bytes) for one in topics]
+    spawn(services.groups.on_topics_deleted(gone), "forget deleted topics")

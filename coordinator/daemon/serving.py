@@ -1,0 +1,163 @@
+"""Servers of listeners, as the configuration wants them, and where clients are told to find them.
+
+Source: ``SocketServer``, ``KafkaConfig``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.config.listeners import ANY_ADDRESS, check_closed, tells_passwords
+from fencepost.coordinator.daemon.connection_bounds import keep_to, window_of
+from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.net.server import Server, bind
+from fencepost.coordinator.wire.limits import ConnectionLimits
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.config.broker_config import BrokerConfig
+    from fencepost.coordinator.daemon.certificates import Certificates
+    from fencepost.coordinator.handlers import Registry
+    from fencepost.coordinator.security.logins import Logins
+    from fencepost.coordinator.services import Services
+    from fencepost.logcore.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+class Listeners:
+    """Some listeners of a node: bound, then served by one server."""
+
+    def __init__(
+        self, listeners: Mapping[str, ListenerConfig], advertised: Mapping[str, ListenerConfig]
+    ) -> None:
+        self.all = listeners
+        """By name, in order."""
+        self.advertised = advertised
+        """What their clients are told instead of that."""
+        self._bound: dict[str, list[socket.socket]] = {}
+        """Sockets of listeners that are not served yet."""
+        self.server: Server | None = None
+
+    def address_of(self, name: str | None = None) -> Address:
+        """Where those who came by this listener, or the first one, are told to connect to.
+
+        Raises RuntimeError before it is bound.
+        """
+        name = next(iter(self.all)) if name is None else name
+        told = self.advertised.get(name)
+        if told is not None and told.port:
+            return told.host, told.port
+        bound = self._bound.get(name)
+        if bound:
+            host, port = bound[0].getsockname()[:2]
+        elif self.server is not None:
+            host, port = self.server.addresses[name]
+        else:
+            raise RuntimeError("the broker is not started")
+        if told is not None:
+            return told.host, port
+        return (socket.gethostname() if host in ANY_ADDRESS else host), port
+
+    async def bind(self) -> None:
+        """Take the ports; whoever connects has to wait. Raises BrokerError."""
+        for name, listener in self.all.items():
+            try:
+                self._bound[name] = await bind(listener)
+            except OSError as error:
+                raise _not_bound(listener, error) from error
+
+    def prepare(self, services: Services, registry: Registry) -> Server:
+        """The server of these listeners; it listens nowhere yet."""
+        config = services.config
+        limits = ConnectionLimits(
+            max_request_bytes=config.int("socket.request.max.bytes"),
+            max_queued_request_bytes=config.int("queued.max.request.bytes"),
+            max_queued_response_bytes=config.int("queued.max.response.bytes"),
+            max_idle_ms=config.int("connections.max.idle.ms"),
+        )
+        self.server = server = Server(
+            services,
+            registry=registry,
+            limits=limits,
+            error_code=error_code,
+            logins=_logins(services, self.all.values()),
+            window=window_of(config),
+        )
+        keep_to(server, config, services.quotas, self.all)
+        return server
+
+    async def open(self, server: Server, certificates: Certificates | None) -> None:
+        """Serve whoever comes. Raises BrokerError."""
+        if certificates is not None:
+            try:
+                await certificates.load()
+            except ConfigError as error:
+                raise BrokerError(str(error)) from error
+            certificates.start()
+            server.broker.check_certificates = certificates.check
+        for name, one in self.all.items():
+            tls = None if certificates is None else certificates.tls.get(name)
+            try:
+                await server.start(one, tls, self._bound.pop(name, ()))
+            except OSError as error:
+                raise _not_bound(one, error) from error
+
+    def unbind(self) -> None:
+        """Give up the ports of what was not served."""
+        for sockets in self._bound.values():
+            for one in sockets:
+                one.close()
+        self._bound.clear()
+
+
+def _not_bound(listener: ListenerConfig, error: OSError) -> BrokerError:
+    return BrokerError(f"can not listen on {listener.host}:{listener.port}: {error}")
+
+
+def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -> None:
+    """Refuse what can not be served, or is open to strangers. Raises ConfigError."""
+    listeners = list(listeners)
+    check_closed(config, listeners)
+    for one in listeners:
+        if one.is_sasl:
+            from fencepost.coordinator.security.logins import check_logins  # noqa: PLC0415 - most brokers let anybody in
+
+            check_logins(config, one.name)
+
+
+def certificates_of(
+    config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
+) -> Certificates | None:
+    """What listeners encrypt with; None where none does. Raises ConfigError."""
+    encrypted = [one for one in listeners if one.is_tls]
+    if not encrypted:
+        return None
+    # Most brokers need none of it.
+    from fencepost.coordinator.daemon.certificates import Certificates  # noqa: PLC0415
+
+    return Certificates(config, encrypted, clock)
+
+
+def _logins(services: Services, listeners: Iterable[ListenerConfig]) -> Logins | None:
+    """How clients log in, where any have to."""
+    with_sasl = [one for one in listeners if one.is_sasl]
+    for one in filter(tells_passwords, with_sasl):
+        _log.warning("PLAIN without TLS: others can read the passwords", listener=one.name)
+    if not with_sasl:
+        return None
+    from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers let anybody in
+
+    names = [one.name for one in with_sasl]
+    return Logins.of_listeners(
+        names, services.config, services.users, services.password_checks, services.clock
+    )

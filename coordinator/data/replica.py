@@ -1,0 +1,106 @@
+"""One replica on this broker of a partition that has others, and who fetches for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+from fencepost.cluster.image import LocalPartition
+from fencepost.logcore.epochs import UNDEFINED_EPOCH
+from fencepost.logcore.errors import (
+    FencedLeaderEpochError,
+    StorageError,
+    UnknownLeaderEpochError,
+)
+from fencepost.logcore.partition import Partition
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.cluster.isr import ReplicationView
+    from fencepost.cluster.leader import PartitionLeader
+
+
+class Fetchers(Protocol):
+    """Who follows: ``coordinator/replication/fetchers.py``."""
+
+    @property
+    def max_lag(self) -> int:
+        """Records that the replica furthest behind its leader lacks."""
+
+    def follow(self, partitions: Sequence[LocalPartition]) -> None:
+        """Fetch these from their leaders from now on, in the leader epoch that each has."""
+
+    def stop(self, partitions: Sequence[tuple[UUID, int]]) -> None:
+        """Fetch these no more; what is under way for them has no effect."""
+
+
+class Placed(Protocol):
+    """Hears where replicas are: ``coordinator/replication/directories.py``."""
+
+    def __call__(self, one: LocalPartition, *, is_offline: bool) -> None:
+        """``is_offline``: its disk has failed, or it could not be opened."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One partition with a replica here, unless that is the only one."""
+
+    local: LocalPartition
+    machine: PartitionLeader
+    partition: Partition | None = None
+    """Its log; None where it could not be opened."""
+    failure: StorageError | None = None
+    """Why that is so."""
+    followed_epoch: int = UNDEFINED_EPOCH
+    """The leader epoch in which it was last told to be fetched, or to wait for a leader."""
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    """Who waits for the low watermark: called with each move of it, and with the end of the
+    leadership. Whoever is served takes itself out."""
+
+    @classmethod
+    def of(cls, view: ReplicationView, one: LocalPartition) -> Replica:
+        """A replica that was not here before."""
+        from fencepost.cluster.leader import PartitionLeader  # noqa: PLC0415 - most brokers are alone
+
+        return cls(one, PartitionLeader(view, one.topic, one.topic_id, one.index))
+
+    @property
+    def log(self) -> Partition:
+        """The open log, or StorageError."""
+        if self.partition is None:
+            raise self.failure or StorageError(f"{self.local.topic}-{self.local.index} is off line")
+        return self.partition
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its disk has failed."""
+        return self.partition is None or self.partition.offline is not None
+
+
+@dataclass(slots=True)
+class ReplicaCounts:
+    """What there is on a broker of a cluster, in numbers (kafka: ``ReplicaManager``'s gauges)."""
+
+    partitions: int = 0
+    leaders: int = 0
+    under_replicated: int = 0
+    """Led, and fewer replicas are in sync than there are to be."""
+    under_min_isr: int = 0
+    """Led, and writes with acks=all are refused."""
+    at_min_isr: int = 0
+    """Led, and one more loss would have them refused."""
+    offline: int = 0
+    reassigning: int = 0
+    """Led, and replicas come or go."""
+
+
+def check_epoch(asked: int, ours: int) -> None:
+    """Compare a request's leader epoch with ours; −1 is not checked.
+
+    Raises FencedLeaderEpochError, UnknownLeaderEpochError.
+    """
+    if asked not in {UNDEFINED_EPOCH, ours}:
+        error = FencedLeaderEpochError if asked < ours else UnknownLeaderEpochError
+        raise error(f"leader epoch {asked}, ours is {ours}")

@@ -1,0 +1,600 @@
+"""Which partitions this broker leads, and which it follows: what an image has made of it.
+
+A partition whose only replica is here is led *alone*: it is its log and nothing else, opened when
+it is first used, and has no entry here. Every other partition with a replica on this broker is a
+:class:`Replica` with a ``PartitionLeader`` (``cluster/leader.py``), which knows the epochs also
+while another broker leads. A broker that stands alone applies no images, and nothing is asked of
+them.
+
+The machine of a led partition is told of every append (``Marks.on_own_end``) and of every fetch of
+a follower. What it says goes to the log's high watermark, to whoever waits, and as a change of the
+ISR to the controller.
+
+Source: ``ReplicaManager``, ``Partition``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import structlog
+
+from fencepost.cluster.errors import NotLeaderOrFollowerError
+from fencepost.cluster.image import (
+    NO_LEADER,
+    LocalChanges,
+    LocalPartition,
+    MetadataImage,
+    PartitionRegistration,
+)
+from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.due_changes import DueChanges
+from fencepost.coordinator.data.log_manager import LogManager
+from fencepost.coordinator.data.replica import Fetchers, Placed, Replica, ReplicaCounts, check_epoch
+from fencepost.coordinator.errors import (
+    InconsistentTopicIdError,
+    NotEnoughReplicasError,
+    UnknownTopicOrPartitionError,
+)
+from fencepost.coordinator.runtime.background import Repeated, spawn, survived
+from fencepost.coordinator.runtime.commits import Commits
+from fencepost.logcore.clock import Clock
+from fencepost.logcore.epochs import UNDEFINED_EPOCH
+from fencepost.logcore.errors import LogError, StorageError
+from fencepost.logcore.machine import Event
+from fencepost.logcore.partition import Partition
+
+if TYPE_CHECKING:
+    from fencepost.cluster.leader import LeaderStep, PartitionLeader
+
+LAG_TIME: Final = "replica.lag.time.max.ms"
+MIN_ISR: Final = "min.insync.replicas"
+
+_log = structlog.get_logger(__name__)
+
+TopicPartition = tuple[str, int]
+Remember = Callable[[LocalPartition, Event], None]
+"""Keeps a cause in the history; it must not fail."""
+
+
+class Replicas:
+    """``services.replicas``. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        commits: Commits,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        node_id: int,
+    ) -> None:
+        self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
+        self.node_id = node_id
+        self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
+        """What the machines of this broker look at; its broker epoch is the lifecycle's to set."""
+        self.image: MetadataImage | None = None
+        """The latest one; None while this broker stands alone."""
+        self._here: dict[TopicPartition, Replica] = {}
+        self._due = DueChanges(self._begin_with)
+        self.fetchers: Fetchers | None = None
+        """Who follows what this broker does not lead; set before the first image comes."""
+        self.alter_partition: Callable[[IsrChange], None] | None = None
+        """Takes a change of an ISR to the controller; set before the first image comes."""
+        self.remember: Remember | None = None
+        """Keeps the causes of what becomes of ISRs."""
+        self.on_placed: Placed | None = None
+        """Told of each replica that is led or followed, and of those whose disk fails."""
+        self.isr_shrinks = 0
+        self.isr_expands = 0
+        self.failed_isr_updates = 0
+        self._isr_check: Repeated | None = None
+        self._forgetting: asyncio.Task[None] | None = None
+        self._has_doomed = False
+        """Whether there are directories to be renamed."""
+        config.listen(self._reconfigure)
+
+    # --- who serves what -------------------------------------------------------------------------
+
+    def leader(self, topic: str, index: int, leader_epoch: int = UNDEFINED_EPOCH) -> Partition:
+        """The log of a partition that this broker leads.
+
+        ``leader_epoch`` is what the client takes for the present one; −1 is not checked. Raises
+        UnknownTopicOrPartitionError, StorageError, FencedLeaderEpochError, UnknownLeaderEpochError,
+        NotLeaderOrFollowerError, in this order.
+        """
+        if self.image is None:
+            partition = self._logs.partition(topic, index)
+            if leader_epoch != UNDEFINED_EPOCH:
+                partition.reader.check_leader_epoch(leader_epoch)
+            return partition
+        return self._find(topic, index, leader_epoch, only_leader=True)
+
+    def led_with_id(
+        self, topic: str, index: int, leader_epoch: int, topic_id: UUID | None
+    ) -> Partition:
+        """The same for another broker; it also raises InconsistentTopicIdError, first of all."""
+        self._check_id(topic, index, topic_id)
+        return self.leader(topic, index, leader_epoch)
+
+    def readable(
+        self,
+        topic: str,
+        index: int,
+        leader_epoch: int = UNDEFINED_EPOCH,
+        topic_id: UUID | None = None,
+    ) -> Partition:
+        """The log of a partition with a replica here, whoever leads it; raises as these two."""
+        if self.image is None:
+            return self.leader(topic, index, leader_epoch)
+        self._check_id(topic, index, topic_id)
+        return self._find(topic, index, leader_epoch, only_leader=False)
+
+    def _check_id(self, topic: str, index: int, topic_id: UUID | None) -> None:
+        replica = self.replica(topic, index)
+        if replica is not None and topic_id is not None and topic_id != replica.local.topic_id:
+            raise InconsistentTopicIdError(f"{topic} has another id here than {topic_id}")
+
+    def _find(
+        self,
+        topic: str,
+        index: int,
+        leader_epoch: int,
+        *,
+        only_leader: bool,
+    ) -> Partition:
+        replica = self.replica(topic, index)
+        if replica is None:
+            return self._alone(topic, index, leader_epoch)
+        partition, machine = replica.log, replica.machine
+        check_epoch(leader_epoch, machine.leader_epoch)
+        if only_leader and not machine.is_leader:
+            raise NotLeaderOrFollowerError(f"{machine} is not led by this broker")
+        return partition
+
+    def _alone(self, topic: str, index: int, leader_epoch: int) -> Partition:
+        """The log of a partition that has its only replica here."""
+        registration = self.registration(topic, index)
+        if registration is None:
+            raise UnknownTopicOrPartitionError(f"there is no partition {index} of {topic}")
+        if not self._is_alone(registration):
+            raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
+        partition = self._logs.partition(topic, index)
+        marks = partition.marks
+        if marks.is_replicated or marks.leader_epoch != registration.leader_epoch:
+            self._lead_alone(partition, registration)
+        check_epoch(leader_epoch, registration.leader_epoch)
+        return partition
+
+    def registration(self, topic: str, index: int) -> PartitionRegistration | None:
+        """What the cluster has decided of a partition; None if nothing, and standing alone."""
+        known = None if self.image is None else self.image.topics.get(topic)
+        if known is None or not 0 <= index < len(known.partitions):
+            return None
+        return known.partitions[index]
+
+    def _is_alone(self, registration: PartitionRegistration) -> bool:
+        return registration.replicas == (self.node_id,) and registration.leader == self.node_id
+
+    def has_one(self, topic: str, index: int) -> bool:
+        """Whether a partition has a replica on this broker."""
+        if self.image is None:
+            return True
+        registration = self.registration(topic, index)
+        return registration is not None and self.node_id in registration.replicas
+
+    def replica(self, topic: str, index: int) -> Replica | None:
+        """The replica here of a partition that has others, None where there is none."""
+        key = topic, index
+        if self._due:
+            self._due.settle(key)
+        return self._here.get(key)
+
+    def led(self, topic: str, index: int) -> PartitionLeader | None:
+        """The machine of a partition that this broker leads with others; None for any other."""
+        replica = self.replica(topic, index)
+        return replica.machine if replica is not None and replica.machine.is_leader else None
+
+    def __iter__(self) -> Iterator[Replica]:
+        """All partitions with a replica here that is not the only one, in no order."""
+        return iter(self._here.values())
+
+    def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
+        """Leader and leader epoch of a partition, for whoever asked the wrong broker (KIP-951)."""
+        here = self.replica(topic, index)
+        known = self.registration(topic, index) if here is None else here.local.registration
+        return None if known is None else (known.leader, known.leader_epoch)
+
+    def counts(self, partitions: int, offline: int) -> ReplicaCounts:
+        """Count them all; where this broker stands alone, that is what is given."""
+        if self.image is None:
+            return ReplicaCounts(partitions, partitions, offline=offline)
+        found = ReplicaCounts(len(self._here))
+        for topic in self.image.topics.values():
+            alone = sum(map(self._is_alone, topic.partitions))
+            found.partitions += alone
+            found.leaders += alone
+        for replica in self._here.values():
+            machine = replica.machine
+            found.offline += replica.is_offline
+            found.leaders += machine.is_leader
+            found.under_replicated += machine.is_under_replicated
+            found.under_min_isr += machine.is_under_min_isr
+            found.at_min_isr += machine.is_at_min_isr
+            found.reassigning += machine.is_leader and machine.is_reassigning
+        return found
+
+    # --- what an image changes -------------------------------------------------------------------
+
+    def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
+        """Do what the step to ``image`` asks of this broker: deletes, then leaders, then followers.
+
+        The metadata know of the topics already. What fails, fails for one partition and is logged.
+        """
+        others = image.brokers is not self.view.brokers
+        self.view.brokers = image.brokers
+        own = image.brokers.get(self.node_id)
+        if own is not None:
+            self.view.broker_epoch = own.epoch
+        if self.image is None:
+            self._begin()
+        configs = None if self.image is None else self.image.configs
+        self.image = image
+        if image.configs is not configs:
+            self._set_min_isr()
+        self._delete(changes.deletes)
+        self._due.take((*changes.leaders, *changes.followers))
+        if others:
+            self._reconsider()
+
+    def _begin(self) -> None:
+        """Look at images from now on."""
+        self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
+        self._isr_check.start(self._check_interval_ms())
+
+    def _check_interval_ms(self) -> int:
+        return max(1, self._config.int(LAG_TIME) // 2)
+
+    def _begin_with(self, one: LocalPartition) -> None:
+        """Lead or follow one partition."""
+        if one.registration.leader == self.node_id:
+            replica = self._here.get((one.topic, one.index))
+            if replica is None or not replica.machine.is_leader:
+                self._stop_fetching([one])
+            self._lead(one)
+        elif self._follow(one) and self.fetchers is not None:
+            self._stop_fetching([one])
+            if one.registration.leader != NO_LEADER:
+                self.fetchers.follow([one])
+            self._here[one.topic, one.index].followed_epoch = one.registration.leader_epoch
+
+    def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
+        """Fetch these no more, though the image says so: this broker is about to leave."""
+        self._due.finish()
+        if self.fetchers is not None:
+            self.fetchers.stop(partitions)
+
+    def _stop_fetching(self, partitions: Iterable[LocalPartition]) -> None:
+        if self.fetchers is not None:
+            self.fetchers.stop([(one.topic_id, one.index) for one in partitions])
+
+    def _delete(self, deletes: Sequence[LocalPartition]) -> None:
+        if not deletes:
+            return
+        self._stop_fetching(deletes)
+        for one in deletes:
+            self._due.drop(one)
+            key = one.topic, one.index
+            replica = self._here.get(key)
+            if replica is not None and replica.local.topic_id == one.topic_id:
+                del self._here[key]
+                replica.machine.resign()
+                self._let_go(replica)
+            partition = self._logs.find_open(key)
+            if partition is None or partition.topic_id == one.topic_id:
+                self._logs.doom_partition(key)
+        self._share_state()
+        self._has_doomed = True
+        if self._forgetting is None or self._forgetting.done():
+            self._forgetting = spawn(self._forget(), "directories of deleted replicas")
+
+    async def _forget(self) -> None:
+        while self._has_doomed:
+            self._has_doomed = False
+            await self._logs.forget_doomed()
+
+    def _lead(self, one: LocalPartition) -> None:
+        registration = one.registration
+        if self._is_alone(registration):
+            self._here_alone(one)
+            return
+        replica = self._hosted(one)
+        machine, now_ms = replica.machine, self._clock.monotonic_ms()
+        if registration.partition_epoch < machine.partition_epoch:
+            return
+        replica.local = one
+        try:
+            partition = replica.partition or self._logs.partition(one.topic, one.index)
+            self._replicate(replica, partition)
+            step = machine.become_leader(
+                registration,
+                partition.log_start_offset,
+                partition.log_end_offset,
+                partition.high_watermark,
+                now_ms,
+            )
+            if step.epoch_entry is not None:
+                partition.replica.lead(registration.leader_epoch)
+        except LogError as error:
+            self._failed(replica, error)
+            return
+        partition.marks.on_own_end = partial(self._appended, replica)
+        self._take(replica, step, told=True)
+        self._place(replica)
+
+    def _here_alone(self, one: LocalPartition) -> None:
+        """Lead a partition whose other replicas are gone, or never were."""
+        key = one.topic, one.index
+        replica = self._here.pop(key, None)
+        if replica is not None:
+            replica.machine.resign()
+        partition = self._logs.find_open(key)
+        if partition is not None:
+            self._lead_alone(partition, one.registration)
+        if replica is not None:
+            self._wake_low(replica)
+            self._share_state()
+
+    def _lead_alone(self, partition: Partition, registration: PartitionRegistration) -> None:
+        partition.marks.leader_epoch = registration.leader_epoch
+        partition.marks.stand_alone()
+        partition.marks.notify()
+
+    def _follow(self, one: LocalPartition) -> bool:
+        """Follow a partition; whether that has to begin anew, because its leader epoch grew."""
+        registration = one.registration
+        replica = self._hosted(one)
+        led = replica.machine.is_leader
+        if not replica.machine.resign(registration):
+            return False
+        replica.local = one
+        is_new = registration.leader_epoch > replica.followed_epoch
+        # The log is made even without a leader, so that the checkpoints know it (KAFKA-1647).
+        try:
+            partition = replica.partition or self._logs.partition(one.topic, one.index)
+            self._replicate(replica, partition)
+            partition.marks.on_own_end = None
+            partition.replica.follow(registration.leader_epoch)
+        except LogError as error:
+            self._failed(replica, error)
+        else:
+            self._place(replica)
+        if led or is_new:
+            self._let_go(replica)
+        return is_new and not replica.is_offline
+
+    def _hosted(self, one: LocalPartition) -> Replica:
+        key = one.topic, one.index
+        replica = self._here.get(key)
+        if replica is None:
+            replica = self._here[key] = Replica.of(self.view, one)
+            replica.machine.min_insync_replicas = self._min_isr(one.topic)
+            self._share_state()
+        return replica
+
+    def _share_state(self) -> None:
+        self._commits.has_replicated = bool(self._here)
+
+    def _replicate(self, replica: Replica, partition: Partition) -> None:
+        """Have the high watermark come from the machine, or from the leader that it follows."""
+        if replica.partition is None:
+            replica.partition, replica.failure = partition, None
+            marks = partition.marks
+            marks.on_offline = partial(self._went_offline, replica, marks.on_offline)
+        if not partition.marks.is_replicated:
+            partition.marks.replicate(partition.high_watermark)
+
+    def _let_go(self, replica: Replica) -> None:
+        """Wake all who wait on a partition that is led no more: they look for themselves."""
+        partition = replica.partition
+        if partition is not None:
+            self._commits.give_up(partition)
+            partition.marks.notify()
+        self._wake_low(replica)
+
+    # --- disks -----------------------------------------------------------------------------------
+
+    def _failed(self, replica: Replica, error: LogError) -> None:
+        """A log can not be opened, or not begun anew: the replica is off line until it changes."""
+        one = replica.local
+        _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
+        if replica.partition is None:
+            replica.failure = StorageError(str(error))
+            self._place(replica)
+        else:
+            replica.partition.marks.fail(error)
+
+    def _place(self, replica: Replica) -> None:
+        if self.on_placed is not None:
+            self.on_placed(replica.local, is_offline=replica.is_offline)
+
+    def _went_offline(
+        self, replica: Replica, tell: Callable[[StorageError], None] | None, error: StorageError
+    ) -> None:
+        if tell is not None:
+            tell(error)
+        if self._here.get((replica.local.topic, replica.local.index)) is replica:
+            self._place(replica)
+
+    # --- appends, fetches, answers, time ---------------------------------------------------------
+
+    def check_min_isr(self, topic: str, index: int) -> None:
+        """Refuse an append with acks=all where too few would have it: NotEnoughReplicasError."""
+        replica = self.replica(topic, index) if self._here else None
+        if replica is None:
+            return
+        machine = replica.machine
+        if machine.is_under_min_isr:
+            raise NotEnoughReplicasError(
+                f"the ISR of {machine} has {len(machine.isr)} members,"
+                f" {MIN_ISR} asks for {machine.effective_min_isr}"
+            )
+
+    def _appended(self, replica: Replica, own_end: int) -> None:
+        """The log has grown; whoever listens to it is told in a moment."""
+        self._take(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
+
+    def fetched(
+        self,
+        topic: str,
+        index: int,
+        replica_id: int,
+        broker_epoch: int,
+        offset: int,
+        log_start_offset: int,
+        leader_end_offset: int,
+    ) -> None:
+        """Count the fetch of a follower that has been read for, up to ``leader_end_offset``.
+
+        NotLeaderOrFollowerError for one of a former incarnation, UnknownReplicaError.
+        """
+        replica = self.replica(topic, index)
+        if replica is None:
+            return
+        step = replica.machine.fetched(
+            replica_id,
+            broker_epoch,
+            offset,
+            log_start_offset,
+            leader_end_offset,
+            self._clock.monotonic_ms(),
+        )
+        self._take(replica, step, told=True)
+
+    def log_start_moved(self, partition: Partition) -> None:
+        """The log of a led partition begins elsewhere now."""
+        replica = self.replica(partition.topic, partition.index)
+        if replica is not None:
+            self._take(replica, replica.machine.log_start_moved(partition.log_start_offset))
+
+    def alter_partition_answered(self, change: IsrChange, answer: int | AlteredPartition) -> None:
+        """What the controller has said to a change of an ISR."""
+        replica = self.replica(change.topic, change.index)
+        if replica is None or replica.local.topic_id != change.topic_id:
+            return
+        step = replica.machine.alter_partition_answered(change, answer, self._clock.monotonic_ms())
+        self._take(replica, step, told=True)
+
+    def check_isr(self) -> None:
+        """Propose to leave out of the ISRs who lags; every half of ``replica.lag.time.max.ms``."""
+        now_ms = self._clock.monotonic_ms()
+        for replica in list(self._here.values()):
+            machine = replica.machine
+            with survived("ISR check", partition=str(machine)):
+                if machine.is_leader and not replica.is_offline:
+                    self._take(replica, machine.check_isr(now_ms), told=True)
+
+    def _reconsider(self, chosen: Iterable[Replica] | None = None) -> None:
+        """Look at watermarks again: brokers came or went, or a setting has changed."""
+        now_ms = self._clock.monotonic_ms()
+        for replica in list(self._here.values() if chosen is None else chosen):
+            if replica.machine.is_leader:
+                self._take(replica, replica.machine.reconsider(now_ms), told=True)
+
+    def _take(self, replica: Replica, step: LeaderStep, *, told: bool = False) -> None:
+        """Do what a machine says. With ``told`` those who listen to the log hear of it here."""
+        partition = replica.partition
+        if partition is not None:
+            marks = partition.marks
+            # Nothing is committed that flush.messages has this broker wait for.
+            mark = min(replica.machine.high_watermark, marks.own_end)
+            if mark > marks.high_watermark and replica.machine.is_leader:
+                marks.move_high_watermark(mark)
+                if told:
+                    marks.notify()
+        for event in step.events:
+            self._tell(replica.local, event)
+        if step.send is not None and self.alter_partition is not None:
+            self.alter_partition(step.send)
+        if step.low_watermark_moved:
+            self._wake_low(replica)
+
+    def _tell(self, local: LocalPartition, event: Event) -> None:
+        detail = event.detail
+        self.isr_shrinks += "left" in detail
+        self.isr_expands += "joined" in detail
+        self.failed_isr_updates += event.kind == "isr-update-failed"
+        level = logging.DEBUG if event.routine or event.quiet else logging.INFO
+        if _log.is_enabled_for(level):
+            _log.log(level, event.kind, **{**detail, "partition": event.subject})
+        if self.remember is not None:
+            self.remember(local, event)
+
+    # --- the low watermark -----------------------------------------------------------------------
+
+    def low_watermark(self, partition: Partition) -> int:
+        """The lowest log start of all live replicas; −1 while one of them has not said."""
+        machine = self.led(partition.topic, partition.index)
+        return partition.log_start_offset if machine is None else machine.low_watermark
+
+    def low_watermark_reaches(
+        self, partition: Partition, offset: int
+    ) -> asyncio.Future[None] | None:
+        """Done once the low watermark is there, or this broker leads no more; None if it is."""
+        replica = self.replica(partition.topic, partition.index)
+        if replica is None or self.low_watermark(partition) >= offset:
+            return None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            machine = replica.machine
+            if not done.done() and (not machine.is_leader or machine.low_watermark >= offset):
+                done.set_result(None)
+
+        replica.waiting.append(look)
+        done.add_done_callback(lambda _: replica.waiting.remove(look))
+        return done
+
+    def _wake_low(self, replica: Replica) -> None:
+        for callback in list(replica.waiting):
+            callback()
+
+    # --- settings --------------------------------------------------------------------------------
+
+    def _set_min_isr(self) -> None:
+        """Take over ``min.insync.replicas`` of topics and brokers, which may have changed."""
+        wanted: dict[str, int] = {}
+        changed = []
+        for replica in self._here.values():
+            name, machine = replica.local.topic, replica.machine
+            if name not in wanted:
+                wanted[name] = self._min_isr(name)
+            if machine.min_insync_replicas != wanted[name]:
+                machine.min_insync_replicas = wanted[name]
+                changed.append(replica)
+        self._reconsider(changed)
+
+    def _min_isr(self, topic: str) -> int:
+        configs = {} if self.image is None else self.image.topic_configs(topic)
+        value = self._config.topic_value(MIN_ISR, configs)
+        return value if isinstance(value, int) else 1
+
+    def _reconfigure(self) -> None:
+        self.view.replica_lag_time_max_ms = self._config.int(LAG_TIME)
+        self._set_min_isr()
+
+    # --- the whole -------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End what is repeated; no follower is heard any more."""
+        await self._due.close()
+        if self._isr_check is not None:
+            await self._isr_check.stop()
+        if self._forgetting is not None:
+            await asyncio.wait({self._forgetting})

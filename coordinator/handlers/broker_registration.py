@@ -1,0 +1,57 @@
+"""BrokerRegistration (62): a broker wants to join the cluster (KIP-631).
+
+Source: ``ControllerApis.handleBrokerRegistration``, ``ClusterControlManager.registerBroker``.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.controller.brokers import Registration
+from fencepost.cluster.records import BrokerEndpoint, BrokerFeature
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import ApiKey, Entity
+
+MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100
+"""Of one broker; each is written down with it."""
+
+ZERO = UUID(int=0)
+
+
+@handles(ApiKey.BROKER_REGISTRATION, versions=(0, 4), permission="CLUSTER_ACTION Cluster")
+def run(ctx: Context) -> Work[Entity]:
+    """Answer with the broker's epoch."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    body = ctx.body
+    log_dirs = getattr(body, "log_dirs", ())
+    if max(len(body.listeners), len(body.features), len(log_dirs)) > MAX_LISTENERS:
+        return ctx.respond.error(ErrorCode.invalid_registration)
+    request = Registration(
+        broker_id=body.broker_id,
+        cluster_id=body.cluster_id,
+        incarnation_id=body.incarnation_id or ZERO,
+        end_points=tuple(
+            BrokerEndpoint(one.name, one.host, one.port, one.security_protocol)
+            for one in body.listeners
+        ),
+        features=tuple(
+            BrokerFeature(one.name, one.min_supported_version, one.max_supported_version)
+            for one in body.features
+        ),
+        log_dirs=tuple(one or ZERO for one in log_dirs),
+        rack=body.rack,
+        previous_broker_epoch=getattr(body, "previous_broker_epoch", -1),
+        is_migrating_zk_broker=getattr(body, "is_migrating_zk_broker", False),
+    )
+
+    epoch = yield from decided_to_the_end(
+        ctx,
+        lambda: ctx.broker.active_controller.register_broker(request),
+        lambda epoch: epoch is None,
+    )
+    return ctx.respond.message(error_code=ErrorCode.none, broker_epoch=epoch)

@@ -1,0 +1,53 @@
+"""ControllerRegistration (70): a controller tells where it listens (KIP-919).
+
+This quorum has one voter, which knows itself; another node is no controller of it.
+
+Source: ``ControllerApis.handleControllerRegistration``.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.records import (
+    ControllerEndpoint,
+    ControllerFeature,
+    RegisterControllerRecord,
+)
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.broker_registration import MAX_LISTENERS
+from fencepost.coordinator.handlers.deciding import decided
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.CONTROLLER_REGISTRATION, versions=(0, 0), permission="CLUSTER_ACTION Cluster")
+def run(ctx: Context) -> Work[Entity]:
+    """Note it, if it is this node."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    body = ctx.body
+    if body.controller_id != ctx.broker.node_id:
+        return ctx.respond.error(
+            ErrorCode.invalid_request,
+            f"node {body.controller_id} is no voter of this quorum, which has one",
+        )
+    if max(len(body.listeners), len(body.features)) > MAX_LISTENERS:
+        return ctx.respond.error(ErrorCode.invalid_request, "too many listeners or features")
+    record = RegisterControllerRecord(
+        body.controller_id,
+        body.incarnation_id or UUID(int=0),
+        body.zk_migration_ready,
+        tuple(
+            ControllerEndpoint(one.name, one.host, one.port, one.security_protocol)
+            for one in body.listeners
+        ),
+        tuple(
+            ControllerFeature(one.name, one.min_supported_version, one.max_supported_version)
+            for one in body.features
+        ),
+    )
+    yield from decided(ctx, lambda controller: controller.register_controller(record))
+    return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

@@ -1,0 +1,82 @@
+"""What the active controller of this process decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.coordinator.wire.steps import Steps
+
+T = TypeVar("T")
+
+ITEMS_PER_TURN = 500
+"""Partitions that the controller decides on before others get their turn, where it may."""
+
+MAX_ITEMS = 10_000
+"""Partitions of one request that the controller decides on in one turn; Kafka bounds the records
+of an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
+
+
+def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[T]:
+    """Have it decide on the request; the answer comes once what it changed is on disk.
+
+    Raises what the machine does, and LogError.
+    """
+    (answer,) = yield from decided_each(ctx, (decision,))
+    return answer
+
+
+def decided_each(
+    ctx: Context, decisions: Iterable[Callable[[Controller], Outcome[T]]]
+) -> Work[list[T]]:
+    """The same for several decisions, between which others get their turn."""
+
+    def changes() -> Steps[list[T]]:
+        answers = []
+        for decision in decisions:
+            with ctx.broker.metadata.unforced():
+                answers.append(
+                    ctx.broker.active_controller.decide(
+                        decision,
+                        origin=ctx.origin,
+                        trigger=f"request {KNOWN_APIS[ctx.api_key].name}",
+                    )
+                )
+            yield
+        return answers
+
+    return forced(ctx, changes())
+
+
+def decided_to_the_end(
+    ctx: Context,
+    decision: Callable[[], Callable[[Controller], Outcome[T]]],
+    is_more: Callable[[T], bool],
+) -> Work[T]:
+    """The same for one that is made again and again, until its answer says that nothing is left."""
+    answers: list[T] = []
+
+    def decide(machine: Controller) -> Outcome[T]:
+        outcome = decision()(machine)
+        answers.append(outcome.answer)
+        return outcome
+
+    def decisions() -> Iterator[Callable[[Controller], Outcome[T]]]:
+        yield decide
+        while is_more(answers[-1]):
+            yield decide
+
+    yield from decided_each(ctx, decisions())
+    return answers[-1]
+
+
+def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
+    """The items in pieces of so many."""
+    for start in range(0, len(items), count):
+        yield items[start : start + count]

@@ -1,0 +1,110 @@
+"""The brokers of a cluster and the state of its partitions, as clients of one listener see them.
+
+Where a broker has no listener of that name it is as good as away for them. This broker is always
+there: it has just been asked.
+
+Source: ``KRaftMetadataCache.getAliveEndpoint``, ``getOfflineReplicas``, ``getPartitionMetadata``.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import NO_LEADER, PartitionRegistration, TopicImage
+from fencepost.coordinator.handlers import Context
+
+
+class BrokerNode(NamedTuple):
+    """Where a broker listens for the clients of one listener."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    is_fenced: bool = False
+
+
+class PartitionState(NamedTuple):
+    """What clients are told of a partition."""
+
+    error: ErrorCode
+    """LISTENER_NOT_FOUND where the leader has no such listener; old versions know only
+    LEADER_NOT_AVAILABLE."""
+    leader: int
+    """-1 where clients have none."""
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline: tuple[int, ...]
+
+
+class Endpoints:
+    """How a cluster looks from one listener, by the image of the time of a request."""
+
+    def __init__(self, ctx: Context) -> None:
+        broker, listener = ctx.broker, ctx.connection.session.listener
+        self._own, self._is_offline = broker.node_id, broker.logs.is_offline
+        image = broker.metadata.image
+        host, port = ctx.advertised
+        self._registered = image.brokers
+        self.nodes = {self._own: BrokerNode(self._own, host, port, broker.rack)}
+        """All that have the listener, by their ids; fenced ones as well."""
+        for broker_id, one in image.brokers.items():
+            endpoint = one.listeners.get(listener)
+            if endpoint is not None and broker_id != self._own:
+                self.nodes[broker_id] = BrokerNode(
+                    broker_id, endpoint.host, endpoint.port, one.rack, one.fenced
+                )
+        nodes = self.nodes.values()
+        self.alive = [one for one in sorted(nodes) if not one.is_fenced]
+        """The brokers that are not fenced, by their ids."""
+        self._states: dict[int, PartitionState] = {}
+        """By the identity of a registration, which many partitions have in common."""
+
+    @property
+    def controller_id(self) -> int:
+        """Whom clients take for the controller: any broker, which forwards what they want of it."""
+        alive = self.alive
+        return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - nobody gains by a guess
+
+    def state(self, topic: TopicImage, index: int) -> PartitionState:
+        """The state of a partition."""
+        registration = topic.partitions[index]
+        found = self._states.get(id(registration))
+        if found is None:
+            found = self._states[id(registration)] = self._state(registration)
+        if found.leader == self._own and self._is_offline(topic.name, index):
+            offline = tuple({*found.offline, self._own})
+            isr = tuple(one for one in found.isr if one != self._own)
+            return found._replace(
+                error=ErrorCode.leader_not_available, leader=NO_LEADER, isr=isr, offline=offline
+            )
+        return found
+
+    def _state(self, registration: PartitionRegistration) -> PartitionState:
+        leader, error = registration.leader, ErrorCode.none
+        if leader not in self.nodes:
+            error = (
+                ErrorCode.listener_not_found
+                if leader in self._registered
+                else ErrorCode.leader_not_available
+            )
+            leader = NO_LEADER
+        return PartitionState(
+            error,
+            leader,
+            registration.leader_epoch,
+            registration.replicas,
+            registration.isr,
+            tuple(one for one in registration.replicas if self._is_away(one, registration)),
+        )
+
+    def _is_away(self, broker_id: int, registration: PartitionRegistration) -> bool:
+        node = self.nodes.get(broker_id)
+        if node is None or node.is_fenced:
+            return True
+        known = self._registered.get(broker_id)
+        return known is not None and not known.has_online(registration.directory_of(broker_id))

@@ -1,0 +1,161 @@
+"""Envelope (58): a broker hands on what one of its clients asks of the controller (KIP-590).
+
+The request inside is done with the rights of that client, whom the broker has named; the answer
+goes back as it would have gone to the client.
+
+Source: ``EnvelopeUtils.handleEnvelopeRequest``, ``DefaultKafkaPrincipalBuilder.deserialize``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from ipaddress import ip_address
+from types import GeneratorType
+from typing import Any, Final
+
+import structlog
+from kio.schema.default_principal_data.v0.data import DefaultPrincipalData
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.handlers import Context, handles, with_wait
+from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.security.principal import Principal, Session, plain_host
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.api import FORWARDED
+from fencepost.coordinator.wire.codec import (
+    Request,
+    decode_request_in_steps,
+    encode_response_in_steps,
+)
+from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.values import dataclass
+
+_log = structlog.get_logger(__name__)
+_read_principal = entity_reader(DefaultPrincipalData)
+
+PRINCIPAL_VERSION: Final = b"\0\0"
+"""Comes before what a principal is written as; there is one version."""
+
+_LENGTH_BYTES: Final = 4
+
+
+@dataclass(slots=True)
+class _Client:
+    """The client of another broker, as that broker knows it."""
+
+    session: Session
+    client_software: tuple[str, str] | None = None
+
+
+@handles(ApiKey.ENVELOPE, versions=(0, 0), permission="CLUSTER_ACTION Cluster")
+def run(ctx: Context) -> Work[Entity]:
+    """Do what the request inside asks for, and answer with its response."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    body = ctx.body
+    try:
+        host = plain_host(str(ip_address(body.client_host_address)))
+    except ValueError:
+        return _refused(ctx, ErrorCode.invalid_request)
+    principal = _principal(body.request_principal)
+    if principal is None:
+        return _refused(ctx, ErrorCode.principal_deserialization_failure)
+    try:
+        request = yield from decode_request_in_steps(
+            memoryview(body.request_data), ctx.registry.versions
+        )
+    except UnsupportedVersion:
+        return _refused(ctx, ErrorCode.unsupported_version)
+    except MalformedRequest:
+        return _refused(ctx, ErrorCode.invalid_request)
+    if request.api_key not in FORWARDED:
+        return _refused(ctx, ErrorCode.invalid_request)
+    listener = ctx.connection.session.listener
+    throttle = (
+        None if ctx.throttle is None else ctx.throttle.inside(principal.name, request.client_id)
+    )
+    inner = replace(
+        ctx,
+        api_key=request.api_key,
+        version=request.api_version,
+        correlation_id=request.correlation_id,
+        client_id=request.client_id,
+        body=request.body,
+        respond=response_factory(request.api_key, request.api_version),
+        peer_host=host,
+        connection=_Client(Session(host, listener, principal)),
+        size_bytes=len(body.request_data),
+        throttle=throttle,
+    )
+    answer = yield from _answered(inner)
+    if throttle is not None and answer is not None:
+        answer, _ = with_wait(answer, throttle.decided(None, is_answered=False))
+    return (yield from _wrapped(ctx, request, answer))
+
+
+def _wrapped(ctx: Context, request: Request, answer: Entity | None) -> Work[Entity]:
+    if answer is None:
+        return _refused(ctx, ErrorCode.unknown_server_error)
+    encoded = encode_response_in_steps(
+        request.api_key, request.api_version, request.correlation_id, answer
+    )
+    chunks = encoded if isinstance(encoded, list) else (yield from encoded)
+    data = b"".join(bytes(one) for one in chunks)[_LENGTH_BYTES:]  # type: ignore[arg-type]
+    return ctx.respond.message(error_code=ErrorCode.none, response_data=data)
+
+
+def _principal(data: bytes | None) -> Principal | None:
+    """Who the client is; None where that can not be read."""
+    if data is None or not data.startswith(PRINCIPAL_VERSION):
+        return None
+    try:
+        found: Any = _read_principal(data, len(PRINCIPAL_VERSION))[0]
+    except Exception:  # noqa: BLE001 - whatever the reader stumbles over
+        return None
+    return Principal(found.type_, found.name)
+
+
+def _answered(ctx: Context) -> Work[Entity | None]:
+    """The answer to a client's request; a refusal of the whole stands in it where there is room."""
+    try:
+        result: Any = ctx.registry.handler(ctx.api_key).run(ctx)
+        while True:
+            if isinstance(result, GeneratorType):
+                result = yield from result
+            elif hasattr(type(result), "__await__"):
+                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                spawn(_settled(result, done), "a request in an envelope")
+                yield done
+                result = done.result()
+            else:
+                answer: Entity | None = result
+                return answer
+    except DomainError as error:
+        return ctx.respond.error(error_code(error), str(error))
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # noqa: BLE001 - a handler's failure is its own request's only
+        _log.exception("request in an envelope failed", api_key=ctx.api_key)
+        return ctx.respond.error(ErrorCode.unknown_server_error, None)
+
+
+async def _settled(coming: Awaitable[Any], done: asyncio.Future[Any]) -> None:
+    try:
+        result = await coming
+    except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+        if not done.done():
+            done.set_exception(error)
+    else:
+        if not done.done():
+            done.set_result(result)
+
+
+def _refused(ctx: Context, code: ErrorCode) -> Entity:
+    return ctx.respond.message(error_code=code, response_data=None)

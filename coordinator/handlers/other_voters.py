@@ -1,0 +1,44 @@
+"""Requests of voters to each other. This quorum has one, so whoever sends them is none of it.
+
+Source: ``KafkaRaftClient.handleVoteRequest`` and its neighbours; KIP-595, KIP-853.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import Entity
+
+
+def refused(ctx: Context) -> Entity:
+    """Tell who leads, and that the sender is no voter."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    make, node_id = ctx.respond, ctx.broker.node_id
+    if ctx.body.cluster_id not in (None, ctx.broker.cluster_id):
+        return make.error(ErrorCode.inconsistent_cluster_id)
+    asked = [(one.topic_name, [part.partition_index for part in one.partitions[:2]])
+             for one in ctx.body.topics[:2]]  # fmt: skip
+    if asked != [(METADATA_TOPIC, [0])]:
+        return make.error(ErrorCode.invalid_request)
+    told: dict[str, Any] = {
+        "partition_index": 0,
+        "error_code": ErrorCode.inconsistent_voter_set,
+        "leader_id": node_id,
+        "leader_epoch": ctx.broker.active_controller.log.epoch,
+    }
+    host, port = ctx.advertised
+    part = make.PartitionData(**told, **_OWN_FIELDS.get(ctx.api_key, {}))
+    return make.message(
+        error_code=ErrorCode.none,
+        topics=(make.TopicData(topic_name=METADATA_TOPIC, partitions=(part,)),),
+        node_endpoints=(make.NodeEndpoint(node_id=node_id, host=host, port=port),),
+    )
+
+
+_OWN_FIELDS: dict[int, dict[str, Any]] = {52: {"vote_granted": False}}
+"""What the answer to Vote has beside."""

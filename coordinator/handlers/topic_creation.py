@@ -1,0 +1,117 @@
+"""Topics that a broker has the active controller create: coordinators' own, and those asked for.
+
+One request for a topic is under way at a time. Whoever asked is answered that it is not there yet,
+and asks again.
+
+Source: ``DefaultAutoTopicCreationManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.config.broker_config import ConfigSource
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.forwarding import LENGTH_BYTES, envelope
+from fencepost.coordinator.metadata.metadata import SETTINGS_OF
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.replication.controller_connection import newest
+from fencepost.coordinator.services import Services
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.codec import decode_response, encode_request
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+from fencepost.coordinator.wire.messages import RequestFactory, request_factory
+from fencepost.coordinator.wire.schema import Entity
+
+FROM_CONTROLLER: Final = -1
+"""The number of partitions or replicas is the controller's default."""
+
+_log = structlog.get_logger(__name__)
+
+
+def ask_for_topic(ctx: Context, name: str) -> None:
+    """Have the controller create a topic, unless that is under way.
+
+    A coordinator's topic is the broker's own wish, with its settings; any other is its client's.
+    """
+    broker = ctx.broker
+    controller = broker.controller
+    if controller is None or name in broker.topics_coming or name == METADATA_TOPIC:
+        return
+    try:
+        version = newest(ApiKey.CREATE_TOPICS, controller.versions)
+    except UnsupportedVersion:
+        version = 7
+    make = request_factory(ApiKey.CREATE_TOPICS, version)
+    request = _request(broker, make, name)
+    if name not in SETTINGS_OF:
+        chunks = encode_request(
+            ApiKey.CREATE_TOPICS, version, ctx.correlation_id, ctx.client_id, request
+        )
+        request = envelope(ctx, b"".join(chunks)[LENGTH_BYTES:])
+    broker.topics_coming.add(name)
+    controller.send(request).add_done_callback(partial(_answered, broker, name, version))
+
+
+def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
+    config = broker.config
+    configs: Mapping[str, str] = {}
+    prefix = SETTINGS_OF.get(name)
+    if prefix is not None:
+        partitions = config.int(f"{prefix}.num.partitions")
+        replicas = config.int(f"{prefix}.replication.factor")
+        configs = broker.metadata.internal_configs(name)
+    else:
+        partitions = _given(broker, "num.partitions")
+        replicas = _given(broker, "default.replication.factor")
+    return make.message(
+        topics=[
+            make.CreatableTopic(
+                name=name,
+                num_partitions=partitions,
+                replication_factor=replicas,
+                configs=[
+                    make.CreatableTopicConfig(name=key, value=value)
+                    for key, value in configs.items()
+                ],
+            )
+        ],
+        timeout_ms=config.int("request.timeout.ms"),
+    )
+
+
+def _given(broker: Services, key: str) -> int:
+    """What this broker is told of it; else it is the controller's to know."""
+    source = broker.config.settings(key)[0].source
+    return FROM_CONTROLLER if source is ConfigSource.DEFAULT else broker.config.int(key)
+
+
+def _answered(broker: Services, name: str, version: int, answer: asyncio.Future[Entity]) -> None:
+    broker.topics_coming.discard(name)
+    if answer.cancelled():
+        return
+    error = answer.exception()
+    if error is not None:
+        _log.warning("topic not created", topic=name, cause=str(error))
+        return
+    body = answer.result()
+    if hasattr(body, "response_data"):
+        if body.error_code:
+            why = ErrorCode(body.error_code).name.upper()
+            _log.warning("topic not created", topic=name, cause=why)
+            return
+        try:
+            body = decode_response(ApiKey.CREATE_TOPICS, version, body.response_data or b"")[1]
+        except WireError as problem:
+            _log.warning("topic not created", topic=name, cause=str(problem))
+            return
+    for one in body.topics:
+        if one.error_code not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            why = ErrorCode(one.error_code).name.upper()
+            _log.warning("topic not created", topic=name, cause=f"{why}: {one.error_message}")

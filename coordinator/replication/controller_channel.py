@@ -1,0 +1,212 @@
+"""The way of a broker's own requests to the active controller, wherever that is.
+
+What a broker wants of the controller is a request of Kafka's protocol. In a process that is the
+active controller itself it is called directly (:class:`LocalControllerChannel`); else it goes over
+one connection, to whoever is the active controller by then (:class:`RemoteControllerChannel`).
+
+Source: ``NodeToControllerChannelManager``, ``NodeToControllerRequestThread``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, Protocol
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.controller_queue import ControllerQueue, Expired, QueueFullError, Send
+from fencepost.coordinator.errors import RequestTimedOutError
+from fencepost.coordinator.replication.controller_connection import (
+    Address,
+    ControllerConnection,
+    Newest,
+    Request,
+)
+from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.coordinator.wire.client.cluster import error_codes
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+from fencepost.coordinator.wire.schema import Entity
+
+_log = structlog.get_logger(__name__)
+
+REQUEST_TIMEOUT_MS: Final = 30_000
+"""``controller.socket.timeout.ms``."""
+
+FORWARDING_TIMEOUT_MS: Final = 60_000
+"""How long requests of clients, and for topics and producer ids, are tried."""
+
+
+class ControllerChannel(Protocol):
+    """Sends requests to the active controller."""
+
+    def send(self, request: Request) -> asyncio.Future[Entity]:
+        """The answer, whatever it says but NOT_CONTROLLER.
+
+        The future raises RequestTimedOutError if nobody has taken it within the channel's
+        time, and UnsupportedVersion if the controller does not know that API or version.
+        """
+
+    @property
+    def versions(self) -> Mapping[int, tuple[int, int]]:
+        """What the controller serves, by API key; empty while that is not known."""
+
+    async def close(self) -> None:
+        """Send nothing more; what waits is given up."""
+
+
+class LocalControllerChannel:
+    """The controller is in this process: ``handle`` is how it takes requests."""
+
+    def __init__(self, handle: Callable[[Entity], Awaitable[Entity]]) -> None:
+        self._handle = handle
+        self.versions: Mapping[int, tuple[int, int]] = {
+            api.key: (api.min_version, api.stable_max) for api in KNOWN_APIS.values()
+        }
+        """See :class:`ControllerChannel`."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, request: Request) -> asyncio.Future[Entity]:
+        """See :class:`ControllerChannel`."""
+        if isinstance(request, Newest):
+            request = request.at(KNOWN_APIS[request.api_key].stable_max)
+        future: asyncio.Future[Entity] = asyncio.get_running_loop().create_future()
+        task = spawn(self._answer(request, future), "a request to the controller")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return future
+
+    async def _answer(self, request: Entity, future: asyncio.Future[Entity]) -> None:
+        try:
+            answer = await self._handle(request)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever asked has to hear of it
+            if not future.done():
+                future.set_exception(error)
+            return
+        if not future.done():
+            future.set_result(answer)
+
+    async def close(self) -> None:
+        """See :class:`ControllerChannel`."""
+        for task in self._tasks:
+            task.cancel()
+
+
+class RemoteControllerChannel:
+    """One connection to the active controller, on the running loop.
+
+    ``find`` says who it is, as far as anybody knows. ``client_id`` and ``security`` are those of
+    the connection. ``retry_timeout_ms`` is how long a request is tried, None for ever.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Address | None],
+        *,
+        client_id: str,
+        retry_timeout_ms: int | None = FORWARDING_TIMEOUT_MS,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        security: Security = PLAINTEXT,
+    ) -> None:
+        self._find = find
+        self._client_id = client_id
+        self._queue = ControllerQueue(
+            retry_timeout_ms=retry_timeout_ms, request_timeout_ms=request_timeout_ms
+        )
+        self._tokens = itertools.count()
+        self._waiting: dict[int, tuple[Request, asyncio.Future[Entity]]] = {}
+        self._wake = asyncio.Event()
+        self._connection = ControllerConnection(client_id, security)
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def send(self, request: Request) -> asyncio.Future[Entity]:
+        """See :class:`ControllerChannel`."""
+        future: asyncio.Future[Entity] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            future.set_exception(RequestTimedOutError("the broker stops"))
+            return future
+        token = next(self._tokens)
+        try:
+            self._queue.enqueue(token, self._now())
+        except QueueFullError as error:
+            future.set_exception(RequestTimedOutError(str(error)))
+            return future
+        self._waiting[token] = request, future
+        if self._task is None:
+            self._task = spawn(self._run(), f"requests to the controller ({self._client_id})")
+        self._wake.set()
+        return future
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+    @property
+    def versions(self) -> Mapping[int, tuple[int, int]]:
+        """What the controller serves, by API key; empty until it was asked for something."""
+        return self._connection.versions
+
+    async def _run(self) -> None:
+        while not self._closed:
+            match self._queue.next(self._find(), self._now()):
+                case Send(token, to, until_ms):
+                    await self._exchange(token, to, until_ms)
+                case Expired(tokens):
+                    self._fail(tokens, "no controller has taken the request in time")
+                case float(until_ms):
+                    self._wake.clear()
+                    pause_s = (until_ms - self._now()) / 1000
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(max(0.0, pause_s) if until_ms < 1e18 else None):
+                            await self._wake.wait()
+
+    async def _exchange(self, token: int, to: Address, until_ms: float) -> None:
+        request, future = self._waiting[token]
+        try:
+            left_ms = max(1.0, until_ms - self._now())
+            answer = await self._connection.ask(to, request, timeout_ms=left_ms)
+        except UnsupportedVersion as error:
+            self._queue.on_answer(token, not_controller=False, now_ms=self._now())
+            self._give(token, error)
+            return
+        except Exception as error:  # noqa: BLE001 - whoever asked has to hear of it
+            if not isinstance(error, (WireError, OSError)):
+                # That request is at fault; the others must not wait behind it for ever.
+                self._queue.on_answer(token, not_controller=False, now_ms=self._now())
+                self._give(token, error)
+                return
+            _log.info("controller lost", address=f"{to[0]}:{to[1]}", cause=str(error))
+            self._queue.on_disconnect(self._now())
+            return
+        moved = ErrorCode.not_controller in error_codes(answer)
+        if moved:
+            await self._connection.close()
+        if self._queue.on_answer(token, not_controller=moved, now_ms=self._now()):
+            self._waiting.pop(token, None)
+            if not future.done():
+                future.set_result(answer)
+
+    def _give(self, token: int, error: Exception) -> None:
+        _, future = self._waiting.pop(token)
+        if not future.done():
+            future.set_exception(error)
+
+    def _fail(self, tokens: tuple[int, ...], why: str) -> None:
+        for token in tokens:
+            self._give(token, RequestTimedOutError(why))
+
+    async def close(self) -> None:
+        """See :class:`ControllerChannel`."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._fail(self._queue.close(), "the broker stops")
+        await self._connection.close()

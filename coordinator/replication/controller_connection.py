@@ -1,0 +1,114 @@
+"""A connection to a controller, and requests at the newest version that it knows too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.replication.peers import usable_security
+from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.coordinator.wire.client.channel import BrokerUnreachable
+from fencepost.coordinator.wire.client.client import AsyncWireClient
+from fencepost.coordinator.wire.client.security import Security
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+from fencepost.coordinator.wire.messages import RequestFactory, request_factory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.values import dataclass
+
+CONNECT_TIMEOUT_MS: Final = 2_000
+
+NONSENSE: Final = (OverflowError, TypeError, ValueError)
+"""What comes of a name or a port that can be none, or of lists that are not there, in an answer
+that could be decoded: whoever tells such things may be mended."""
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """A request at the newest version that both sides know."""
+
+    api_key: int
+    build: Callable[[RequestFactory], Entity]
+
+    def at(self, version: int) -> Entity:
+        """The request at this version."""
+        return self.build(request_factory(self.api_key, version))
+
+
+Request = Entity
+"""A kio entity of one version, or :class:`Newest`."""
+
+
+class ControllerConnection:
+    """A connection to one controller at a time; another one replaces it."""
+
+    def __init__(self, client_id: str, security: Security) -> None:
+        self._client_id, self._security = client_id, security
+        self._client: AsyncWireClient | None = None
+        self._to: Address | None = None
+        self.versions: Mapping[int, tuple[int, int]] = {}
+        """What the last controller serves, by API key."""
+
+    async def ask(self, to: Address, request: Request, *, timeout_ms: float) -> Entity:
+        """The answer to a request.
+
+        Raises WireError, UnsupportedVersion among them, OSError, TimeoutError; the connection is
+        closed then.
+        """
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                client = await self._connected(to)
+                self.versions = await client.versions()
+                if isinstance(request, Newest):
+                    request = request.at(newest(request.api_key, self.versions))
+                return await client.request(
+                    request.__api_key__, request.__version__, request, deadline_ms=timeout_ms
+                )
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, NONSENSE) and not isinstance(error, WireError):
+                raise BrokerUnreachable(f"{to[0]}:{to[1]}: {error!r}") from error
+            raise
+
+    async def _connected(self, to: Address) -> AsyncWireClient:
+        if self._client is None or self._to != to:
+            await self.close()
+            host, port = to
+            with usable_security():
+                self._client = AsyncWireClient(
+                    [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
+                    client_id=self._client_id,
+                    security=self._security,
+                    timeout_ms=CONNECT_TIMEOUT_MS,
+                )
+            self._to = to
+        return self._client
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def error_name(code: int) -> str:
+    """Kafka's name of an error, or its number."""
+    try:
+        return ErrorCode(code).name.upper()
+    except ValueError:
+        return f"error {code}"
+
+
+def newest(api_key: int, versions: Mapping[int, tuple[int, int]]) -> int:
+    """The newest version that we and whoever serves these know. Raises UnsupportedVersion."""
+    api = KNOWN_APIS[api_key]
+    low, high = versions.get(api.key, (0, -1))
+    version = min(high, api.stable_max)
+    if version < max(low, api.min_version):
+        raise UnsupportedVersion(api.key, version)
+    return version

@@ -1,0 +1,145 @@
+"""Telling the controller in which directory replicas lie (KIP-858).
+
+There is one directory. A replica lies there, or its disk has failed under it: then it is said to
+be in one that is lost, and the controller elects another leader for that partition alone. After a
+start that could open the log it is said to be back.
+
+Source: ``AssignmentsManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import LOST, UNASSIGNED, LocalPartition
+from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.replication.controller_channel import ControllerChannel
+from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.coordinator.wire.schema import Entity
+
+MAX_ASSIGNMENTS: Final = 2_250
+"""Partitions of one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""
+
+RETRY_MS: Final = 500
+"""After a request that failed, or left something out."""
+
+_NOTHING_TO_DO: Final = frozenset(
+    {
+        ErrorCode.none,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.not_leader_or_follower,
+    }
+)
+"""Answers that end an assignment: it is made, or the replica is none of this broker any more."""
+
+Key = tuple[UUID, int]
+
+_log = structlog.get_logger(__name__)
+
+
+class Directories:
+    """Assigns the replicas of ``replicas`` to ``directory_id``. Belongs to the running loop."""
+
+    def __init__(
+        self, replicas: Replicas, channel: ControllerChannel, *, directory_id: UUID
+    ) -> None:
+        self._replicas, self._channel = replicas, channel
+        self._directory_id = directory_id
+        self._wanted: dict[Key, UUID] = {}
+        self._in_flight: dict[Key, UUID] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_armed = False
+        replicas.on_placed = self.placed
+
+    def __len__(self) -> int:
+        """Assignments that the controller has not confirmed."""
+        return len(self._wanted)
+
+    def placed(self, one: LocalPartition, *, is_offline: bool) -> None:
+        """Have the controller know whether a replica can be read here."""
+        key = one.topic_id, one.index
+        directory = LOST if is_offline else self._directory_id
+        if directory in {one.registration.directory_of(self._replicas.node_id), UNASSIGNED}:
+            self._wanted.pop(key, None)
+            return
+        self._wanted[key] = directory
+        if not (self._is_armed or self._in_flight):
+            self._is_armed = True
+            self._loop.call_soon(self._send)
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._replicas.on_placed = None
+        self._wanted.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _send(self) -> None:
+        self._is_armed = False
+        if self._wanted and not self._in_flight:
+            self._in_flight = dict(list(self._wanted.items())[:MAX_ASSIGNMENTS])
+            request = Newest(ApiKey.ASSIGN_REPLICAS_TO_DIRS, partial(self._entity, self._in_flight))
+            self._channel.send(request).add_done_callback(self._answered)
+
+    def _entity(self, assigned: dict[Key, UUID], make: RequestFactory) -> Entity:
+        directories: dict[UUID, dict[UUID, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for (topic_id, index), directory in assigned.items():
+            directories[directory][topic_id].append(index)
+        view = self._replicas.view
+        return make.AssignReplicasToDirsRequest(
+            broker_id=view.broker_id,
+            broker_epoch=view.broker_epoch,
+            directories=tuple(
+                make.DirectoryData(
+                    id_=directory,
+                    topics=tuple(
+                        make.TopicData(
+                            topic_id=topic_id,
+                            partitions=tuple(
+                                make.PartitionData(partition_index=index) for index in indexes
+                            ),
+                        )
+                        for topic_id, indexes in topics.items()
+                    ),
+                )
+                for directory, topics in directories.items()
+            ),
+        )
+
+    def _answered(self, sent: asyncio.Future[Entity]) -> None:
+        asked, self._in_flight = self._in_flight, {}
+        if sent.cancelled():
+            return
+        failure = sent.exception()
+        if failure is not None:
+            cause = f"{type(failure).__name__}: {failure}"
+            _log.warning("AssignReplicasToDirs failed", cause=cause)
+        elif sent.result().error_code:
+            error = ErrorCode(sent.result().error_code).name
+            _log.warning("AssignReplicasToDirs refused", error=error)
+        else:
+            self._settle(asked, sent.result())
+        if self._wanted and self._replicas.on_placed is not None:
+            done = any(key not in self._wanted for key in asked)
+            self._timer = call_later(self._loop, 0 if done else RETRY_MS, "directories", self._send)
+
+    def _settle(self, asked: dict[Key, UUID], answer: Entity) -> None:
+        for directory in answer.directories:
+            for topic in directory.topics:
+                for part in topic.partitions:
+                    key = topic.topic_id, part.partition_index
+                    is_over = part.error_code in _NOTHING_TO_DO
+                    if is_over and self._wanted.get(key) == asked.get(key):
+                        self._wanted.pop(key, None)

@@ -1,0 +1,142 @@
+"""What a replica asks its leader and hears from it, as messages of Kafka's protocol.
+
+Source: ``RemoteLeaderEndPoint``, ``MetadataVersion.fetchRequestVersion``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.fetcher import FetchAnswer, FetchRequest
+from fencepost.cluster.follower import OffsetQuestion, PartitionAnswer, PartitionFollower
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.client.requests import rows_of, topics
+from fencepost.coordinator.wire.messages import request_factory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.values import dataclass
+
+Key = tuple[UUID, int]
+"""A partition: topic id and index."""
+
+Question = tuple[PartitionFollower, OffsetQuestion]
+
+_FETCH: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
+_LIST_OFFSETS: Final = ((29, 11), (25, 10), (21, 9), (9, 8), (0, 7))
+"""Levels of ``metadata.version``, and the version of a request that each begins with."""
+
+
+def fetch_version(level: int) -> int:
+    """The version of Fetch that replicas send at a level of ``metadata.version``."""
+    return next(version for lowest, version in _FETCH if level >= lowest)
+
+
+def list_offsets_version(level: int) -> int:
+    """The version of ListOffsets."""
+    return next(version for lowest, version in _LIST_OFFSETS if level >= lowest)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """``replica.fetch.*``: bytes, and milliseconds to wait."""
+
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    partition_max_bytes: int
+
+
+def fetch_entity(
+    request: FetchRequest, level: int, sizes: Sizes, *, broker_id: int, broker_epoch: int
+) -> Entity:
+    """A Fetch as a Java broker sends it."""
+    make = request_factory(ApiKey.FETCH, fetch_version(level))
+    wanted: dict[UUID, list[Entity]] = {}
+    for one in request.partitions:
+        wanted.setdefault(one.topic_id, []).append(
+            make.FetchPartition(
+                partition=one.index,
+                current_leader_epoch=one.current_leader_epoch,
+                fetch_offset=one.fetch_offset,
+                last_fetched_epoch=one.last_fetched_epoch,
+                log_start_offset=one.log_start_offset,
+                partition_max_bytes=sizes.partition_max_bytes,
+            )
+        )
+    forgotten: dict[UUID, list[int]] = {}
+    for topic_id, index in request.forgotten:
+        forgotten.setdefault(topic_id, []).append(index)
+    return make.message(
+        replica_id=broker_id,
+        replica_state=make.ReplicaState(replica_id=broker_id, replica_epoch=broker_epoch),
+        max_wait_ms=sizes.max_wait_ms,
+        min_bytes=sizes.min_bytes,
+        max_bytes=sizes.max_bytes,
+        isolation_level=0,
+        session_id=request.session_id,
+        session_epoch=request.session_epoch,
+        topics=[
+            make.FetchTopic(topic_id=topic_id, partitions=partitions)
+            for topic_id, partitions in wanted.items()
+        ],
+        forgotten_topics_data=[
+            make.ForgottenTopic(topic_id=topic_id, partitions=indexes)
+            for topic_id, indexes in forgotten.items()
+        ],
+        rack_id="",
+    )
+
+
+def fetch_answer(entity: Entity) -> FetchAnswer:
+    """What a Fetch answer says. The records are those of the answer, not copied."""
+    found: dict[Key, PartitionAnswer] = {}
+    for topic in entity.responses:
+        for row in topic.partitions:
+            epoch = row.diverging_epoch
+            diverging = None
+            if epoch is not None and epoch.end_offset >= 0:
+                diverging = epoch.epoch, epoch.end_offset
+            found[topic.topic_id, row.partition_index] = PartitionAnswer(
+                error=int(row.error_code),
+                high_watermark=row.high_watermark,
+                log_start_offset=row.log_start_offset,
+                diverging=diverging,
+                records=row.records,
+                size=len(row.records or b""),
+            )
+    return FetchAnswer(int(entity.error_code), entity.session_id, found)
+
+
+def list_offsets_entity(
+    asked: Iterable[Question], level: int, *, broker_id: int, timeout_ms: int
+) -> Entity:
+    """A ListOffsets that answers with the very ends of the leader's logs."""
+    make = request_factory(ApiKey.LIST_OFFSETS, list_offsets_version(level))
+    rows = (
+        (
+            (follower.topic, follower.index),
+            make.ListOffsetsPartition(
+                partition_index=follower.index,
+                current_leader_epoch=question.current_leader_epoch,
+                timestamp=question.end.value,
+            ),
+        )
+        for follower, question in asked
+    )
+    return make.message(
+        replica_id=broker_id,
+        isolation_level=0,
+        timeout_ms=timeout_ms,
+        topics=topics(make.ListOffsetsTopic, rows),
+    )
+
+
+def listed_offsets(entity: Entity, asked: Sequence[Question]) -> Mapping[Key, tuple[int, int]]:
+    """(offset, error) for each that was asked about and is answered."""
+    rows = {place: (row.offset, int(row.error_code)) for place, row in rows_of(entity)}
+    return {
+        follower.key: rows[follower.topic, follower.index]
+        for follower, _ in asked
+        if (follower.topic, follower.index) in rows
+    }

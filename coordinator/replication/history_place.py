@@ -1,0 +1,130 @@
+"""Where a broker of a cluster writes its history: to a partition of that topic that it leads.
+
+The topic has a partition for each broker, which is its preferred leader; the controller is asked
+for it when the first entry comes. Who leads none, as after a restart, keeps its entries until it
+does. There are as many replicas as the topic of groups' offsets is to have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import TopicImage
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.metadata.metadata import Metadata
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.coordinator.replication.controller_channel import ControllerChannel
+from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.client.cluster import error_codes
+from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.partition import Partition
+
+TIMEOUT_MS: Final = 30_000
+REFUSED_S: Final = 10.0
+"""After a refusal, until the controller is asked again."""
+_OVERTAKEN: Final = (ErrorCode.topic_already_exists, ErrorCode.invalid_partitions)
+"""Another broker was faster; the next image says what there is."""
+
+_log = structlog.get_logger(__name__)
+
+
+class HistoryPlace:
+    """Finds the partition of this broker, or has it made. Belongs to the running loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: Metadata,
+        replicas: Replicas,
+        channel: ControllerChannel,
+        *,
+        node_id: int,
+    ) -> None:
+        self._config = config
+        self._metadata, self._replicas, self._channel = metadata, replicas, channel
+        self._node_id = node_id
+        self._asked: asyncio.Future[Entity] | None = None
+        self._not_before_s = 0.0
+        """On the loop's clock."""
+
+    def partition(self) -> Partition | None:
+        """The log to append to; None while there is none, which is mended meanwhile."""
+        topic, me = self._metadata.topic(HISTORY_TOPIC), self._node_id
+        known = () if topic is None else topic.partitions
+        led = [index for index, one in enumerate(known) if one.leader == me]
+        own = [index for index, one in enumerate(known) if one.replicas[:1] == (me,)]
+        if not own and self._asked is None and self._not_before_s <= _loop_s():
+            self._ask(topic)
+        for index in sorted(led, key=lambda one: one not in own):
+            try:
+                return self._replicas.leader(HISTORY_TOPIC, index)
+            except DomainError:
+                continue  # the image is newer than what has been done of it
+        return None
+
+    def _ask(self, topic: TopicImage | None) -> None:
+        """Have the controller make the partition, once there are enough brokers to hold it."""
+        others = sorted(
+            (
+                one
+                for one in self._metadata.image.brokers.values()
+                if one.broker_id != self._node_id
+            ),
+            key=lambda one: (not one.is_active, one.broker_id < self._node_id, one.broker_id),
+        )
+        count = self._config.int("offsets.topic.replication.factor")
+        nodes = [self._node_id, *(one.broker_id for one in others)][:count]
+        if len(nodes) < count:
+            return
+        self._asked = self._channel.send(self._request(topic, nodes))
+        self._asked.add_done_callback(self._answered)
+
+    def _request(self, topic: TopicImage | None, nodes: Sequence[int]) -> Newest:
+        if topic is None:
+            return Newest(ApiKey.CREATE_TOPICS, partial(self._create, nodes=nodes))
+        count = len(topic.partitions) + 1
+        return Newest(ApiKey.CREATE_PARTITIONS, partial(_grow, count=count, nodes=nodes))
+
+    def _create(self, make: RequestFactory, nodes: Sequence[int]) -> Entity:
+        row = make.CreatableReplicaAssignment(partition_index=0, broker_ids=nodes)
+        configs = self._metadata.history_configs()
+        topic = make.CreatableTopic(
+            name=HISTORY_TOPIC,
+            num_partitions=-1,
+            replication_factor=-1,
+            assignments=[row],
+            configs=[make.CreatableTopicConfig(name=key, value=configs[key]) for key in configs],
+        )
+        return make.message(topics=[topic], timeout_ms=TIMEOUT_MS)
+
+    def _answered(self, answer: asyncio.Future[Entity]) -> None:
+        self._asked = None
+        if answer.cancelled():
+            return
+        failure, wrong = answer.exception(), []
+        if failure is None:
+            wrong = [one for one in error_codes(answer.result()) if one and one not in _OVERTAKEN]
+        if failure is not None or wrong:
+            self._not_before_s = _loop_s() + REFUSED_S
+            cause = str(failure) if failure is not None else ErrorCode(wrong[0]).name.upper()
+            _log.warning("no place for the history", cause=cause)
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _grow(make: RequestFactory, count: int, nodes: Sequence[int]) -> Entity:
+    row = make.CreatePartitionsAssignment(broker_ids=nodes)
+    topic = make.CreatePartitionsTopic(name=HISTORY_TOPIC, count=count, assignments=[row])
+    return make.message(topics=[topic], timeout=TIMEOUT_MS)

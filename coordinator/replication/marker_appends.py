@@ -1,0 +1,107 @@
+"""End markers that a transaction coordinator, here or elsewhere, asks for: appended, then answered.
+
+An answer comes when the markers are committed. Its reader knows few errors and takes any other for
+a bug of ours, so only those are told (``TransactionMarkerRequestCompletionHandler``).
+
+Source: ``KafkaApis.handleWriteTxnMarkersRequest``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.commits import Held
+from fencepost.coordinator.runtime.errors import ShardError
+from fencepost.logcore.machine import DomainError, EndMarker
+from fencepost.txn.commands import TopicPartition
+
+ANSWERS: Final = frozenset(
+    {
+        ErrorCode.none,
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.transaction_coordinator_fenced,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.not_enough_replicas,
+        ErrorCode.not_enough_replicas_after_append,
+        ErrorCode.request_timed_out,
+        ErrorCode.kafka_storage_error,
+    }
+)
+
+WriteOne = Callable[[TopicPartition, EndMarker], bool]
+"""``MarkerWriter.write_one``."""
+
+
+class MarkerAppends:
+    """The markers of one request; ``codes`` is what is to be answered, by producer id."""
+
+    def __init__(self, storage: Storage, write_one: WriteOne) -> None:
+        self._logs, self._commits = storage.logs, storage.commits
+        self._write_one = write_one
+        self._timeout_ms = storage.config.int("request.timeout.ms")
+        self._held: list[tuple[int, TopicPartition, Held]] = []
+        self._is_late = False
+        self.codes: dict[int, dict[TopicPartition, ErrorCode]] = {}
+
+    def write(self, marker: EndMarker, partition: TopicPartition) -> None:
+        """Append one marker, or take down why that can not be."""
+        producer_id = marker.stamp.producer_id
+        code = self._append(marker, partition)
+        self.codes.setdefault(producer_id, {})[partition] = code
+        if code is ErrorCode.none:
+            found = self._logs.find_open(partition)
+            if found is not None:
+                self._held.append((producer_id, partition, Held.of(found)))
+
+    def _append(self, marker: EndMarker, partition: TopicPartition) -> ErrorCode:
+        if marker.stamp.producer_id < 0 or marker.stamp.producer_epoch < 0:
+            return ErrorCode.invalid_request
+        try:
+            written = self._write_one(partition, marker)
+        except ShardError:
+            return ErrorCode.not_leader_or_follower
+        except DomainError as error:
+            code = error_code(error)
+            return code if code in ANSWERS else ErrorCode.kafka_storage_error
+        return ErrorCode.none if written else ErrorCode.unknown_topic_or_partition
+
+    def committed(self) -> asyncio.Future[None] | None:
+        """Done when all is committed, can't be, or has taken too long; None if it is.
+
+        :meth:`settle` has to follow.
+        """
+        partitions = dict.fromkeys(held.partition for _, _, held in self._held)
+        done = self._commits.committed(partitions)
+        if done is not None and any(one.marks.is_replicated for one in partitions):
+            waited: asyncio.Future[None] = done
+
+            def give_up() -> None:
+                if not waited.done():
+                    self._is_late = True
+                    waited.set_result(None)
+
+            loop = asyncio.get_running_loop()
+            timer = call_later(loop, self._timeout_ms, "markers", give_up)
+            done.add_done_callback(lambda _: timer.cancel())
+        return done
+
+    def settle(self) -> None:
+        """Take back what was appended and is not committed."""
+        for producer_id, partition, held in self._held:
+            if held.is_committed:
+                continue
+            if held.partition.offline is not None:
+                code = ErrorCode.kafka_storage_error
+            elif self._is_late and held.partition.marks.leader_epoch == held.leader_epoch:
+                code = ErrorCode.request_timed_out
+            else:
+                code = ErrorCode.not_leader_or_follower
+            self.codes[producer_id][partition] = code

@@ -1,0 +1,258 @@
+"""A broker's place in a cluster: its registration and its view of the metadata, kept alive.
+
+Both have an event loop of their own, in a thread of its own. A controller fences whoever is silent
+for ``broker.session.timeout.ms``; a long turn of the broker's loop, the recovery of its logs at a
+start above all, must not be taken for death.
+
+Source: ``BrokerServer.startup`` and ``shutdown``, ``SharedServer``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+import structlog
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.lifecycle import FATAL, BrokerState, Intervals, Lifecycle, Registration, Step
+from fencepost.cluster.observer import MetadataDivergedError
+from fencepost.coordinator.metadata.metadata import METADATA_VERSION
+from fencepost.coordinator.replication.controller_channel import RemoteControllerChannel
+from fencepost.coordinator.replication.controller_connection import Address
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.replication.observing import Observing
+from fencepost.coordinator.replication.quorum import Quorum
+from fencepost.coordinator.replication.registering import Registering
+from fencepost.coordinator.runtime.background import report, spawn, survived
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.logcore.errors import LogError
+
+_log = structlog.get_logger(__name__)
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the thread may take to end."""
+
+
+class Membership:
+    """What a broker of a cluster is told, and what it tells. Its owner's loop calls it.
+
+    ``on_lost`` is called, on that loop, if the broker must stop by itself: its epoch is lost, or
+    the metadata can not be followed any more.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        registration: Registration,
+        intervals: Intervals,
+        on_lost: Callable[[MembershipError], None],
+    ) -> None:
+        self._quorum, self._registration, self._intervals = quorum, registration, intervals
+        self._on_lost = on_lost
+        self._owner = asyncio.get_running_loop()
+        self._caught_up: asyncio.Future[None] = self._owner.create_future()
+        self._unfenced: asyncio.Future[None] = self._owner.create_future()
+        self._released: asyncio.Future[None] = self._owner.create_future()
+        self.lifecycle = Lifecycle(registration, intervals)
+        self._observing = Observing(
+            quorum,
+            node_id=registration.broker_id,
+            cluster_id=registration.cluster_id,
+            directory_id=_only(registration.log_dirs),
+            publish=self._observed,
+        )
+        self._newest = MetadataImage()
+        self._publish: Callable[[MetadataImage], None] | None = None
+        self._delivery_is_due = False
+        self._applied_offset = -1
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._registering: Registering
+        self._ready = threading.Event()
+
+    # --- what is known; any thread may look ---
+
+    @property
+    def controller(self) -> Address | None:
+        """Where the active controller listens, as far as is known."""
+        return self._observing.controller
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return self.lifecycle.broker_epoch
+
+    @property
+    def state(self) -> BrokerState:
+        """How far the broker has come."""
+        return self.lifecycle.state
+
+    @property
+    def in_controlled_shutdown(self) -> bool:
+        """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
+        return self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN
+
+    # --- a broker's way ---
+
+    async def join(self) -> MetadataImage:
+        """Register and catch up; the metadata of that time. Raises MembershipError."""
+        self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
+        self._thread.start()
+        await self._caught_up
+        return self._newest
+
+    def follow(self, publish: Callable[[MetadataImage], None], applied: MetadataImage) -> None:
+        """Have ``publish`` called with each newer image, on the owner's loop.
+
+        ``applied`` is what has been published. Images that come faster than they are taken are left
+        out but for the newest.
+        """
+        self._applied_offset = applied.offset
+        self._publish = publish
+        self._deliver()
+
+    async def unfence(self) -> None:
+        """All that was known has been applied: serve. Raises MembershipError."""
+        self.call(self._registering.ready_to_unfence)
+        await self._unfenced
+
+    async def controlled_shutdown(self) -> None:
+        """Hand over what is led; whatever happens, this ends in time."""
+        if self._loop is None or self._released.done():
+            return
+        self.call(self._registering.begin_controlled_shutdown)
+        with suppress(MembershipError):
+            await asyncio.shield(self._released)
+
+    async def stop(self) -> None:
+        """Leave without another word; the controller fences the broker after its session."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._publish = None
+        self.call(self._stop.set)
+        await asyncio.to_thread(thread.join, CLOSE_TIMEOUT_S)
+        for future in (self._caught_up, self._unfenced, self._released):
+            future.cancel()
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Have the thread do it; nothing where it has ended."""
+        self._ready.wait(CLOSE_TIMEOUT_S)
+        with suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(work)
+
+    # --- the owner's loop ---
+
+    def _deliver(self) -> None:
+        self._delivery_is_due = False
+        image, publish = self._newest, self._publish
+        if publish is None or image.offset <= self._applied_offset:
+            return
+        with survived("publish metadata", offset=image.offset):
+            publish(image)
+        self._applied_offset = image.offset
+
+    def _took(self, step: Step) -> None:
+        match step:
+            case Step.CAUGHT_UP:
+                _done(self._caught_up)
+            case Step.UNFENCED:
+                _done(self._unfenced)
+            case Step.SHUT_DOWN:
+                _done(self._released)
+            case _ if step in FATAL:
+                self._lost(MembershipError(step.value))
+
+    def _lost(self, why: MembershipError) -> None:
+        waited = [one for one in (self._caught_up, self._unfenced) if not one.done()]
+        for future in (*waited, self._released):
+            if not future.done():
+                future.set_exception(why)
+                future.exception()  # maybe nobody waits for it
+        if not waited:
+            self._on_lost(why)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=type(self._owner)) as runner:
+                runner.run(self._live())
+        except BaseException as error:  # noqa: BLE001 - told to the owner
+            self._tell_owner(partial(self._lost, MembershipError(str(error))))
+        finally:
+            self._ready.set()
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(report)
+        session_half_ms = self._intervals.session_ms // 2
+        channel = RemoteControllerChannel(
+            lambda: self._observing.controller,
+            client_id=f"broker-{self._registration.broker_id}-heartbeat",
+            retry_timeout_ms=session_half_ms,
+            request_timeout_ms=self._quorum.socket_timeout_ms,
+            security=self._quorum.security,
+        )
+        self._registering = Registering(
+            self.lifecycle, channel, applied=self._offset_of_all, on_step=self._stepped
+        )
+        self._loop = loop
+        self._ready.set()
+        tasks = [
+            spawn(self._vital(self._observing.run()), "observe the metadata"),
+            spawn(self._vital(self._registering.run()), "register with the controller"),
+        ]
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await channel.close()
+
+    async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what the broker can not be without; if that fails, the broker stops."""
+        try:
+            await work
+        except Exception as error:
+            self._tell_owner(partial(self._lost, MembershipError(str(error) or repr(error))))
+            if not isinstance(error, (MetadataDivergedError, LogError, WireError)):
+                raise
+            _log.error("metadata can not be followed", cause=str(error))
+
+    def _offset_of_all(self) -> int:
+        if self._publish is None:
+            return self._observing.observer.applied_offset
+        return self._applied_offset
+
+    def _observed(self, image: MetadataImage) -> None:
+        self._newest = image
+        own = image.brokers.get(self._registration.broker_id)
+        if own is not None and own.epoch == self.broker_epoch:
+            self._registering.observed(image.features.get(METADATA_VERSION, 0), own.directories)
+        if not self._delivery_is_due:
+            self._delivery_is_due = True
+            self._tell_owner(self._deliver)
+
+    def _stepped(self, step: Step) -> None:
+        self._tell_owner(partial(self._took, step))
+
+    def _tell_owner(self, work: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # its loop has ended
+            self._owner.call_soon_threadsafe(work)
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _only(log_dirs: tuple[UUID, ...]) -> UUID:
+    return log_dirs[0]

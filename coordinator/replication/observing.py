@@ -1,0 +1,186 @@
+"""The observer of the metadata log at work: one fetch after another, to whoever leads.
+
+Source: ``KafkaRaftClient.pollUnattached``, ``pollFollowerAsObserver``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.observer import (
+    FENCED_LEADER_EPOCH,
+    NOT_LEADER_OR_FOLLOWER,
+    UNKNOWN_LEADER_EPOCH,
+    Address,
+    FetchMetadata,
+    FetchSnapshot,
+    MetadataDivergedError,
+    Observer,
+)
+from fencepost.coordinator.replication.controller_connection import (
+    NONSENSE,
+    ControllerConnection,
+    Newest,
+    error_name,
+)
+from fencepost.coordinator.replication.metadata_wire import (
+    FIRST_FETCH_BY_ID,
+    batches_reader,
+    fetch_body,
+    fetched,
+    snapshot_body,
+    snapshot_fetched,
+)
+from fencepost.coordinator.replication.quorum import Quorum
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.errors import CorruptRecordError, LogError
+
+_log = structlog.get_logger(__name__)
+
+
+_ABOUT_LEADERS: Final = frozenset(
+    {FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, UNKNOWN_LEADER_EPOCH}
+)
+"""Errors that are part of looking for the active controller."""
+
+
+DIVERGED_TIMES: Final = 3
+"""So often in a row a controller says that committed metadata are lost before it is believed."""
+
+MISUNDERSTOOD_TIMES: Final = 20
+"""So often in a row something else makes no sense before a start is given up. Later it is tried for
+ever: what the broker knows goes on being of use."""
+
+UNLIMITED: Final = float("inf")
+
+
+class Observing:
+    """Fetches the metadata of a cluster, and hands on what is committed.
+
+    ``publish`` gets each image, on the loop that :meth:`run` runs on.
+    """
+
+    def __init__(
+        self,
+        quorum: Quorum,
+        *,
+        node_id: int,
+        cluster_id: str,
+        directory_id: UUID,
+        publish: Callable[[MetadataImage], None],
+    ) -> None:
+        self._quorum, self._publish = quorum, publish
+        self._fetch = partial(
+            fetch_body, node_id=node_id, cluster_id=cluster_id, directory_id=directory_id
+        )
+        self._snapshot = partial(snapshot_body, node_id=node_id, cluster_id=cluster_id)
+        self.observer = Observer(
+            quorum.bootstrap,
+            batches_reader(quorum.listener),
+            voters=quorum.voters,
+            fetch_timeout_ms=quorum.fetch_timeout_ms,
+            retry_backoff_ms=quorum.retry_backoff_ms,
+            choose=random.randrange,
+        )
+        self._connection = ControllerConnection(f"raft-client-{node_id}", quorum.security)
+        self._trouble: str | None = None
+        self._silent_until_s = 0.0
+        self._in_vain = 0
+        """Answers in a row that made no sense."""
+
+    @property
+    def controller(self) -> Address | None:
+        """Where the active controller listens; may be read by any thread."""
+        return self.observer.leader
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises MetadataDivergedError and CorruptRecordError."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                now_ms = loop.time() * 1000
+                asked = self.observer.next_request(now_ms)
+                if isinstance(asked, float):
+                    await asyncio.sleep((asked - now_ms) / 1000)
+                    continue
+                for image in await self._ask(asked):
+                    self._publish(image)
+        finally:
+            with suppress(Exception):
+                await self._connection.close()
+
+    async def _ask(self, asked: FetchMetadata | FetchSnapshot) -> list[MetadataImage]:
+        loop = asyncio.get_running_loop()
+        is_fetch = isinstance(asked, FetchMetadata)
+        key = ApiKey.FETCH if is_fetch else ApiKey.FETCH_SNAPSHOT
+        body = self._fetch if is_fetch else self._snapshot
+        try:
+            answer = await self._connection.ask(
+                asked.to,
+                Newest(key, partial(body, asked)),
+                timeout_ms=self._quorum.request_timeout_ms,
+            )
+        except (WireError, OSError) as error:
+            self._tell(asked.to, str(error) or "no answer in time")
+            self.observer.on_failure(loop.time() * 1000)
+            return []
+        now_ms = loop.time() * 1000
+        try:
+            images = self._take(asked, answer, now_ms)
+        except MetadataDivergedError as error:
+            self._nonsense(asked.to, error, now_ms, DIVERGED_TIMES)
+        except (LogError, WireError, *NONSENSE) as error:
+            limit = UNLIMITED if self.observer.is_caught_up else MISUNDERSTOOD_TIMES
+            self._nonsense(asked.to, error, now_ms, limit)
+        else:
+            return images
+        await self._connection.close()  # it may be because of what is known of the connection
+        return []
+
+    def _nonsense(self, address: Address, error: Exception, now_ms: float, limit: float) -> None:
+        """Nothing of an answer may be applied; ask again, but for an error that stays."""
+        self._in_vain += 1
+        self._tell(address, str(error) or type(error).__name__)
+        if self._in_vain >= limit:
+            if isinstance(error, (MetadataDivergedError, LogError, WireError)):
+                raise error
+            raise CorruptRecordError(f"{type(error).__name__}: {error}") from error
+        self.observer.on_nonsense(now_ms)
+
+    def _take(
+        self, asked: FetchMetadata | FetchSnapshot, answer: Entity, now_ms: float
+    ) -> list[MetadataImage]:
+        if isinstance(asked, FetchMetadata):
+            if answer.__version__ < FIRST_FETCH_BY_ID:
+                raise UnsupportedVersion(ApiKey.FETCH, answer.__version__)
+            found = fetched(answer)
+            if not found.error:
+                self._trouble = None
+            elif found.error not in _ABOUT_LEADERS:
+                self._tell(asked.to, error_name(found.error))
+            error, images = found.error, self.observer.on_fetched(found, now_ms)
+        else:
+            piece = snapshot_fetched(answer)
+            error, images = piece.error, self.observer.on_snapshot_fetched(piece, now_ms)
+        if not error:
+            self._in_vain = 0
+        return images
+
+    def _tell(self, address: Address, cause: str) -> None:
+        """Say it once, and another cause a second later: it is tried again many times a second."""
+        now_s = asyncio.get_running_loop().time()
+        if cause != self._trouble and now_s >= self._silent_until_s:
+            self._trouble, self._silent_until_s = cause, now_s + 1
+            where = f"{address[0]}:{address[1]}"
+            _log.warning("metadata not fetched", controller=where, cause=cause)

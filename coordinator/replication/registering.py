@@ -1,0 +1,172 @@
+"""A broker's registration and its heartbeats, as its lifecycle wants them.
+
+Source: ``BrokerLifecycleManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from uuid import UUID
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.lifecycle import (
+    Heartbeat,
+    HeartbeatAnswer,
+    Lifecycle,
+    Registration,
+    Step,
+)
+from fencepost.coordinator.errors import RequestTimedOutError
+from fencepost.coordinator.replication.controller_channel import ControllerChannel
+from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.runtime.background import tell
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.coordinator.wire.schema import Entity
+
+_log = structlog.get_logger(__name__)
+
+
+def registration_body(asked: Registration, make: RequestFactory) -> Entity:
+    """A BrokerRegistration."""
+    return make.message(
+        broker_id=asked.broker_id,
+        cluster_id=asked.cluster_id,
+        incarnation_id=asked.incarnation_id,
+        listeners=[
+            make.Listener(
+                name=one.name,
+                host=one.host,
+                port=one.port,
+                security_protocol=one.security_protocol,
+            )
+            for one in asked.listeners
+        ],
+        features=[
+            make.Feature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, (low, high) in sorted(asked.features.items())
+        ],
+        rack=asked.rack,
+        is_migrating_zk_broker=False,
+        log_dirs=sorted(asked.log_dirs),
+        previous_broker_epoch=asked.previous_broker_epoch,
+    )
+
+
+def heartbeat_body(asked: Heartbeat, make: RequestFactory) -> Entity:
+    """A BrokerHeartbeat."""
+    return make.message(
+        broker_id=asked.broker_id,
+        broker_epoch=asked.broker_epoch,
+        current_metadata_offset=asked.current_metadata_offset,
+        want_fence=asked.want_fence,
+        want_shut_down=asked.want_shut_down,
+        cordoned_log_dirs=asked.cordoned_log_dirs,
+    )
+
+
+class Registering:
+    """Registers a broker and lets the controller hear of it, from :meth:`run` on.
+
+    ``applied`` is the last record of the metadata that the broker has applied. ``on_step`` is told
+    of every step of the lifecycle, on the loop that this runs on; all methods belong there too.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        channel: ControllerChannel,
+        *,
+        applied: Callable[[], int],
+        on_step: Callable[[Step], None],
+    ) -> None:
+        self.lifecycle = lifecycle
+        self._channel, self._applied, self._on_step = channel, applied, on_step
+        self._wake = asyncio.Event()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() * 1000
+
+    async def run(self) -> None:
+        """Until the broker may go, or must, or this is cancelled."""
+        lifecycle = self.lifecycle
+        lifecycle.start(self._now())
+        while not lifecycle.is_over:
+            asked = lifecycle.next_request(self._now(), self._applied())
+            if not isinstance(asked, float):
+                self._begin(asked)
+                continue
+            await self._until(min(asked, lifecycle.deadline_ms()))
+            self._told(lifecycle.on_time(self._now()))
+
+    def _begin(self, asked: Registration | Heartbeat) -> None:
+        if isinstance(asked, Registration):
+            body = Newest(ApiKey.BROKER_REGISTRATION, partial(registration_body, asked))
+        else:
+            body = Newest(ApiKey.BROKER_HEARTBEAT, partial(heartbeat_body, asked))
+        self._channel.send(body).add_done_callback(partial(self._answered, asked))
+
+    def _answered(self, asked: Registration | Heartbeat, answer: asyncio.Future[Entity]) -> None:
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if self.lifecycle.is_over:
+            return
+        self._wake.set()
+        now_ms, what = self._now(), type(asked).__name__.lower()
+        if error is not None:
+            if not isinstance(error, (WireError, RequestTimedOutError)):
+                tell(what, error)
+            _log.warning(f"{what} not answered", cause=str(error))
+            self._told(self.lifecycle.on_failure(now_ms))
+            return
+        body = answer.result()
+        if body.error_code:
+            _log.warning(f"{what} refused", error=ErrorCode(body.error_code).name.upper())
+        if isinstance(asked, Registration):
+            self._told(self.lifecycle.on_registered(body.error_code, body.broker_epoch, now_ms))
+            return
+        heard = HeartbeatAnswer(
+            int(body.error_code), body.is_caught_up, body.is_fenced, body.should_shut_down
+        )
+        self._told(self.lifecycle.on_heartbeat(heard, now_ms))
+
+    def _told(self, steps: list[Step]) -> None:
+        for step in steps:
+            _log.info(
+                step.value,
+                node_epoch=self.lifecycle.broker_epoch,
+                state=self.lifecycle.state.name,
+            )
+            self._on_step(step)
+
+    async def _until(self, when_ms: float) -> None:
+        self._wake.clear()
+        pause_s = None if when_ms == float("inf") else max(0.0, when_ms - self._now()) / 1000
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+
+    # --- what the broker does ---
+
+    def observed(self, metadata_version: int, log_dirs: Sequence[UUID]) -> None:
+        """See :meth:`Lifecycle.observed`."""
+        if self.lifecycle.observed(metadata_version, log_dirs, self._now()):
+            _log.info("registers again", metadata_version=metadata_version)
+            self._wake.set()
+
+    def ready_to_unfence(self) -> None:
+        """See :meth:`Lifecycle.ready_to_unfence`."""
+        self.lifecycle.ready_to_unfence(self._now())
+        self._wake.set()
+
+    def begin_controlled_shutdown(self) -> None:
+        """See :meth:`Lifecycle.begin_controlled_shutdown`."""
+        self._told(self.lifecycle.begin_controlled_shutdown(self._now()))
+        self._wake.set()

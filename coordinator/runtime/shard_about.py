@@ -1,0 +1,34 @@
+"""What a turn of a shard is about, for the log and the history."""
+
+from __future__ import annotations
+
+from fencepost.coordinator.runtime.origin import Origin
+from fencepost.logcore.machine import ProducerStamp
+
+About = tuple[str, object]
+"""``request``, ``upkeep``, ``report``, ``timer``, ``marker`` or ``load``; its command or key."""
+
+
+def trigger(about: About | None) -> str | None:
+    """What the turn is about, in two words: ``request JoinGroup``, ``timer session``."""
+    if about is None:
+        return None
+    kind, what = about
+    if kind == "timer":
+        return f"timer {what[0] if isinstance(what, tuple) else what}"
+    return f"{kind} {what if isinstance(what, str) else type(what).__name__}"
+
+
+def blame(about: About | None, origin: Origin | None) -> dict[str, object]:
+    """What the log line of a failure says of its turn: trigger, subject, client."""
+    what = None if about is None else about[1]
+    if isinstance(what, tuple):  # a timer's key: its kind, and whom it is about
+        subject = what[1] if len(what) > 1 else None
+    elif isinstance(what, ProducerStamp):
+        subject = f"producer {what.producer_id} of epoch {what.producer_epoch}"
+    else:
+        subject = getattr(what, "group_id", None) or getattr(what, "transactional_id", None)
+    told: dict[str, object] = {"trigger": trigger(about), "subject": subject}
+    if origin is not None:
+        told |= {"client_id": origin.client_id, "client_host": origin.client_host}
+    return {name: value for name, value in told.items() if value is not None}

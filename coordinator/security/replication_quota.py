@@ -1,0 +1,65 @@
+"""What replication may take of a network while replicas are moved: a rate, for chosen replicas.
+
+A broker keeps to two of them: for what it sends as a leader, and for what it fetches as a follower.
+Who is in sync is never held back.
+
+Source: ``ReplicationQuotaManager``, ``ReplicationQuotaManagerConfig``; KIP-73.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import throttled_replicas
+from fencepost.coordinator.security.rates import Rate, Window
+from fencepost.logcore.clock import Clock
+
+
+class Side(StrEnum):
+    """Which of the two; the value is what its keys begin with."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+    @property
+    def rate_key(self) -> str:
+        """The broker's setting, bytes per second."""
+        if self is Side.LEADER:
+            return "leader.replication.throttled.rate"
+        return "follower.replication.throttled.rate"
+
+    @property
+    def replicas_key(self) -> str:
+        """The topics' setting that says for which replicas."""
+        return f"{self.value}.replication.throttled.replicas"
+
+
+class ReplicationQuota:
+    """One of them, on one broker."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock, side: Side, *, node_id: int) -> None:
+        self._config, self._clock, self._side = config, clock, side
+        self._node_id = node_id
+        self._rate = Rate(
+            Window(
+                config.int("replication.quota.window.num"),
+                1000 * config.int("replication.quota.window.size.seconds"),
+            )
+        )
+
+    def covers(self, configs: Mapping[str, str], index: int) -> bool:
+        """Whether a topic's settings name the replica of a partition on this broker."""
+        chosen = throttled_replicas(configs.get(self._side.replicas_key, ""))
+        return chosen is None or (index, self._node_id) in chosen
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether throttled replicas have to wait."""
+        bound = self._config.int(self._side.rate_key)
+        return self._rate.per_second(self._clock.monotonic_ms()) > bound
+
+    def record(self, size: int) -> None:
+        """Count bytes of a throttled replica."""
+        self._rate.record(size, self._clock.monotonic_ms())

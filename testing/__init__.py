@@ -10,13 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
     from fencepost.testing.views import OpenTransaction, Record
 
-__all__ = ["Kafka", "OpenTransaction", "Record"]
+__all__ = ["Cluster", "Kafka", "OpenTransaction", "Record"]
 
 
 def __getattr__(name: str) -> object:
+    if name == "Cluster":
+        from fencepost.testing.cluster import Cluster  # noqa: PLC0415
+
+        return Cluster
     if name == "Kafka":
         from fencepost.testing.kafka import Kafka  # noqa: PLC0415
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from fencepost.testing.crash import MortalFiles
 from fencepost.testing.faults import Faults
 
 T = TypeVar("T")
+
+_BEFORE_IT_STANDS_S: Final = 0.005
 
 ANY_PORT: Final = "127.0.0.1:0"
 """A free port, which stays the broker's until its stop."""
@@ -41,6 +44,7 @@ class OwnBroker:
         clock: Clock | None = None,
         forces: bool = True,
         add_scram: Sequence[str] = (),
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop,
     ) -> None:
         self.data_dir = Path(data_dir)
         self.config = dict(config or {})
@@ -53,7 +57,8 @@ class OwnBroker:
         self._add_scram = tuple(add_scram)
         self._files = MortalFiles(forces=self._forces)
         self._broker: Broker | None = None
-        self._thread = BrokerThread(self._serve)
+        self._thread = BrokerThread(self._serve, loop_factory)
+        self._gate: threading.Event | None = None
         self._place: socket.socket | None = None
         """Keeps the port over restarts."""
 
@@ -87,6 +92,7 @@ class OwnBroker:
 
     def stop(self) -> None:
         """Stop in an orderly way, and wait for it."""
+        self.resume()
         self._thread.stop()
         if self._place is not None:
             self._place.close()
@@ -97,9 +103,22 @@ class OwnBroker:
 
         What was acknowledged is in them; what a stop would have written is not.
         """
+        self.resume()
         if self.is_running:
             self._thread.call(self._die)
             self._thread.stop()
+
+    def pause(self) -> None:
+        """Stand still as by ``SIGSTOP``: nothing runs until :meth:`resume`, heartbeats neither."""
+        if self._gate is None:
+            self._gate = gate = threading.Event()
+            self.call(lambda broker: _stand_still(broker, gate))
+
+    def resume(self) -> None:
+        """Go on."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.set()
 
     def restart(self) -> Self:
         """Start again, on the same directory and port; stops before that if it still runs."""
@@ -144,5 +163,12 @@ class OwnBroker:
     async def _die(self) -> None:
         if self._broker is not None:
             self._files.die()
-            self._broker.server.reset()
+            await self._broker.go_silent()
             await asyncio.sleep(0)
+
+
+async def _stand_still(broker: Broker, gate: threading.Event) -> None:
+    if broker.member is not None:
+        broker.member.membership.call(gate.wait)
+    # Whoever asked for it is answered before.
+    asyncio.get_running_loop().call_later(_BEFORE_IT_STANDS_S, gate.wait)

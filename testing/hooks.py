@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.daemon.broker import BrokerError, split_address
+from fencepost.coordinator.daemon.broker import split_address
+from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.history.entries import Entry, decode_value
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.net.http import HttpError, HttpServer, Request, Response, serve_http
@@ -198,7 +199,7 @@ class Hooks:
         topics = self._running.services.metadata.topics.values()
         return {
             "topics": [
-                {"name": one.name, "id": str(one.topic_id), "partitions": one.partitions}
+                {"name": one.name, "id": str(one.topic_id), "partitions": len(one.partitions)}
                 for one in topics
             ]
         }
@@ -214,7 +215,8 @@ class Hooks:
             replication_factor=-1,
             configs=config,
         )
-        return {"name": told["name"], "partitions": getattr(made, "partitions", made)}
+        count = made[0] if isinstance(made, tuple) else len(made.partitions)
+        return {"name": told["name"], "partitions": count}
 
     async def _get_history(self, request: Request, _rest: str) -> object:
         """``?group=…`` or ``?transactional_id=…``, or all; the newest last."""

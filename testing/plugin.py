@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from fencepost.testing.clock import TestClock
+    from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
 
 MARKER = "kafka"
@@ -61,10 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUN] = _Run()
     config.addinivalue_line(
         "markers",
-        "kafka(topics=None, config=None, users=None, tls=False, acls=None): topics that the test's"
-        " broker has, {'orders': 3} by their partitions, its settings by Kafka's names, and who may"
-        " do what: {'alice': 'secret'}, ['alice READ topic:orders'] (see the fixtures kafka,"
-        " kafka_module, kafka_session)",
+        "kafka(topics=None, config=None, users=None, tls=False, acls=None, brokers=3): topics that"
+        " the test's broker has, {'orders': 3} by their partitions, its settings by Kafka's names,"
+        " and who may do what: {'alice': 'secret'}, ['alice READ topic:orders'] (see the fixtures"
+        " kafka, kafka_module, kafka_session); brokers of a kafka_cluster",
     )
 
 
@@ -80,6 +81,7 @@ class _Asked:
     users: dict[str, str] = field(default_factory=dict)
     tls: bool = False
     acls: list[str] | None = None
+    brokers: int = 3
 
 
 def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
@@ -101,13 +103,16 @@ def _failure(message: str) -> BaseException:
 def _read(marker: pytest.Mark, into: _Asked) -> None:
     if marker.args:
         raise TypeError(f"topics= and config= are given by name, not {marker.args[0]!r}")
-    unknown = sorted(marker.kwargs.keys() - {"topics", *_OF_A_BROKER})
+    unknown = sorted(marker.kwargs.keys() - {"topics", "brokers", *_OF_A_BROKER})
     if unknown:
         raise TypeError(f"there is no {unknown[0]}=, only topics=, {'=, '.join(_OF_A_BROKER)}=")
     users, acls = marker.kwargs.get("users") or {}, marker.kwargs.get("acls")
     if not isinstance(users, Mapping):
         raise TypeError(f"users are passwords by name, not {type(users).__name__}")
     into.users.update(users)
+    into.brokers = marker.kwargs.get("brokers", into.brokers)
+    if type(into.brokers) is not int or into.brokers < 1:
+        raise ValueError(f"brokers is their number, 1 or more: {into.brokers!r}")
     into.tls = bool(marker.kwargs.get("tls", into.tls))
     if acls is not None:
         if not isinstance(acls, (list, tuple)):
@@ -238,6 +243,35 @@ def kafka_clock(kafka: Kafka) -> TestClock:
     """The clock of the test's own broker, which stands still until ``kafka_clock.advance(…)``."""
     kafka.clock.auto = False
     return kafka.clock
+
+
+@pytest.fixture
+def kafka_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Three brokers and a controller of the test's own, which it may kill, pause and cut off.
+
+    ``@pytest.mark.kafka(topics={"orders": 3}, config=…, brokers=3)`` prepares them.
+    """
+    import shutil  # noqa: PLC0415 - see above
+
+    from fencepost.coordinator.config.key import ConfigError  # noqa: PLC0415
+    from fencepost.testing.cluster import Cluster  # noqa: PLC0415
+
+    asked = _asked(request.node)
+    if asked.users or asked.tls or asked.acls is not None:
+        raise _failure("@pytest.mark.kafka: users=, tls=, acls= are for a broker alone")
+    directory = tmp_path_factory.mktemp("kafka-cluster")
+    try:
+        cluster = Cluster(asked.brokers, directory, _settings(request.config) | asked.config)
+    except (ConfigError, TypeError, ValueError) as error:
+        raise _failure(f"the cluster's settings: {error}") from None
+    with cluster:
+        for name, (partitions, config) in asked.topics.items():
+            cluster.topic(name, partitions, config)
+        yield cluster
+    if not request.node.stash.get(_FAILED, False):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fencepost.console.limits import HISTORY_ENTRIES, TIMELINE_ENTRIES
@@ -18,9 +18,7 @@ from fencepost.coordinator.cli.queries.reader import visible
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import Entry, decode_value
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
-
-PLACE = (HISTORY_TOPIC, 0)
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 
 Row = dict[str, Any]
 
@@ -31,31 +29,43 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: deque[Entry] = deque(maxlen=HISTORY_ENTRIES)
-        self._next: int | None = None
+        self._next: dict[int, int] = {}
+        """The offset to go on at, of each partition: a cluster's brokers have one each."""
 
     def read_on(self, session: Session) -> bool:
         """Read what is new; False if the cluster keeps no history, or has none yet."""
         if not knows(session, HISTORY_TOPIC):
             return False
+        (topic,) = session.topics([HISTORY_TOPIC])
+        places = [(HISTORY_TOPIC, one) for one, row in topic.partitions.items() if row.leader >= 0]
         with self._lock:
-            first = session.offsets([PLACE], EARLIEST)[PLACE]
-            end = session.offsets([PLACE], LATEST)[PLACE]
-            if self._next is None or self._next > end:
-                # More than one entry may be in one batch, but never in one offset.
-                self._entries.clear()
-                self._next = max(first, end - HISTORY_ENTRIES)
-            self._next = max(self._next, first)
-            while self._next < end:
-                row = session.fetch(*PLACE, self._next, committed=False)
-                records, behind = visible(row.records or b"", self._next, [])
-                if behind <= self._next:
-                    break
-                self._next = behind
-                for record in records:
-                    entry = None if record.value is None else decode_value(record.value)
-                    if entry is not None:
-                        self._entries.append(entry)
+            first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
+            found: list[Entry] = []
+            for place in places:
+                found += self._read(session, place, first[place], end[place])
+            # What brokers wrote at the same time has to be put together.
+            self._entries.extend(sorted(found, key=lambda entry: entry.at_ms))
         return True
+
+    def _read(self, session: Session, place: Partition, first: int, end: int) -> Iterator[Entry]:
+        at = self._next.get(place[1])
+        if at is None or at > end:
+            # More than one entry may be in one batch, but never in one offset.
+            if at is not None:
+                self._entries.clear()
+            at = end - HISTORY_ENTRIES
+        at = max(at, first)
+        while at < end:
+            row = session.fetch(*place, at, committed=False)
+            records, behind = visible(row.records or b"", at, [])
+            if behind <= at:
+                break
+            at = behind
+            for record in records:
+                entry = None if record.value is None else decode_value(record.value)
+                if entry is not None:
+                    yield entry
+        self._next[place[1]] = at
 
     def rows(self, keep: Callable[[Entry], bool], limit: int = TIMELINE_ENTRIES) -> list[Row]:
         """The newest ``limit`` entries that ``keep`` wants, newest first."""

@@ -9,6 +9,7 @@ from typing import Any
 from fencepost.console.history import History
 from fencepost.console.paging import Params
 from fencepost.console.transactions import FENCES, counts, held, listed
+from fencepost.coordinator.cli.queries.replicas import brokers
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import GROUP, Entry
 
@@ -33,7 +34,7 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
     del params
     kept = history.read_on(session)
     held_back = held(session)
-    cluster = session.client.metadata()
+    cluster, known = session.client.metadata(), brokers(session)
     topics = cluster.topics.values()
     shown = [one for one in topics if not one.name.startswith("__")]
     groups, transactions = session.groups(), listed(session)
@@ -43,8 +44,14 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
         "cluster": cluster.cluster_id,
         "controller": cluster.controller_id,
         "brokers": [
-            {"id": one.node_id, "host": one.host, "port": one.port, "rack": one.rack}
-            for one in sorted(cluster.brokers.values(), key=lambda one: one.node_id)
+            {
+                "id": one.broker,
+                "host": one.host,
+                "port": one.port,
+                "rack": one.rack,
+                "fenced": bool(one.fenced),
+            }
+            for one in known
         ],
         "topics": len(shown),
         "internal_topics": len(topics) - len(shown),
@@ -54,6 +61,11 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
         "transactions": counts(one.transaction_state for one in transactions),
         "held": held_back,
         "attention": [
+            *(
+                {"kind": "down", "level": "bad", "broker": one.broker}
+                for one in known
+                if one.fenced
+            ),
             *_partitions(list(topics)),
             *_held(held_back),
             *_rebalances(recent),

@@ -7,6 +7,7 @@ from typing import Any
 from fencepost.console.history import History
 from fencepost.console.paging import Params, is_on, page, required
 from fencepost.coordinator.cli.queries.open_transactions import producers
+from fencepost.coordinator.cli.queries.replicas import partition_states
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
@@ -58,6 +59,7 @@ def topic_view(session: Session, params: Params, history: History) -> dict[str, 
     del history
     name = required(params, "name")
     (topic,) = session.topics([name])
+    elr = {one.partition: one.elr for one in partition_states(session, [name])}
     places = [(name, index) for index, part in topic.partitions.items() if part.leader >= 0]
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
     stable = session.offsets(places, LATEST, committed=True)
@@ -70,6 +72,8 @@ def topic_view(session: Session, params: Params, history: History) -> dict[str, 
                 "leader": part.leader,
                 "replicas": list(part.replicas),
                 "in_sync": list(part.in_sync),
+                "elr": list(elr.get(index) or ()),
+                "offline": list(part.offline),
                 "first": first.get(place),
                 "stable": stable.get(place),
                 "end": end.get(place),

@@ -53,6 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=300,
         help="rebalances of the simulated fleet of consumers (tests/unit/groups/test_fleet.py)",
     )
+    parser.addoption(
+        "--turns", type=int, default=9, help="faults in turn in tests/crash/test_cluster_faults.py"
+    )
     parser.addoption("--seed", type=int, help="the life that the test_lives.py lead")
     parser.addoption("--requests", type=int, help="how many requests that life sends")
     parser.addoption("--inputs", type=int, help="how much strangers send in tests/fuzz")

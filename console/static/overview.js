@@ -26,13 +26,14 @@ function attention(app, row) {
       "Open transaction holds readers back",
       [place, " waits for ", id ?? `producer ${row.producer_id}`, `, open for ${duration(open)}: ${plural(row.behind, "offset")} are not readable yet.`, stuck],
     ],
+    down: () => ["bad", "Broker is down", [mono(row.broker), " is fenced: it has no session with the controller, leads nothing and is in no ISR."]],
     leaderless: () => ["bad", "Partitions without a leader", [place, ` has ${plural(row.count, "partition")} that nobody leads.`]],
     "under-replicated": () => ["warn", "Under-replicated", [place, ` has ${plural(row.count, "partition")} with replicas that are behind.`]],
     rebalances: () => ["warn", "Many rebalances", [link("group", { id: row.group, tab: "why" }, row.group, { class: "mono" }), ` rebalanced ${row.count} times in a quarter of an hour. Last cause: ${row.why ?? "unknown"}.`]],
     fenced: () => ["info", "Producer fenced", [id, row.change ? [" ", h("span", { class: "change" }, row.change)] : null, ` — ${row.why ?? ""}, `, when(app, row.at_ms, { short: true }), row.count > 1 ? `, ${row.count} times in a quarter of an hour` : ""]],
   }[row.kind];
   const [tone, title, text] = told();
-  return [tone, h("li", { class: `attention ${tone}`, "data-key": `${row.kind}-${row.topic}-${row.partition}-${row.group}-${row.transactional_id}` }, h("b", {}, title), h("div", {}, text))];
+  return [tone, h("li", { class: `attention ${tone}`, "data-key": `${row.kind}-${row.broker}-${row.topic}-${row.partition}-${row.group}-${row.transactional_id}` }, h("b", {}, title), h("div", {}, text))];
 }
 
 const RANK = { bad: 0, warn: 1, info: 2 };
@@ -68,7 +69,7 @@ export const overviewPage = {
           "",
           table(
             [
-              ["Id", (row) => [mono(row.id), row.id === data.controller ? [" ", badge("controller", "info")] : null]],
+              ["Id", (row) => [mono(row.id), row.id === data.controller ? [" ", badge("controller", "info")] : null, row.fenced ? [" ", badge("fenced", "bad")] : null]],
               ["Address", (row) => mono(`${row.host}:${row.port}`), { grow: true }],
               ["Rack", (row) => row.rack ?? "–"],
             ],

@@ -44,8 +44,9 @@ function partitionsTab(app) {
       [
         ["Partition", (row) => link("topic", { name: app.params.name, tab: "messages", partition: row.partition }, row.partition, { class: "mono" })],
         ["Leader", (row) => (row.leader < 0 ? badge("none", "bad") : mono(row.leader)), { right: true }],
-        ["Replicas", (row) => mono(row.replicas.join(", "))],
+        ["Replicas", (row) => [mono(row.replicas.join(", ")), row.offline.length ? [" ", badge(`${row.offline.join(", ")} off line`, "bad")] : null]],
         ["In sync", (row) => (row.in_sync.length < row.replicas.length ? badge(row.in_sync.join(", ") || "none", "warn") : mono(row.in_sync.join(", ")))],
+        ...(app.data.partitions.some((row) => row.elr.length) ? [["May lead", (row) => mono(row.elr.join(", ") || "–"), { title: "eligible leader replicas: outside the ISR, with all that is committed" }]] : []),
         ["First", (row) => mono(num(row.first)), { right: true }],
         ["Stable", (row) => mono(num(row.stable)), { right: true, title: "where readers of committed records stop" }],
         ["End", (row) => mono(num(row.end)), { right: true }],

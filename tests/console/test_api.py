@@ -246,7 +246,7 @@ async def test_no_broker_is_an_answer(tmp_path, headers):
 
 async def test_the_overview_counts_and_names_what_needs_attention(console, bootstrap, topic):
     before = await get(console, "overview")
-    assert before["brokers"]
+    assert [row["fenced"] for row in before["brokers"]] == [False]
     with open_transaction(bootstrap, topic, ["a", "b"]) as (name, _):
         found = await get(console, "overview")
         assert found["transactions"]["Ongoing"] == before["transactions"].get("Ongoing", 0) + 1
@@ -489,6 +489,7 @@ async def test_a_topic_tells_its_partitions_producers_and_settings(console, boot
         assert [row["partition"] for row in found["partitions"]] == [0, 1]
         assert [row["stable"] for row in found["partitions"]] == [0, 0]
         assert [row["end"] for row in found["partitions"]] == [0, 1]
+        assert [(row["elr"], row["offline"]) for row in found["partitions"]] == [([], [])] * 2
         assert [row["start_offset"] for row in found["producers"]] == [0]
     assert found["settings"][0] == {
         "name": "retention.ms", "value": "3600000", "is_default": False

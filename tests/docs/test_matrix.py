@@ -55,6 +55,7 @@ def test_every_scenario_of_the_matrix_is_there() -> None:
         assert all(cell(pattern, runs) != "not run" for pattern in patterns.values()), feature
 
 
+@pytest.mark.slow
 def test_results_are_written(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\n"

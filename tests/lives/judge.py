@@ -21,6 +21,8 @@ BY_A_CLIENT = re.compile(rb"\d+\.\d+")
 
 END_MARKERS = (b"\0\0\0\0", b"\0\0\0\1")
 """Keys of ABORT and COMMIT."""
+LEADER_CHANGE = b"\0\0\0\2"
+"""The key of the record that begins an epoch of the metadata log."""
 
 
 def loaded(lines: list[str]) -> Iterator[tuple[str, str]]:
@@ -113,7 +115,10 @@ def foreign(data_dir: Path) -> list[str]:
 def _strange(topic: str, one: Batch) -> str | None:
     if any(value and BY_A_CLIENT.fullmatch(value) for value in one.values):
         return f"a client's record: {one.values}"
-    if topic != "__consumer_offsets":
+    if topic == "__cluster_metadata" and one.is_control:
+        if one.keys != (LEADER_CHANGE,):
+            return f"control records {one.keys}"
+    elif topic != "__consumer_offsets":
         if one.is_control or one.producer_id != -1 or one.is_transactional:
             return f"a batch of producer {one.producer_id}, attributes {one.attributes}"
     elif one.is_control and one.keys[0] not in END_MARKERS:

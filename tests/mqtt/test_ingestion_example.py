@@ -20,7 +20,7 @@ def nats() -> str:
     return found
 
 
-@pytest.mark.parametrize("broker", ["mosquitto", "nats"])
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("nats", marks=pytest.mark.slow)])
 async def test_readings_arrive_once(bootstrap: str, broker: str) -> None:
     path = executable() if broker == "mosquitto" else nats()
     assert await ingest(bootstrap, path, readings=400) is None

@@ -188,16 +188,21 @@ class Cluster(RawClient):
         partition: int = 0,
         isolation: int = READ_UNCOMMITTED,
         controls: bool = False,
+        begin: int | None = None,
+        end: int | None = None,
     ) -> list[Batch]:
         """All batches from the log start to the end that ``isolation`` shows, aborted left out.
+
+        With ``begin`` and ``end`` those in between, also of a broker that does not lead.
 
         Control batches are left out too, unless ``controls`` asks for them.
 
         The rule for aborted ones is the consumer's: a producer's batches are skipped from the
         first offset of an aborted transaction on, until its next control batch.
         """
-        offset = self.offset(topic, partition, EARLIEST)
-        end = self.offset(topic, partition, LATEST, isolation=isolation)
+        offset = self.offset(topic, partition, EARLIEST) if begin is None else begin
+        if end is None:
+            end = self.offset(topic, partition, LATEST, isolation=isolation)
         found: list[Batch] = []
         while offset < end:
             part = self.fetch(topic, partition=partition, offset=offset, isolation=isolation)

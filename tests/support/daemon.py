@@ -62,14 +62,18 @@ class Daemon:
     def launch(self, *, env: Mapping[str, str] | None = None) -> Child:
         """Start without waiting; a test that expects an early death looks after the child."""
         self.is_listening = False
-        listen = [] if "listeners" in self.settings else ["--listen", self._listen]
-        pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
         self.child = Child(
-            [*self._command, "--data-dir", str(self.data_dir), *listen, *pairs],
+            [*self._command, *self.arguments()],
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, **(env or {})},
             cwd=self._cwd,
         )
         return self.child
+
+    def arguments(self) -> list[str]:
+        """What the command is told."""
+        listen = [] if "listeners" in self.settings else ["--listen", self._listen]
+        pairs = [item for pair in self.settings.items() for item in ("--config", "=".join(pair))]
+        return ["--data-dir", str(self.data_dir), *listen, *pairs]
 
     def wait_until_listening(self, deadline_s: float = START_S) -> Daemon:
         assert self.child is not None

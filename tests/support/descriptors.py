@@ -19,7 +19,8 @@ def free_descriptors(count: int, *, collects: bool = True) -> Iterator[None]:
     os.close(probe)
     # Descriptors are given out from the lowest: all below the limit that are free now, are taken.
     taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 40 + count, hard))
+    # The logs of other tests, which may be open still, are well below the share that logs have.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * probe + 40 + count, hard))
     try:
         while True:
             try:

@@ -118,6 +118,11 @@ class FaultyDisk(OsFileSystem):
         self._begin("read", self._paths[handle])
         return super().read(handle, count, position)
 
+    def send(self, handle: int, count: int, position: int, target: int) -> int:
+        self._begin("read", self._paths[handle])
+        self._begin("send", self._paths[handle])
+        return super().send(handle, count, position, target)
+
     def rename(self, source: str, target: str) -> None:
         self._begin("rename", source)
         super().rename(source, target)

@@ -1,4 +1,4 @@
-"""Apache Kafka from Maven Central's jars: a single KRaft node on loopback, and its tools."""
+"""Apache Kafka from Maven Central's jars: KRaft nodes on loopback, and their tools."""
 
 from __future__ import annotations
 
@@ -126,7 +126,11 @@ def run_tool(main: str, *arguments: str, deadline_s: float = 240) -> str:
 
 
 class Kafka:
-    """One Apache Kafka, broker and controller in one process."""
+    """One Apache Kafka, broker and controller in one process.
+
+    With ``controller`` it is a broker alone, of that one's cluster; if it is no broker, it is a
+    controller alone.
+    """
 
     name = "kafka"
 
@@ -136,8 +140,17 @@ class Kafka:
         settings: Mapping[str, str] = SETTINGS,
         *,
         java_options: Sequence[str] = JAVA_OPTIONS,
+        node_id: int = 1,
+        controller: Kafka | None = None,
+        replicas: int = 1,
+        is_broker: bool = True,
     ) -> None:
         self._java_options = java_options
+        self._is_broker = is_broker
+        self.node_id = node_id
+        self._active = controller or self
+        self._replicas = replicas
+        """How many the topics of the coordinators have."""
         self.data_dir = directory / "data"
         self.bootstrap = ""
         self.child: Child | None = None
@@ -150,10 +163,14 @@ class Kafka:
 
     def start(self) -> Kafka:
         """Format the storage, start, wait until it serves."""
-        port, controller = self._ports
+        self.launch()
+        return self.wait()
+
+    def launch(self) -> None:
+        """Format the storage, and start the process."""
         properties = self._directory / "server.properties"
         properties.write_text(
-            "".join(f"{key}={value}\n" for key, value in self._properties(port, controller).items())
+            "".join(f"{key}={value}\n" for key, value in self._properties().items())
         )
         if not (self.data_dir / "meta.properties").exists():
             run_tool(
@@ -165,12 +182,23 @@ class Kafka:
                 str(properties),
             )
         self.child = Child(java_command("kafka.Kafka", str(properties), options=self._java_options))
+
+    def wait(self) -> Kafka:
+        """Wait until it serves."""
+        assert self.child is not None
         self.child.wait_for_line(r"Kafka Server started", deadline_s=START_S)
-        self.bootstrap = f"127.0.0.1:{port}"
+        self.bootstrap = f"127.0.0.1:{self._ports[0]}"
         return self
 
-    def _properties(self, port: int, controller: int) -> dict[str, str]:
-        one = dict.fromkeys(
+    @property
+    def controller(self) -> str:
+        """HOST:PORT of its listener for brokers that join it."""
+        return f"127.0.0.1:{self._ports[1]}"
+
+    def _properties(self) -> dict[str, str]:
+        port, is_controller = self._ports[0], self._active is self
+        listeners = f"PLAINTEXT://127.0.0.1:{port}"
+        many = dict.fromkeys(
             (
                 "offsets.topic.replication.factor",
                 "transaction.state.log.replication.factor",
@@ -179,15 +207,21 @@ class Kafka:
                 "share.coordinator.state.topic.min.isr",
                 "share.coordinator.state.topic.num.partitions",
             ),
-            "1",
+            str(self._replicas),
         )
+        role = {"process.roles": "controller", "listeners": f"CONTROLLER://{self.controller}"}
+        if self._is_broker:
+            more = f",CONTROLLER://{self.controller}" if is_controller else ""
+            role = {
+                "process.roles": "broker,controller" if is_controller else "broker",
+                "listeners": listeners + more,
+                "advertised.listeners": listeners,
+                "inter.broker.listener.name": "PLAINTEXT",
+            }
         return {
-            "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-            "inter.broker.listener.name": "PLAINTEXT",
+            **role,
+            "node.id": str(self.node_id),
+            "controller.quorum.voters": f"{self._active.node_id}@{self._active.controller}",
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
             "log.dirs": str(self.data_dir),
@@ -195,9 +229,13 @@ class Kafka:
             "log.cleaner.threads": "1",
             "num.io.threads": "4",
             "num.network.threads": "2",
-            **one,
+            **many,
             **self._settings,
         }
+
+    def tell(self, settings: Mapping[str, str]) -> None:
+        """Have more settings from the next start on."""
+        self._settings.update(settings)
 
     def kill(self) -> None:
         """Kill -9."""
@@ -207,3 +245,89 @@ class Kafka:
     def stop(self) -> None:
         """End it; a judge has no data worth a slow farewell."""
         self.kill()
+
+
+class KafkaCluster:
+    """Several Apache Kafkas on loopback, numbered from 1; the first is the controller as well.
+
+    With ``has_controller`` that is one more, number 100, in a process of its own. A target as one
+    of them is: any test of one broker can run against it.
+    """
+
+    name = "kafka"
+
+    def __init__(
+        self,
+        directory: Path,
+        count: int = 3,
+        settings: Mapping[str, str] = SETTINGS,
+        *,
+        java_options: Sequence[str] = JAVA_OPTIONS,
+        has_controller: bool = False,
+    ) -> None:
+        self.controller: Kafka | None = None
+        if has_controller:
+            room = directory / "kafka-100"
+            room.mkdir(parents=True, exist_ok=True)
+            self.controller = Kafka(room, settings, node_id=100, is_broker=False)
+        self.nodes: list[Kafka] = []
+        for node_id in range(1, count + 1):
+            room = directory / f"kafka-{node_id}"
+            room.mkdir(parents=True, exist_ok=True)
+            own = {"broker.rack": f"rack-{node_id}", **settings}
+            active = self.controller or (self.nodes[0] if self.nodes else None)
+            self.nodes.append(
+                Kafka(
+                    room,
+                    own,
+                    java_options=java_options,
+                    node_id=node_id,
+                    controller=active,
+                    replicas=min(3, count),
+                )
+            )
+        self.data_dir = self.nodes[0].data_dir
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all."""
+        return ",".join(one.bootstrap for one in self.nodes)
+
+    def node(self, node_id: int) -> Kafka:
+        """The broker of that number."""
+        return self.nodes[node_id - 1]
+
+    def start(self) -> KafkaCluster:
+        """Start all of them at once."""
+        for one in self.all_nodes:
+            one.launch()
+        for one in self.all_nodes:
+            one.wait()
+        return self
+
+    @property
+    def all_nodes(self) -> list[Kafka]:
+        """Brokers, and a controller that is a process of its own."""
+        return [*self.nodes, *([] if self.controller is None else [self.controller])]
+
+    def stop(self) -> None:
+        """End all of them, as one of them is ended."""
+        for one in self.all_nodes:
+            if one.child is not None:
+                one.kill()
+
+
+def quorum_of_three(directory: Path, settings: Mapping[str, str] = SETTINGS) -> list[Kafka]:
+    """Three Apache Kafkas that serve, each of them a broker and one of the quorum's voters."""
+    nodes = []
+    for node_id in (1, 2, 3):
+        room = directory / f"voter-{node_id}"
+        room.mkdir(parents=True)
+        nodes.append(Kafka(room, settings, node_id=node_id, replicas=3))
+    voters = ",".join(f"{one.node_id}@{one.controller}" for one in nodes)
+    for one in nodes:
+        one.tell({"controller.quorum.voters": voters})
+        one.launch()
+    for one in nodes:
+        one.wait()
+    return nodes

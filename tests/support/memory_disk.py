@@ -286,11 +286,16 @@ class PowerLoss:
             for one in self._names.pop(step.directory, ()):
                 _rename(names, one)
 
-    def state(self, choice: random.Random) -> MemoryDisk:
+    def killed(self) -> MemoryDisk:
+        """What ``kill -9`` leaves at this step."""
+        return self.state(random.Random(0), "everything")
+
+    def state(self, choice: random.Random, style: str | None = None) -> MemoryDisk:
         """Choose what got to disk of what nobody had asked to be there."""
         disk = MemoryDisk()
         disk._next = 1 << 20
-        style = choice.choice(("nothing", "everything", "mixed", "mixed", "mixed"))
+        if style is None:
+            style = choice.choice(("nothing", "everything", "mixed", "mixed", "mixed"))
         disk.contents = {inode: bytearray(data) for inode, data in self.contents.items()}
         for inode, steps in self._data.items():
             durable = self.contents.get(inode, b"")

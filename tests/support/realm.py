@@ -69,8 +69,8 @@ class _Kafka(Kafka):
         super().__init__(home, settings)
         self._more = more
 
-    def _properties(self, port: int, controller: int) -> dict[str, str]:
-        found = super()._properties(port, controller)
+    def _properties(self) -> dict[str, str]:
+        found = super()._properties()
         for key in ("listeners", "advertised.listeners"):
             found[key] += f",{self._more}"
         found["listener.security.protocol.map"] += f",{_protocols()}"

@@ -110,8 +110,8 @@ class SecuredKafka(Kafka):
         self.authority = Authority(directory / "certificates")
         self.listeners = _addresses(self)
 
-    def _properties(self, port: int, controller: int) -> dict[str, str]:
-        found = super()._properties(port, controller)
+    def _properties(self) -> dict[str, str]:
+        found = super()._properties()
         told = listener_settings(self.authority, self.listeners) | _of_java()
         for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
             told[key] = f"{found[key]},{told[key]}"

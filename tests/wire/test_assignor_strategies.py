@@ -87,6 +87,7 @@ def owned_by_java(child: Child) -> set[int]:
     return mine
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java_tools")
 async def test_cooperative_sticky_beside_librdkafka_and_java(bootstrap, topic):
     """Ours leads, as the first to come; then Java's or librdkafka's leads over what ours left."""

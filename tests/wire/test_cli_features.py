@@ -53,8 +53,14 @@ def move(cluster: Cluster, level: int) -> None:
     assert answer["error_code"] == "none", answer
 
 
+@pytest.mark.slow
 def test_levels_are_shown_and_changed(daemon: Daemon) -> None:
-    fixed = {"group.version": 1, "kraft.version": 0, "metadata.version": 30}
+    fixed = {
+        "eligible.leader.replicas.version": 0,
+        "group.version": 1,
+        "kraft.version": 0,
+        "metadata.version": 30,
+    }
     assert levels(daemon) == {**fixed, VERSION: 2}
     assert "upgrade type" in set_level(daemon, 1, status=1)
     assert set_level(daemon, 1, "--downgrade").startswith("would be:")

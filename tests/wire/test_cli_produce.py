@@ -164,6 +164,7 @@ def test_a_signal_says_how_much_is_written(bootstrap, topic):
         assert re.fullmatch(r"(1 record|2 records) acknowledged\n\nAborted!\n", told), told
 
 
+@pytest.mark.slow
 def test_lines_are_written_as_they_come_even_over_a_restart(tmp_path):
     daemon = Daemon(tmp_path / "data").start()
     try:

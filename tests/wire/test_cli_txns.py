@@ -227,6 +227,7 @@ def test_an_owner_whose_id_has_expired_is_named_from_the_history(tmp_path):
         daemon.kill()
 
 
+@pytest.mark.slow
 def test_a_transaction_of_an_imported_log_hangs_where_its_coordinator_did_not_come_along(tmp_path):
     """A partition directory moves without __transaction_state: the epoch is all that is known."""
     first = Daemon(tmp_path / "first").start()

@@ -114,10 +114,14 @@ async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Clu
 
         await until_async(enough, f"{count} records")
 
-    async def settled() -> bool:
-        # A commit in the middle of a rebalance may rightly be refused.
-        group_now = describe(cluster, group)
-        return group_now["group_state"] == "Stable" and len(group_now["members"]) == 3
+    async def settled(members: int) -> None:
+        """A commit in the middle of a rebalance may rightly be refused."""
+
+        async def stable() -> bool:
+            group_now = describe(cluster, group)
+            return group_now["group_state"] == "Stable" and len(group_now["members"]) == members
+
+        await until_async(stable, f"{members} members")
 
     tasks: list[asyncio.Task[None]] = []
     stops = [asyncio.Event() for _ in range(3)]
@@ -129,11 +133,12 @@ async def test_work_is_done_once_across_a_rebalance(bootstrap: str, cluster: Clu
         for consumer, stop in zip(consumers, stops, strict=True):
             tasks.append(asyncio.create_task(work(consumer, stop)))
             await read(20 * len(tasks))
-        await until_async(settled, "three members")
+        await settled(3)
         stops[1].set()
         await tasks[1]
         await consumers[1].stop()
         await read(200)
+        await settled(2)
         for stop in stops:
             stop.set()
         await asyncio.gather(*tasks)

@@ -48,6 +48,7 @@ def fresh(cluster: Cluster) -> int:
     return int(answer["producer_id"])
 
 
+@pytest.mark.slow
 def test_no_producer_id_is_given_out_twice_over_kills_and_restarts(daemon: Daemon) -> None:
     given: list[int] = []
     # The second life ends right at the end of a block, the third one id behind it.
@@ -117,7 +118,7 @@ def java(bootstrap: str, name: str, topic: str) -> None:
     )
 
 
-@pytest.mark.parametrize("client", ["librdkafka", "java"])
+@pytest.mark.parametrize("client", ["librdkafka", pytest.param("java", marks=pytest.mark.slow)])
 def test_a_client_goes_on_over_the_end_of_the_epochs(
     daemon: Daemon, client: str, request: pytest.FixtureRequest
 ) -> None:

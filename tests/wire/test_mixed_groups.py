@@ -144,6 +144,7 @@ def kind_of(cluster: Cluster, name: str) -> Any:
     return next(g["group_type"] for g in listed["groups"] if g["group_id"] == name)
 
 
+@pytest.mark.slow
 def test_a_group_moves_up_and_down_under_load(group: Group, cluster: Cluster) -> None:
     group.write()
     first, second = group.add(Old), group.add(Old)

@@ -63,6 +63,7 @@ async def test_two_hundred_transactions_with_offsets(tap: Tap, client: str) -> N
 
 
 # What is judged is what the broker answers, however long a busy machine takes to ask for it.
+@pytest.mark.slow
 @pytest.mark.timeout(COPY_S + 60)
 def test_two_hundred_copies_by_java(tap: Tap, java_tools: Path) -> None:
     size = 5

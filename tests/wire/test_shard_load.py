@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from fencepost import Broker
 from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.records import OffsetCommitValue, offset_commit
@@ -37,6 +39,7 @@ async def fill(directory: Path) -> int:
     return offset
 
 
+@pytest.mark.slow
 async def test_a_large_log_is_read_in_slices(tmp_path: Path) -> None:
     last = await fill(tmp_path)
     daemon = Daemon(tmp_path).start()

@@ -28,7 +28,7 @@ from structlog.typing import EventDict
 from fencepost import Broker
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.key import ConfigError
-from fencepost.coordinator.daemon.broker import BrokerError
+from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.metrics import own
 from fencepost.coordinator.net import tls_stream

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.net.authentication import Answer, Authenticator, LoginRefused
 from fencepost.coordinator.security.logins import ListenerLogins
 from fencepost.coordinator.security.mechanism import Mechanism
@@ -29,10 +32,15 @@ from tests.support.raw import decode, encode
 from tests.unit.coordinator.services import storage
 
 
+def users_of(store: Storage) -> Users:
+    users = Users(store.metadata, partial(server_secret, store.fs, store.directory))
+    users.prepare()
+    return users
+
+
 def users_in(directory: Path, **passwords: str) -> Users:
     """Users by name, each with credentials of both mechanisms."""
-    users = Users(storage(directory).metadata)
-    users.prepare()
+    users = users_of(storage(directory))
     for name, password in passwords.items():
         for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
             give(users, name, password, mechanism)

@@ -14,7 +14,9 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.runtime import shard as shard_module
 from fencepost.coordinator.runtime.background import Pace, each_in_turn
 from fencepost.coordinator.runtime.flusher import Flusher
-from fencepost.coordinator.runtime.shard import ShardRuntime, ShardState
+from fencepost.coordinator.runtime.shard import ShardRuntime
+from fencepost.coordinator.runtime.shard_state import ShardState
+from fencepost.coordinator.runtime.shards import ShardSet
 from fencepost.coordinator.services import Services as BrokerServices
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
@@ -97,6 +99,14 @@ def fail(shard: ShardRuntime) -> None:
 
 async def serves(shard: ShardRuntime) -> None:
     await until_true(lambda: shard.state is ShardState.ACTIVE, f"{shard.name} serves")
+
+
+async def reload(shards: ShardSet, index: int) -> None:
+    """Leadership is lost, and won again in the next epoch: the shard is read from its log."""
+    leader_epoch = shards.shard_at(index).leader_epoch
+    shards.resigned(index, leader_epoch + 1)
+    shards.elected(index, leader_epoch + 2)
+    assert await shards.loaded(30_000)
 
 
 @asynccontextmanager

@@ -16,7 +16,8 @@ import pytest
 
 import fencepost
 from fencepost.coordinator.config.broker_config import ConfigError
-from fencepost.coordinator.daemon.broker import Broker, BrokerError, split_address
+from fencepost.coordinator.daemon.broker import Broker, split_address
+from fencepost.coordinator.daemon.errors import BrokerError
 from tests.support.cluster import LATEST, Cluster
 from tests.support.raw import RawClient
 from tests.support.waits import until_true
@@ -44,7 +45,7 @@ async def test_start_stop_and_start_again(tmp_path):
         assert broker.services.logs.was_clean
         assert broker.services.cluster_id == identity
         assert list(broker.services.metadata.topics) == ["a"]
-        assert broker.services.metadata.starts == 2
+        assert broker.services.metadata.epoch == 2
 
 
 async def test_an_object_can_be_started_again(tmp_path):
@@ -139,7 +140,7 @@ async def test_a_first_start_that_was_cut_short_is_made_good(tmp_path):
     for name in (".lock", "meta.properties.tmp"):
         (tmp_path / name).write_text("")
     async with Broker(tmp_path) as broker:
-        assert broker.services.metadata.starts == 1
+        assert broker.services.metadata.epoch == 1
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 
+import pytest
+
 from tests.support.faults import FaultyDisk
 from tests.support.waits import until
 from tests.unit.coordinator.on_faulty_disk import running
 from tests.wire.test_cli import fencepost
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_off_line_is_a_row(tmp_path):
     disk = FaultyDisk()
     with running(tmp_path / "data", disk) as one:

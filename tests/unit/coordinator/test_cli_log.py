@@ -394,7 +394,7 @@ def test_dump_log_shows_every_kind_of_file(data: Path) -> None:
     assert kinds >= {"batch", "record", "txn-index", "producer", "checkpoint", "epoch", "identity"}
     decoded = [row["decoded"] for row in shown if "decoded" in row]
     types = {str(one.get("type")) for one in decoded}
-    assert {"topic", "starts", "producer-ids"} <= types
+    assert {"TOPIC_RECORD", "REGISTER_BROKER_RECORD", "PRODUCER_IDS_RECORD"} <= types
     assert any(one.get("transactional_id") == "exact" for one in decoded)
     assert any(one.get("group") == "group" or one.get("group_id") == "group" for one in decoded)
     assert run("dump-log", *known).exit_code == 0

@@ -42,7 +42,10 @@ def test_every_key_has_an_effect_or_says_that_it_has_none():
     by_prefix = {
         f"{prefix}.{name}"
         for prefixes, names in (
-            (("offsets.topic", "transaction.state.log"), ("num.partitions", "segment.bytes")),
+            (
+                ("offsets.topic", "transaction.state.log"),
+                ("num.partitions", "segment.bytes", "replication.factor", "min.isr"),
+            ),
             (
                 ("group.consumer.min", "group.consumer.max"),
                 ("session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"),
@@ -62,7 +65,13 @@ def test_every_key_has_an_effect_or_says_that_it_has_none():
 def test_every_topic_key_reaches_the_log_or_says_that_it_does_not():
     fields = set(LogConfig.__dataclass_fields__)
     for name, key in TOPIC_KEYS.items():
-        assert name.replace(".", "_") in fields or key.inert or name == "internal.segment.bytes"
+        elsewhere = name in {
+            "internal.segment.bytes",
+            "min.insync.replicas",
+            "unclean.leader.election.enable",
+        }
+        elsewhere = elsewhere or name.endswith(".throttled.replicas")
+        assert name.replace(".", "_") in fields or key.inert or elsewhere
 
 
 def test_defaults_are_those_of_the_log():

@@ -7,16 +7,24 @@ from collections.abc import Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
-from fencepost import coordinator, groups, logcore, txn
+from fencepost import cluster, coordinator, groups, logcore, txn
 from fencepost.coordinator.error_codes import CODES, error_code
 from fencepost.logcore.machine import DomainError
 
-BASES = {"LogError", "GroupError", "TxnError", "ShardError", "DataError"}
+BASES = {
+    "LogError",
+    "GroupError",
+    "TxnError",
+    "ShardError",
+    "ClusterError",
+    "DataError",
+    "ReplicationError",
+}
 """Classes that are never raised themselves."""
 
 
 def classes() -> list[type[DomainError]]:
-    for package in (logcore, groups, txn, coordinator):
+    for package in (cluster, logcore, groups, txn, coordinator):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

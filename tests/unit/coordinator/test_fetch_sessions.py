@@ -94,6 +94,26 @@ def test_after_an_error_the_partition_is_news_again() -> None:
     ]
 
 
+def test_after_a_cut_the_partition_is_news_again() -> None:
+    asked = partition()
+    parted = FetchedPartition(asked, said().read, diverging=(1, 2))
+    assert [asked.learn(one) for one in (said(), parted, said(), said())] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_under_another_leader_epoch_all_is_news_again() -> None:
+    asked = partition()
+    news = []
+    for epoch in (5, 5, 6, 6):
+        asked.renew(PartitionFetch(asked.key, 0, 1, leader_epoch=epoch))
+        news.append(asked.learn(said()))
+    assert news == [True, False, True, False]
+
+
 def test_partitions_that_had_records_are_served_last() -> None:
     sessions = FetchSessions(1)
     session = sessions.resume(opened(sessions, 4), 1, by_topic_id=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from fencepost.coordinator.daemon.first_contact import MESSAGES
 from tests.support.daemon import ROOT
@@ -36,3 +37,32 @@ def test_nothing_of_a_first_contact_is_imported_when_it_comes() -> None:
     loaded, late = json.loads(done.stdout)
     assert late == []
     assert loaded > 2 * len(MESSAGES)
+
+
+STARTED = """
+import asyncio, sys
+from pathlib import Path
+from fencepost import Broker
+async def main():
+    async with Broker(Path(sys.argv[1]), "127.0.0.1:0"):
+        print(*sorted(one.removeprefix("fencepost.") for one in sys.modules))
+asyncio.run(main())
+"""
+
+
+def test_a_broker_that_stands_alone_imports_nothing_of_a_cluster(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "coordinator.data.replicas" in loaded
+    machines = ("leader", "follower", "fetcher", "observer", "lifecycle", "controller.machine")
+    assert not loaded & {f"cluster.{one}" for one in machines}
+    assert "txn.marker_queues" not in loaded
+    shells = ("coordinator.controller.", "coordinator.replication.")
+    errors = {f"{one}errors" for one in shells}
+    assert {one for one in loaded if one.startswith(shells)} <= errors

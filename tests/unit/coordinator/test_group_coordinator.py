@@ -13,7 +13,8 @@ from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime import shard as shard_module
 from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError, NotCoordinatorError
 from fencepost.coordinator.runtime.key_partition import partition_for
-from fencepost.coordinator.runtime.shard import MAX_RELOAD_BACKOFF_MS, ShardState
+from fencepost.coordinator.runtime.shard import MAX_RELOAD_BACKOFF_MS
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import (
     CommitOffsets,
@@ -78,6 +79,20 @@ async def test_first_question_opens_all_shards_at_once(services: Services) -> No
         await services.groups.submit("g", HEARTBEAT)
     assert services.groups.partition_for("g") == partition_for("g", 50)
     assert services.groups.partition_of("g").index == partition_for("g", 50)
+
+
+async def test_what_the_first_question_did_not_open_is_opened_when_its_client_has_gone(
+    services: Services,
+) -> None:
+    steps = services.groups.open_in_steps()
+    next(steps)
+    steps.close()
+    await services.groups._shards.loaded(timeout_ms=30_000)
+    finish(services.groups.open_in_steps())
+    assert len(services.groups.shards) == 50
+    for number in range(200):
+        with pytest.raises(UnknownMemberIdError):
+            await services.groups.submit(f"g{number}", replace(HEARTBEAT, group_id=f"g{number}"))
 
 
 async def test_groups_survive_a_restart(services: Services, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from fencepost.coordinator.history.entries import (
     encode_value,
 )
 from fencepost.coordinator.history.recorder import History, HistoryLimits
-from fencepost.coordinator.metadata.names import HISTORY_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC, TRANSACTION_STATE, is_internal
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.wire.steps import finish
@@ -242,7 +242,7 @@ def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
         {"fencepost.history.retention.bytes": "16777216", "fencepost.history.retention.ms": "8000"},
     )
     topic = store.metadata.ensure_internal_topic(HISTORY_TOPIC)
-    assert topic.is_internal
+    assert is_internal(topic.name)
     config = store.logs.partition(HISTORY_TOPIC, 0).log.config
     assert (config.retention_bytes, config.retention_ms) == (16_777_216, 8_000)
     assert (config.segment_bytes, config.segment_ms) == (2_097_152, 1_000)

@@ -8,15 +8,17 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import msgpack
 import pytest
 from structlog.testing import capture_logs
 
+from fencepost.cluster.record_codec import decode, encode
+from fencepost.cluster.records import UserScramCredentialRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listeners import client_listeners, tells_passwords
-from fencepost.coordinator.daemon.broker import Broker, BrokerError
-from fencepost.coordinator.metadata.records import SCRAM, MetadataError, decode
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.metadata.server_secret import SECRET_FILE
 from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
 from fencepost.coordinator.security import password_checks
 from fencepost.coordinator.security.added_users import (
@@ -37,7 +39,7 @@ from fencepost.coordinator.security.password_checks import PasswordChecks
 from fencepost.coordinator.security.plain_login import PlainExchange, PlainLogin
 from fencepost.coordinator.security.principal import USER, Principal
 from fencepost.coordinator.security.scram_login import MAX_TOKEN_BYTES
-from fencepost.coordinator.security.users import Users, new_salt
+from fencepost.coordinator.security.users import new_salt
 from fencepost.coordinator.wire.scram import (
     SCRAM_SHA_256,
     SCRAM_SHA_512,
@@ -45,9 +47,9 @@ from fencepost.coordinator.wire.scram import (
     salted_password,
     stored_key,
 )
-from fencepost.logcore.machine import Record
+from fencepost.logcore.errors import CorruptRecordError
 from tests.support.clock import ManualClock
-from tests.unit.coordinator.logging_in import give, users_in
+from tests.unit.coordinator.logging_in import give, users_in, users_of
 from tests.unit.coordinator.services import storage
 
 MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -181,38 +183,36 @@ async def test_the_loop_does_not_wait_for_a_check(plain: Plain) -> None:
 
 def test_users_are_there_after_a_start(tmp_path: Path) -> None:
     first = storage(tmp_path)
-    users = Users(first.metadata)
-    users.prepare()
+    users = users_of(first)
     give(users, "alice", "right", SCRAM_SHA_512)
     stranger = users.stand_in("nobody")
     first.logs.close()
     second = storage(tmp_path)
-    users = Users(second.metadata)
-    users.prepare()
+    users = users_of(second)
     found = users.credential("alice", SCRAM_SHA_512)
     assert found is not None
     salted = salted_password(SCRAM_SHA_512, "right", found.salt, found.iterations)
     assert found.stored_key == stored_key(SCRAM_SHA_512, salted)
     assert users.credential("alice", SCRAM_SHA_256) is None
     assert users.stand_in("nobody") == stranger, "a restart would tell who is there"
+    assert stat.S_IMODE((tmp_path / SECRET_FILE).stat().st_mode) & 0o077 == 0
     second.logs.close()
 
 
 def test_what_is_kept_has_the_fields_of_kafkas_record(tmp_path: Path) -> None:
     users = users_in(tmp_path)
     give(users, "alice", "right", SCRAM_SHA_256)
-    (kept,) = users._metadata.table(SCRAM).values()
-    fields = {"Name", "Mechanism", "Salt", "StoredKey", "ServerKey", "Iterations"}
-    assert kept.keys() - {"version"} == fields
-    assert b"right" not in b"".join(one for one in kept.values() if isinstance(one, bytes))
+    ((key, kept),) = users._metadata.image.scram.items()
+    assert key == ("alice", 1) == (kept.name, kept.mechanism)
+    assert b"right" not in encode(kept)
 
 
 def test_a_record_that_is_not_understood_is_not_shown() -> None:
-    value: bytes = msgpack.packb({"version": 99, "StoredKey": b"geheim"})
-    key: bytes = msgpack.packb([SCRAM, "1:alice"])
-    with pytest.raises(MetadataError) as caught:
-        decode(Record(key, value))
-    assert "geheim" not in str(caught.value)
+    record = UserScramCredentialRecord("alice", 1, b"salt", b"geheim", b"geheim", 4096)
+    for odd in (encode(record)[:2] + b"\x63" + encode(record)[3:], encode(record)[:-1]):
+        with pytest.raises(CorruptRecordError) as caught:
+            decode(odd)
+        assert "geheim" not in str(caught.value)
 
 
 def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:

@@ -4,18 +4,33 @@ import errno
 import uuid
 from pathlib import Path
 
-import msgpack
 import pytest
 
+from fencepost.cluster.image import GROUP_RESOURCE, MetadataImage
+from fencepost.cluster.record_codec import encode
+from fencepost.cluster.records import (
+    BeginTransactionRecord,
+    ConfigRecord,
+    EndTransactionRecord,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
 from fencepost.coordinator.config.broker_config import ConfigSource
+from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata import framing
 from fencepost.coordinator.metadata import log as module
+from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.log import MetadataLimits
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, METADATA_TOPIC, TRANSACTION_STATE
-from fencepost.coordinator.metadata.records import MetadataError, settings_record
+from fencepost.coordinator.metadata.names import (
+    CONSUMER_OFFSETS,
+    METADATA_TOPIC,
+    TRANSACTION_STATE,
+    is_internal,
+)
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
-from fencepost.logcore.machine import Record
 from tests.support.faults import FaultyDisk
 from tests.unit.coordinator.services import storage
 
@@ -39,7 +54,7 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
     node.log.set_topic_configs("a.b", {"retention.ms": "6"})
     gone = node.log.delete_topic("gone")
     assert node.log.allocate_producer_ids() == (0, 1000)
-    assert node.log.starts == 1
+    assert node.log.epoch == 1
     node.log.set_settings("1", {"log.retention.ms": "7"})
     node.log.set_settings("", {"log.retention.ms": "8", "message.max.bytes": "9"})
     node.log.set_settings("2", {"log.retention.ms": "10"})
@@ -50,13 +65,13 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
         topic = node.log.topic("a.b")
         assert topic is not None
         assert topic.topic_id == made.topic_id
-        assert (topic.partitions, dict(topic.configs)) == (5, {"retention.ms": "6"})
+        assert (len(topic.partitions), node.log.topic_configs("a.b")) == (5, {"retention.ms": "6"})
         assert node.log.topic_by_id(made.topic_id) is topic
         assert node.log.topic("gone") is None
         assert node.log.was_deleted(gone.topic_id)
         assert not node.log.was_deleted(made.topic_id)
-        assert node.log._state.partitions == 5
-        assert node.log.starts == starts
+        assert node.log.image.partition_count == 5
+        assert node.log.epoch == starts
         assert node.config.int("log.retention.ms") == 7
         assert node.config.int("message.max.bytes") == 9
         assert node.log.settings("2") == {"log.retention.ms": "10"}
@@ -84,11 +99,11 @@ def test_names_that_differ_in_dot_and_underscore_collide(tmp_path):
 def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
     node = Node(tmp_path)
     old = node.log.create_topic("old", 1, {})
-    assert node.log.leader_epoch(old) == 0
+    assert old.partitions[0].leader_epoch == 0
     node = Node(tmp_path)
     new = node.log.create_topic("new", 1, {})
-    assert node.log.leader_epoch(node.log.topics["old"]) == 1
-    assert node.log.leader_epoch(new) == 0
+    assert node.log.topics["old"].partitions[0].leader_epoch == 1
+    assert new.partitions[0].leader_epoch == 0
 
 
 @pytest.mark.parametrize(
@@ -97,16 +112,24 @@ def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
         (CONSUMER_OFFSETS, {"compression.type": "producer"}),
         (
             TRANSACTION_STATE,
-            {"compression.type": "uncompressed", "unclean.leader.election.enable": "false"},
+            {
+                "compression.type": "uncompressed",
+                "min.insync.replicas": "2",
+                "unclean.leader.election.enable": "false",
+            },
         ),
     ],
 )
 def test_internal_topics_have_kafkas_settings(tmp_path, name, configs):
     node = Node(tmp_path)
     topic = node.log.ensure_internal_topic(name)
-    assert topic.partitions == 50
-    assert topic.is_internal
-    assert topic.configs == {"cleanup.policy": "compact", "segment.bytes": "104857600", **configs}
+    assert len(topic.partitions) == 50
+    assert is_internal(topic.name)
+    assert node.log.topic_configs(name) == {
+        "cleanup.policy": "compact",
+        "segment.bytes": "104857600",
+        **configs,
+    }
     assert node.log.ensure_internal_topic(name) is topic
 
 
@@ -123,7 +146,7 @@ def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
     node.log.set_partitions("a", 5)
     with pytest.raises(TopicLimitExceededError, match="max_partitions"):
         node.log.set_partitions("a", 6)
-    assert node.log._state.partitions == 5
+    assert node.log.image.partition_count == 5
 
 
 def test_unknown_topics_can_not_be_changed(tmp_path):
@@ -140,24 +163,35 @@ def test_unknown_topics_can_not_be_changed(tmp_path):
 def test_listeners_hear_of_changes(tmp_path):
     node = Node(tmp_path)
     heard = []
-    node.log.listen(lambda topic: heard.append((topic.name, topic.partitions)))
+
+    def published(old: MetadataImage, new: MetadataImage) -> None:
+        assert node.log.image is new
+        heard.append((len(old.topics), new.partition_count, new.topic_configs("a")))
+
+    node.log.listen(published)
+    changes = node.log.topic_changes
     node.log.create_topic("a", 1, {})
     node.log.set_partitions("a", 2)
     node.log.set_topic_configs("a", {"retention.ms": "1"})
-    assert heard == [("a", 2), ("a", 2)]
+    assert heard == [(0, 1, {}), (1, 2, {}), (1, 2, {"retention.ms": "1"})]
+    assert node.log.topic_changes == changes + 2, "settings are not counted"
+    node.log.append([PartitionChangeRecord(node.log.known("a").topic_id, 0, leader=1)])
+    assert node.log.topic_changes == changes + 2
+    node.log.delete_topic("a")
+    assert node.log.topic_changes == changes + 3
 
 
 def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 10)
-    monkeypatch.setattr(module, "_RECORDS_PER_BATCH", 2)
+    monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 200)
     node = Node(tmp_path)
     node.log.allocate_producer_ids()
     node.log.set_settings("1", {"message.max.bytes": "9"})
     topics = [node.log.create_topic(f"t{n}", 1, {}) for n in range(3)]
     node.log.compact()
     assert node.log.partition.log_start_offset == 0
-    for _ in range(40):
-        node.log.set_topic_configs("t0", {"retention.ms": "1"})
+    for number in range(40):
+        node.log.set_topic_configs("t0", {"retention.ms": str(number)})
     before = node.log.partition.log_end_offset
     node.log.compact()
     assert node.log.partition.log_start_offset == before
@@ -168,25 +202,41 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
         node = Node(tmp_path)
         assert [one.topic_id for one in node.log.topics.values()] == [t.topic_id for t in topics]
         assert node.log.allocate_producer_ids()[0] >= 1000
-        assert node.log.starts == starts
+        assert node.log.epoch == starts
         assert node.config.int("message.max.bytes") == 9
 
 
+async def test_a_stop_leaves_a_snapshot_and_an_empty_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 20)
+    async with Broker(tmp_path, "127.0.0.1:0") as broker:
+        broker.services.metadata.create_topic("t", 30, {})
+        assert broker.services.metadata.partition.log_start_offset == 0
+    log = tmp_path / "__cluster_metadata-0"
+    (snapshot,) = log.glob("*.checkpoint")
+    async with Broker(tmp_path, "127.0.0.1:0") as broker:
+        assert broker.services.metadata.partition.log_start_offset == int(
+            snapshot.name.split("-")[0]
+        )
+        assert len(broker.services.metadata.known("t").partitions) == 30
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    "values",
     [
-        (b"\xc1", msgpack.packb({"version": 1})),
-        (msgpack.packb(["what", ""]), msgpack.packb({"version": 1})),
-        (msgpack.packb(["topic", "a"]), msgpack.packb({"version": 2})),
-        (msgpack.packb(["topic", "a"]), msgpack.packb([1])),
-        (msgpack.packb(["topic", "a"]), msgpack.packb({"version": 1, "id": b"short"})),
-        (msgpack.packb(["topic", "a"]), b"\xc1"),
-        (msgpack.packb(["starts", ""]), None),
+        [b""],
+        [b"\x02\x02\x00" + encode(TopicRecord("t", uuid.UUID(int=5)))[3:]],
+        [b"\x01\x63\x00"],
+        [b"\x01\x02\x01" + encode(TopicRecord("t", uuid.UUID(int=5)))[3:]],
+        [encode(TopicRecord("t", uuid.UUID(int=5))) + b"\x00"],
+        [encode(RemoveTopicRecord(uuid.UUID(int=5)))],
+        [encode(PartitionChangeRecord(uuid.UUID(int=5), 0, leader=1))],
+        [encode(EndTransactionRecord())],
+        [encode(BeginTransactionRecord())] * 2,
     ],
 )
-def test_a_log_that_is_not_understood_does_not_load(tmp_path, key, value):
+def test_a_log_that_is_not_understood_does_not_load(tmp_path, values):
     node = Node(tmp_path)
-    node.log.partition.append_records([Record(key, value)], now_ms=0)
+    node.log.partition.append_batch(framing.data_batch(values, 0), 0)
     with pytest.raises(MetadataError, match=METADATA_TOPIC):
         Node(tmp_path)
 
@@ -206,14 +256,18 @@ def test_a_failed_append_changes_nothing(tmp_path):
 def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):
     ids = iter([uuid.UUID(int=62 << 122), uuid.UUID(int=1 << 122)])
     monkeypatch.setattr(module.uuid, "uuid4", lambda: next(ids))
-    assert module._new_topic_id() == uuid.UUID(int=1 << 122)
+    assert module.new_topic_id() == uuid.UUID(int=1 << 122)
 
 
 def test_as_many_groups_have_settings_of_their_own_as_may(tmp_path):
     node, limit = Node(tmp_path), MetadataLimits().max_configured_groups
     own = {"consumer.session.timeout.ms": "50000"}
-    node.log._append(
-        [settings_record(f"{module.GROUP_SCOPE}g{number}", own) for number in range(limit - 1)]
+    node.log.append(
+        [
+            ConfigRecord(GROUP_RESOURCE, f"g{number}", name, value)
+            for number in range(limit - 1)
+            for name, value in own.items()
+        ]
     )
     node.log.set_group_settings("last", own)
     for _ in range(2):

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as read_prom
 
 from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS
-from fencepost.coordinator.daemon.broker import Broker, BrokerError
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.history.causes import REBALANCE_CAUSES, cause_of
 from fencepost.coordinator.metrics import jmx, kafka_exporter, kminion, own
 from fencepost.coordinator.metrics.endpoint import COMPAT
@@ -35,7 +36,7 @@ from fencepost.coordinator.metrics.health import SERVING, unready
 from fencepost.coordinator.metrics.view import RATE_SECONDS, Rates
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.histogram import Histogram
-from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Event
 from tests.support.batches import batch
@@ -441,6 +442,7 @@ def test_long_names_stay_apart() -> None:
     assert len({label("x" * 400 + end) for end in "abc"}) == 3
 
 
+@pytest.mark.slow
 async def test_ten_thousand_partitions_keep_nobody_waiting(tmp_path: Path) -> None:
     async with serving(tmp_path) as broker:
         address = broker.metrics_address

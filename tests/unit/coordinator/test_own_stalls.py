@@ -16,6 +16,7 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from tests.support.partitions import append_batch
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
+from tests.unit.coordinator.services import reload
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +126,7 @@ async def test_offsets_of_a_deleted_topic_and_expired_ones_in_a_large_shard(tmp_
                 indexes = range(at, min(at + 5_000, count))
                 records = [offset_commit(group_id, topic, index, value) for index in indexes]
                 groups.partition_of(group_id).append_records(records, now_ms=now_ms)
-        await groups._shards.reload(0)
+        await reload(groups._shards, 0)
 
         async def names() -> list[str]:
             return [one.group_id for one in (await groups.list_groups(ListGroups())).groups]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from fencepost.cluster.records import PartitionChangeRecord
 from fencepost.coordinator.data.delayed_fetch import DelayedFetch, DelayedFetches, Watched
 from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
@@ -566,3 +567,31 @@ def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
     raw, size = path.read_bytes(), path.stat().st_size // 6
     path.write_bytes(raw[:size] + raw[3 * size :])
     assert Node(tmp_path).logs.partition("a", 0).log_end_offset == 6
+
+
+# --- logs with other replicas ---------------------------------------------------------------------
+
+
+def test_a_start_commits_no_more_than_was_committed(tmp_path):
+    """The high watermark of a log with other replicas is what was checkpointed, not its end."""
+    node = Node(tmp_path)
+    topic = node.metadata.create_topic("t", 3, {})
+    for index in range(3):
+        node.write("t", index, count=4)
+    both = {"isr": (1, 2), "replicas": (1, 2)}
+    node.metadata.append([PartitionChangeRecord(topic.topic_id, at, **both) for at in (0, 1)])
+    node.logs.partition("t", 0).marks.replicate(3)
+    node.logs.partition("t", 1).marks.replicate(4)
+    node.logs.close()
+    again = Node(tmp_path)
+    marks = [again.logs.partition("t", at).marks for at in range(3)]
+    assert [(one.high_watermark, one.is_replicated) for one in marks] == [
+        (3, True),
+        (4, True),
+        (4, False),
+    ]
+    again.logs.close()
+    (tmp_path / "replication-offset-checkpoint").unlink()
+    lost = Node(tmp_path)
+    assert [lost.logs.partition("t", at).high_watermark for at in range(3)] == [0, 0, 4]
+    lost.logs.close()

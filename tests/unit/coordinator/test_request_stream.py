@@ -93,6 +93,12 @@ def written(stream: RequestStream) -> list[Chunk]:
     return pieces
 
 
+def answered(stream: RequestStream, one: Request, answer: Any) -> None:
+    steps = stream.answer(one, answer)
+    if steps is not None:
+        finish(steps)
+
+
 def served(pieces: Iterable[bytes]) -> Told:
     stream = RequestStream(SERVED, LIMITS)
     seen: list[Seen] = []
@@ -110,7 +116,7 @@ def served(pieces: Iterable[bytes]) -> Told:
                                 one.body,
                             )
                         )
-                        finish(stream.answer(one, answer_to(one)))
+                        answered(stream, one, answer_to(one))
                     out += b"".join(written(stream))
     except WireError as error:
         return seen, out, type(error)
@@ -207,7 +213,7 @@ def test_answers_go_out_in_pieces_and_only_what_is_in_memory_counts(
         return make.message(responses=[make.FetchableTopicResponse(topic="t", partitions=[part])])
 
     whole = b"".join(encode_response(ApiKey.FETCH, 11, 1, entity(records)))  # type: ignore[arg-type]
-    finish(stream.answer(one, entity(InSomeFile(records) if in_file and size else records)))
+    answered(stream, one, entity(InSomeFile(records) if in_file and size else records))
     assert stream.unsent_bytes == len(whole) - (size if in_file else 0)
     pieces = written(stream)
     assert b"".join(pieces) == whole
@@ -230,7 +236,7 @@ def test_records_in_a_file_may_be_few_bytes(partitions: int) -> None:
         return make.message(responses=[make.FetchableTopicResponse(topic="t", partitions=parts)])
 
     whole = b"".join(encode_response(ApiKey.FETCH, 11, 1, entity(lambda: b"abc")))  # type: ignore[arg-type]
-    finish(stream.answer(one, entity(lambda: InSomeFile(b"abc"))))
+    answered(stream, one, entity(lambda: InSomeFile(b"abc")))
     assert b"".join(written(stream)) == whole
 
 
@@ -239,6 +245,6 @@ def test_what_nobody_takes_is_forgotten() -> None:
     for _ in feed(stream, heartbeat(1)):
         one = stream.next_request()
     assert isinstance(one, Request)
-    finish(stream.answer(one, answer_to(one)))
+    answered(stream, one, answer_to(one))
     stream.drop_unsent()
     assert (list(stream.unsent), stream.unsent_bytes) == ([], 0)

@@ -12,13 +12,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
 )
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.runtime.shard import ShardRuntime, ShardServices, ShardState
+from fencepost.coordinator.runtime.shard import ShardRuntime, ShardServices
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import InvalidProducerEpochError, StorageError
@@ -37,6 +39,8 @@ from fencepost.logcore.machine import (
 from fencepost.logcore.partition import Partition
 from tests.support.clock import ManualClock
 from tests.unit.coordinator.services import serves
+
+COMMIT_TIMEOUT_MS = 5_000
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ class Bench:
         self.effects: list[object] = []
         self.remembered: list[tuple[str, str, Event, Origin | None, str | None]] = []
         self.machines: list[TableMachine] = []
+        self.commits = Commits(Flusher(self.clock))
+        self.too_few_replicas = False
         self.answer: Callable[[ShardRuntime, object], None] = self.report
         self.shard = self.new_shard()
 
@@ -223,7 +229,7 @@ class Bench:
             clean=False,
         )
 
-    def build(self) -> TableMachine:
+    def build(self, _partition: Partition, _coordinator_epoch: int) -> TableMachine:
         self.machines.append(TableMachine())
         return self.machines[-1]
 
@@ -250,9 +256,15 @@ class Bench:
             self.run_effect,
             lambda command: "loading" if command == Get("loading") else None,
             lambda *said: self.remembered.append(said),
-            Flusher(self.clock),
+            self.commits,
+            lambda: COMMIT_TIMEOUT_MS,
+            self.admit,
         )
-        return ShardRuntime(self.partition, self.build, services)  # type: ignore[arg-type]
+        return ShardRuntime(self.partition, 0, self.build, services)  # type: ignore[arg-type]
+
+    def admit(self, _partition: Partition, command: object) -> DomainError | None:
+        writes = not isinstance(command, Get)
+        return RefusedError("too few replicas") if writes and self.too_few_replicas else None
 
     async def load(self) -> ShardRuntime:
         await self.shard.load(Pace())

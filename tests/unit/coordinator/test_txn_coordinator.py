@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.coordinator.coordinators.txns import verification_error
+from fencepost.coordinator.coordinators.verification import verification_error
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     NotCoordinatorError,
     TransactionCoordinatorBusyError,
 )
-from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, encode_batch
@@ -49,7 +49,7 @@ from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 from tests.support.faults import Killed, MortalDisk
 from tests.support.partitions import append_batch, fetch_bytes
 from tests.support.waits import until_async
-from tests.unit.coordinator.services import Services, loading
+from tests.unit.coordinator.services import Services, loading, reload
 from tests.unit.coordinator.test_group_coordinator import commit, committed
 
 pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
@@ -235,7 +235,7 @@ async def test_a_timeout_that_needs_an_id_has_one_reserved(services: Services) -
     index = services.txns.partition_for(ID)
     partition = services.logs.partition(TRANSACTION_STATE, index)
     partition.append_records([encode(ID, at_last_epoch, TV2)], now_ms=0)
-    await services.txns._shards.reload(index)
+    await reload(services.txns._shards, index)
     services.txns._shards.timers.run_due()
     assert await state(services) == "Ongoing"
 
@@ -256,7 +256,7 @@ async def test_no_ids_while_metadata_fails(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(services.txns.open_in_steps())
-    monkeypatch.setattr(services.metadata.partition, "append_records", refuse)
+    monkeypatch.setattr(services.metadata.partition, "append_batch", refuse)
     with pytest.raises(ProducerIdsUnavailableError):
         await services.txns.new_producer()
     with pytest.raises(ProducerIdsUnavailableError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
 import threading
@@ -20,6 +21,7 @@ from fencepost.coordinator.handlers.api_versions import run as api_versions
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.tools.ports import hold_port
 from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.client.channel import AsyncChannel
 from fencepost.coordinator.wire.client.client import (
     ApiError,
     AsyncWireClient,
@@ -350,3 +352,43 @@ def test_metadata_is_asked_for_again_when_the_open_connection_has_died(tmp_path:
                     assert set(client.metadata(refresh=True).brokers) == {1}
             with pytest.raises(BrokerUnreachable, match=address):
                 client.metadata(refresh=True)
+
+
+async def test_a_connect_that_is_cancelled_ends_so_even_as_it_fails():
+    """Whoever ends a task that connects has to be sure of it."""
+    held = hold_port()
+    host, port = held.getsockname()
+    with held:
+        for turns in range(12):
+            connecting = asyncio.create_task(AsyncChannel.connect(host, port, 5_000))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            was_under_way = connecting.cancel()
+            await asyncio.wait({connecting})
+            assert connecting.cancelled() or not was_under_way, turns
+
+
+async def test_a_call_that_is_cancelled_before_versions_are_known_leaves_no_connection() -> None:
+    """Nobody holds a connection then that was not ready to be used."""
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        asked.set()
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    gc.disable()  # it would end the connection some time
+    try:
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            async with AsyncWireClient(f"{host}:{port}") as client:
+                call = asyncio.create_task(client.versions())
+                await asyncio.wait_for(asked.wait(), 30)
+                call.cancel()
+                await asyncio.wait({call})
+                assert call.cancelled()
+                await asyncio.wait_for(ended.wait(), 30)
+    finally:
+        gc.enable()

@@ -178,7 +178,7 @@ def test_the_quorum(client, bootstrap, version):
     assert part["high_watermark"] == voter["log_end_offset"]
     client.create_topic(unique("later"))
     (later,) = client.call("describe_quorum", version, topics=[asked(0)])["topics"][0]["partitions"]
-    assert later["high_watermark"] == part["high_watermark"] + 1
+    assert later["high_watermark"] > part["high_watermark"]
     if version >= 1:
         assert 0 < voter["last_fetch_timestamp"] == voter["last_caught_up_timestamp"]
     if version >= 2:

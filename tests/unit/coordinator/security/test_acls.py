@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.cluster.records import AccessControlEntryRecord
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
-from fencepost.coordinator.metadata.records import ACL, MetadataError
+from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.security.acl import (
     ANYTHING,
     Acl,
@@ -178,24 +179,28 @@ def test_rules_hold_at_once_and_after_a_start(kept):
         kept.restart()
 
 
-def test_the_entries_have_the_fields_of_kafkas_record(kept):
+def test_the_records_are_kafkas(kept):
     kept.create(rule("DENY WRITE Role:x 10.0.0.1 GROUP PREFIXED g"))
-    ((name, fields),) = kept.storage.metadata.table(ACL).items()
-    assert len(name) == 36
-    assert fields == {
-        "resourceType": 3, "resourceName": "g", "patternType": 4, "principal": "Role:x",
-        "host": "10.0.0.1", "operation": 4, "permissionType": 2,
-    }  # fmt: skip
+    ((id_, record),) = kept.storage.metadata.image.acls.items()
+    assert record == AccessControlEntryRecord(
+        id=id_,
+        resource_type=3,
+        resource_name="g",
+        pattern_type=4,
+        principal="Role:x",
+        host="10.0.0.1",
+        operation=4,
+        permission_type=2,
+    )
 
 
-@pytest.mark.parametrize("change", [{"operation": 99}, {"permissionType": 0}, {"host": None}])
+@pytest.mark.parametrize("change", [{"operation": 99}, {"permission_type": 0}])
 def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, change):
     """Nobody knows what it would deny."""
     kept.create(READ_T)
-    ((name, fields),) = kept.storage.metadata.table(ACL).items()
-    odd = {key: value for key, value in {**fields, **change}.items() if value is not None}
-    kept.storage.metadata.change_table(ACL, {name: odd})
-    with pytest.raises(MetadataError, match=f"the rule {name} is not understood"):
+    (record,) = kept.storage.metadata.image.acls.values()
+    kept.storage.metadata.append([replace(record, **change)])
+    with pytest.raises(MetadataError, match=f"the rule {record.id} is not understood"):
         kept.restart()
 
 
@@ -276,7 +281,7 @@ def test_what_can_not_be_written_does_not_hold(kept, monkeypatch):
     def fail(*_args: object, **_fields: object) -> None:
         raise StorageError("no")
 
-    monkeypatch.setattr(kept.storage.metadata.partition, "append_records", fail)
+    monkeypatch.setattr(kept.storage.metadata.partition, "append_batch", fail)
     for change in (lambda: kept.create(GOOD), lambda: kept.delete(ANY)):
         with pytest.raises(StorageError):
             change()

@@ -1,0 +1,65 @@
+"""The metadata log as Fencepost 0.1 has written it: a key and a value (msgpack) for each change."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from fencepost.coordinator.metadata.names import METADATA_TOPIC, METADATA_TOPIC_ID
+from fencepost.logcore.config import LogConfig
+from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.machine import Record
+from fencepost.logcore.partition import Partition
+from tests.support.clock import ManualClock
+
+
+def record(kind: str, name: str, value: Mapping[str, Any] | None) -> Record:
+    """One change: the whole new state of what it names, None for gone."""
+    packed = None if value is None else msgpack.packb({"version": 1, **value})
+    return Record(msgpack.packb([kind, name]), packed)
+
+
+def topic(
+    name: str,
+    topic_id: uuid.UUID,
+    partitions: int,
+    configs: Mapping[str, str] | None = None,
+    *,
+    first_start: int,
+) -> Record:
+    value = {
+        "id": topic_id.bytes,
+        "partitions": partitions,
+        "configs": dict(configs or {}),
+        "first_start": first_start,
+    }
+    return record("topic", name, value)
+
+
+def settings(scope: str, configs: Mapping[str, str]) -> Record:
+    return record("broker-configs", scope, {"configs": dict(configs)} if configs else None)
+
+
+def starts(count: int) -> Record:
+    return record("starts", "", {"count": count})
+
+
+def write_old_log(fs: FileSystem, directory: str, records: Sequence[Record]) -> None:
+    """A log with these records, each as a batch of its own, as a kill leaves it."""
+    clock = ManualClock(1_700_000_000_000)
+    partition = Partition.open(
+        fs,
+        f"{directory}/{METADATA_TOPIC}-0",
+        topic=METADATA_TOPIC,
+        index=0,
+        topic_id=METADATA_TOPIC_ID,
+        config=LogConfig(segment_bytes=16 << 20, retention_ms=-1, cleanup_policy=frozenset()),
+        clock=clock,
+        clean=False,
+    )
+    for one in records:
+        partition.append_records([one], now_ms=clock.now_ms())
+    partition.flushes.run(clock.now_ms())

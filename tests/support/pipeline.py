@@ -1,0 +1,112 @@
+"""Copies a topic to another exactly once, on librdkafka, through whatever happens to brokers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+from tests.support.cluster import unique
+
+GIVE_UP_S = 15
+QUIET = {"log_level": 0}
+
+
+class Clients:
+    """Makes clients of one cluster, which have ``settings`` in common."""
+
+    def __init__(self, bootstrap: str, settings: Mapping[str, object] = QUIET) -> None:
+        self._common = {"bootstrap.servers": bootstrap, **settings}
+
+    def producer(self, transactional_id: str) -> Producer:
+        """Ready for its first transaction.
+
+        librdkafka 2.16 waits for ever in ``send_offsets_to_transaction``, whatever its time limit,
+        where Metadata names the group's coordinator no more (its issues 5511 and 5456); Apache
+        Kafka sees the same of it. It looks anew as soon as any connection comes or goes, so those
+        that are idle end soon.
+        """
+        made = Producer(
+            {
+                **self._common,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": 30_000,
+                "connections.max.idle.ms": 3_000,
+            }
+        )
+        made.init_transactions(60)
+        return made
+
+    def consumer(self, group: str) -> Consumer:
+        """Reads what is committed, and commits nothing by itself."""
+        return Consumer(
+            {
+                **self._common,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+
+    def messages(self, topic: str, partitions: int) -> list[Message]:
+        """All that is committed, up to the last stable offsets."""
+        consumer = self.consumer("reader")
+        consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+        found: list[Message] = []
+        ended: set[int] = set()
+        deadline = time.monotonic() + 60
+        while len(ended) < partitions:
+            assert time.monotonic() < deadline, f"{topic} does not end: {ended}"
+            for message in consumer.consume(1_000, 0.1):
+                if message.error():
+                    ended.add(message.partition())
+                else:
+                    found.append(message)
+        consumer.close()
+        return found
+
+
+class Pipeline(threading.Thread):
+    """Copies ``source`` to ``target``, partition by partition, offsets and all, in transactions.
+
+    Each record bears its transaction's name and how many records that has, as headers.
+    """
+
+    def __init__(self, clients: Clients, name: str, source: str, target: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.clients, self.stopping = clients, threading.Event()
+        self.source, self.target = source, target
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            consumer = self.clients.consumer("pipeline")
+            try:
+                producer = self.clients.producer(self.name)
+                consumer.subscribe([self.source])
+                while not self.stopping.is_set():
+                    messages = [one for one in consumer.consume(1_000, 0.2) if not one.error()]
+                    if messages:
+                        self.copy(producer, consumer, messages)
+            except KafkaException as error:
+                self.failures.append(str(error))
+            finally:
+                consumer.close()
+
+    def copy(self, producer: Producer, consumer: Consumer, messages: Sequence[Message]) -> None:
+        """One transaction."""
+        producer.begin_transaction()
+        headers = [("txn", unique(self.name)), ("size", str(len(messages)))]
+        ends: dict[int, int] = {}
+        for one in messages:
+            producer.produce(self.target, one.value(), partition=one.partition(), headers=headers)
+            ends[one.partition()] = one.offset() + 1
+        offsets = [TopicPartition(self.source, index, end) for index, end in ends.items()]
+        # Who gives up begins anew: claiming the id ends what is open.
+        group = consumer.consumer_group_metadata()
+        producer.send_offsets_to_transaction(offsets, group, GIVE_UP_S)
+        producer.commit_transaction(GIVE_UP_S)

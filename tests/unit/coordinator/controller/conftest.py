@@ -1,0 +1,86 @@
+"""A controller without partitions of its own, and brokers that exist in their requests alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self, TypeVar
+
+import pytest
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.services import Services
+from tests.support.controllers import Pretender
+
+CONFIG = {
+    "process.roles": "controller",
+    "node.id": "3000",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT",
+    "metadata.max.idle.interval.ms": "0",
+}
+T = TypeVar("T")
+_ids = itertools.count(101)
+
+Enter = Callable[..., Pretender]
+
+
+class Node:
+    """A controller in a thread."""
+
+    def __init__(self, directory: Path, **config: str) -> None:
+        listeners = {"listeners": f"CONTROLLER://127.0.0.1:{config.pop('port', '0')}"}
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self.broker = Broker(directory, config={**CONFIG, **listeners, **settings})
+        self.thread = BrokerThread(lambda: self.broker)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return self.thread.bootstrap
+
+    def ask(self, question: Callable[[Services], T]) -> T:
+        """Look at the services, on their loop."""
+
+        async def ask() -> T:
+            return question(self.broker.services)
+
+        return self.thread.call(ask)
+
+    def pretender(self, broker_id: int, *, joins: bool = True) -> Pretender:
+        """A broker that knows the quorum's epoch, and has joined if that is wanted."""
+        cluster_id = self.ask(lambda services: services.cluster_id)
+        one = Pretender(self.bootstrap, broker_id, cluster_id)
+        one.learn_epoch()
+        if joins:
+            one.join()
+        return one
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with Node(tmp_path_factory.mktemp("controller")) as running:
+        yield running
+
+
+@pytest.fixture
+def enter(node: Node) -> Iterator[Enter]:
+    """A new broker, which has joined unless that is not wanted."""
+    made: list[Pretender] = []
+
+    def enter(*, joins: bool = True, broker_id: int | None = None) -> Pretender:
+        one = node.pretender(next(_ids) if broker_id is None else broker_id, joins=joins)
+        made.append(one)
+        return one
+
+    yield enter
+    for one in made:
+        one.close()

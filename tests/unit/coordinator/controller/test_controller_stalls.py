@@ -1,0 +1,138 @@
+"""Nothing that a controller is asked for, or does by itself, keeps its loop for a long turn.
+
+The partitions are many, their brokers exist in their requests alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from fencepost.cluster.controller.brokers import MAX_CHANGES
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.metadata import log as metadata_log
+from tests.support.controllers import Pretender
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_true
+from tests.unit.coordinator.controller.conftest import CONFIG
+
+pytestmark = pytest.mark.slow
+
+TOPICS, PARTITIONS = 4, 2_500
+FIRST, SECOND = 1, 2
+
+
+class Many:
+    """A controller on this loop, and two brokers of 10,000 partitions, of which the first leads."""
+
+    def __init__(self, decides: Broker) -> None:
+        self.decides, self.services = decides, decides.services
+        self.first, self.second = (
+            Pretender(decides.bootstrap, one, self.services.cluster_id) for one in (FIRST, SECOND)
+        )
+
+    async def begin(self) -> None:
+        for one in (self.first, self.second):
+            await asyncio.to_thread(one.join)
+        for number in range(TOPICS):
+            await asyncio.to_thread(self.first.topic, f"t{number}", *[(FIRST, SECOND)] * PARTITIONS)
+
+    def led_by(self, broker_id: int) -> int:
+        topics = self.services.metadata.topics.values()
+        return sum(one.leader == broker_id for topic in topics for one in topic.partitions)
+
+    def end_session(self) -> None:
+        """Of the first."""
+        active = self.services.active_controller
+        active.machine.heartbeats.lapse(FIRST)
+        active._arm()
+
+    def is_fenced(self) -> bool:
+        return self.services.metadata.image.brokers[FIRST].fenced
+
+
+@asynccontextmanager
+async def many(path: Path) -> AsyncIterator[Many]:
+    listeners = {"listeners": "CONTROLLER://127.0.0.1:0"}
+    session = {"broker.session.timeout.ms": "600000"}
+    async with Broker(path, config={**CONFIG, **listeners, **session}) as decides:
+        made = Many(decides)
+        await made.begin()
+        yield made
+        for one in (made.first, made.second):
+            one.close()
+
+
+async def test_a_broker_of_many_partitions_goes_and_comes(tmp_path: Path) -> None:
+    assert MAX_CHANGES < TOPICS * PARTITIONS
+    async with many(tmp_path) as cluster:
+        with watched_loop() as watch:
+            cluster.end_session()
+            await until_true(cluster.is_fenced, "the end of its session")
+        assert cluster.led_by(SECOND) == TOPICS * PARTITIONS
+        watch.check()
+        with watched_loop() as watch:
+            await asyncio.to_thread(cluster.second.heartbeat, want_shut_down=True)
+        assert cluster.led_by(SECOND) == 0
+        watch.check()
+        with watched_loop() as watch:
+            await asyncio.to_thread(cluster.second.heartbeat, want_shut_down=True)
+            await asyncio.to_thread(cluster.first.join)
+        watch.check()
+
+
+@pytest.mark.parametrize("how", ["unregistered", "anew", "without its directory"])
+async def test_a_broker_of_many_partitions_loses_them(tmp_path: Path, how: str) -> None:
+    async with many(tmp_path) as cluster:
+        with watched_loop() as watch:
+            one = cluster.first
+            if how == "unregistered":
+                call = one.controller.call
+                await asyncio.to_thread(call, "unregister_broker", 0, broker_id=FIRST)
+            elif how == "anew":
+                cluster.services.active_controller.machine.heartbeats.lapse(FIRST)
+                one.incarnation_id = one.directory_id
+                await asyncio.to_thread(one.register)
+            else:
+                lost = [one.directory_id]
+                await asyncio.to_thread(one.heartbeat, offline_log_dirs=lost)
+        assert cluster.led_by(SECOND) == TOPICS * PARTITIONS
+        watch.check()
+
+
+async def test_leaders_come_back_with_their_broker(tmp_path: Path) -> None:
+    """Nobody else can lead while it is away; so many elections come one after the other."""
+    async with many(tmp_path) as cluster:
+        await asyncio.to_thread(cluster.second.heartbeat, want_fence=True)
+        cluster.end_session()
+        await until_true(cluster.is_fenced, "the end of its session")
+        assert cluster.led_by(-1) == TOPICS * PARTITIONS
+        with watched_loop() as watch:
+            await asyncio.to_thread(cluster.first.heartbeat)
+            everything = TOPICS * PARTITIONS
+            await until_true(lambda: cluster.led_by(FIRST) == everything, "leaders")
+        watch.check()
+
+
+async def test_a_snapshot_of_many_partitions_is_written_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with many(tmp_path) as cluster:
+        metadata = cluster.services.metadata
+        before = metadata.image
+        monkeypatch.setattr(metadata_log, "COMPACT_SLACK_RECORDS", 0)
+        monkeypatch.setattr(metadata_log, "COMPACT_FACTOR", 0)
+        with watched_loop() as watch:
+            cluster.services.active_controller.look_after_log(1 << 40)
+            await asyncio.to_thread(cluster.first.topic, "meanwhile", (FIRST,))
+            start = metadata.partition
+            await until_true(lambda: start.log_start_offset > 0, "a log that begins elsewhere")
+        watch.check()
+        assert start.log_start_offset == before.offset + 1
+    listeners = {"listeners": "CONTROLLER://127.0.0.1:0"}
+    async with Broker(tmp_path, config={**CONFIG, **listeners}) as again:
+        assert len(again.services.metadata.topics) == TOPICS + 1

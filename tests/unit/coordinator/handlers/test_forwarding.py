@@ -1,0 +1,245 @@
+"""What the active controller answers: a client's frames go there as they are, and back.
+
+The controller is another broker, which is asked what is in each Envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import RequestTimedOutError
+from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.net.server import Server
+from fencepost.coordinator.replication.controller_channel import LocalControllerChannel
+from fencepost.coordinator.wire.api import FORWARDED, ApiKey
+from fencepost.coordinator.wire.client.channel import ConnectionLostError
+from fencepost.coordinator.wire.client.client import AsyncWireClient
+from fencepost.coordinator.wire.client.cluster import error_codes
+from fencepost.coordinator.wire.codec import encode_request
+from fencepost.coordinator.wire.messages import request_factory, response_factory
+from fencepost.coordinator.wire.schema import Entity
+
+ANONYMOUS = b"\x00\x00" + b"\x05User" + b"\x0aANONYMOUS" + b"\x00" + b"\x00"
+
+
+class Setting:
+    """A broker that forwards, a client of it, and the controller behind."""
+
+    def __init__(self, client: AsyncWireClient, broker: Broker, controller: Broker) -> None:
+        self.client, self.broker, self.controller = client, broker, controller
+        self.envelopes: list[Entity] = []
+        self.fails: Callable[[], Entity] | None = None
+
+    async def handle(self, envelope: Entity) -> Entity:
+        """Answer as a controller."""
+        self.envelopes.append(envelope)
+        if self.fails is not None:
+            return self.fails()
+        data = await exchanged(self.controller.address, envelope.request_data)
+        return response_factory(ApiKey.ENVELOPE, 0).message(error_code=0, response_data=data)
+
+    def refuse(self, code: ErrorCode) -> None:
+        """Answer every Envelope with an error."""
+        self.fails = lambda: response_factory(ApiKey.ENVELOPE, 0).message(error_code=code)
+
+    def give_up(self) -> None:
+        """Let no controller be there."""
+
+        def fail() -> Entity:
+            raise RequestTimedOutError("no controller has taken the request in time")
+
+        self.fails = fail
+
+
+async def exchanged(address: tuple[str, int], frame: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(struct.pack(">i", len(frame)) + frame)
+    (size,) = struct.unpack(">i", await reader.readexactly(4))
+    answer = await reader.readexactly(size)
+    writer.close()
+    return answer
+
+
+@asynccontextmanager
+async def forwarding(tmp_path: Any, *unknown: ApiKey) -> AsyncIterator[Setting]:
+    versions = dict.fromkeys(FORWARDED - set(unknown), (0, 5))
+    async with Broker(tmp_path / "a") as broker, Broker(tmp_path / "b") as controller:
+        services = broker.services
+        server = Server(
+            services, registry=Registry(forwards=lambda: versions), error_code=error_code
+        )
+        host, port = await server.start(ListenerConfig())
+        async with AsyncWireClient(f"{host}:{port}", client_id="me") as client:
+            setting = Setting(client, broker, controller)
+            services.controller = LocalControllerChannel(setting.handle)
+            yield setting
+        await server.stop()
+
+
+def test_a_request_goes_to_the_controller_byte_for_byte(tmp_path) -> None:
+    async def run() -> None:
+        async with forwarding(tmp_path) as setting:
+            topic = {"name": "t", "num_partitions": 3, "replication_factor": -1}
+            answer = await setting.client.call(
+                "CreateTopics",
+                5,
+                entity=lambda make: make.message(
+                    topics=[make.CreatableTopic(**topic)], timeout_ms=1000
+                ),
+            )
+            assert [(one.name, one.error_code) for one in answer.topics] == [("t", 0)]
+            assert "t" in setting.controller.services.metadata.topics
+            assert "t" not in setting.broker.services.metadata.topics
+            (envelope,) = setting.envelopes
+            make = request_factory(ApiKey.CREATE_TOPICS, 5)
+            body = make.message(topics=[make.CreatableTopic(**topic)], timeout_ms=1000)
+            correlation_id = struct.unpack_from(">hhi", envelope.request_data)[2]
+            sent = encode_request(ApiKey.CREATE_TOPICS, 5, correlation_id, "me", body)
+            assert envelope.request_data == b"".join(sent)[4:]
+            assert envelope.request_principal == ANONYMOUS
+            assert envelope.client_host_address == b"\x7f\x00\x00\x01"
+
+    asyncio.run(run())
+
+
+def test_versions_are_those_that_the_controller_knows_too(tmp_path) -> None:
+    async def run() -> None:
+        async with forwarding(tmp_path, ApiKey.UPDATE_FEATURES) as setting:
+            versions = await setting.client.versions()
+            assert versions[ApiKey.CREATE_TOPICS] == (2, 5)
+            assert ApiKey.UPDATE_FEATURES not in versions
+            assert versions[ApiKey.METADATA] == (0, 13)
+
+    asyncio.run(run())
+
+
+def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
+    """Its loggers are its own; what it could not live with it refuses; the rest goes on."""
+
+    async def run() -> None:
+        async with forwarding(tmp_path) as setting:
+            await setting.client.call(
+                "CreateTopics",
+                5,
+                entity=lambda make: make.message(
+                    topics=[make.CreatableTopic(name="t", num_partitions=1, replication_factor=1)]
+                ),
+            )
+            setting.envelopes.clear()
+            rows = [
+                (8, "1", "root", "INFO"),
+                (4, "1", "log.segment.bytes", "1"),
+                (4, "1", "log.retention.ms", "77"),
+                (2, "t", "retention.ms", "99"),
+            ]
+
+            def body(make: Any, *which: int) -> Entity:
+                return make.message(
+                    resources=[
+                        make.AlterConfigsResource(
+                            resource_type=rows[i][0],
+                            resource_name=rows[i][1],
+                            configs=[make.AlterableConfig(name=rows[i][2], value=rows[i][3])],
+                        )
+                        for i in which
+                    ]
+                )
+
+            async def alter(*which: int) -> dict[tuple[int, str], int]:
+                answer = await setting.client.call(
+                    "IncrementalAlterConfigs", 1, entity=lambda make: body(make, *which)
+                )
+                return {(r.resource_type, r.resource_name): r.error_code for r in answer.responses}
+
+            assert await alter(0, 1) == {(8, "1"): 0, (4, "1"): ErrorCode.invalid_config}
+            assert setting.envelopes == []
+            assert await alter(0, 2, 3) == {(8, "1"): 0, (4, "1"): 0, (2, "t"): 0}
+            assert len(setting.envelopes) == 1
+            metadata = setting.controller.services.metadata
+            assert metadata.settings("1") == {"log.retention.ms": "77"}
+            assert setting.broker.services.metadata.settings("1") == {}
+
+    asyncio.run(run())
+
+
+def test_a_version_that_the_controller_does_not_know_ends_the_connection(tmp_path) -> None:
+    async def run() -> None:
+        async with forwarding(tmp_path) as setting:
+            setting.refuse(ErrorCode.unsupported_version)
+            body = request_factory(ApiKey.UNREGISTER_BROKER, 0).message(broker_id=5)
+            with pytest.raises(ConnectionLostError):
+                await setting.client.request(ApiKey.UNREGISTER_BROKER, 0, body)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("api", sorted(FORWARDED), ids=lambda api: ApiKey(api).name.lower())
+@pytest.mark.parametrize("is_late", [False, True], ids=["refused", "late"])
+def test_without_an_answer_everything_that_was_asked_for_has_failed(
+    api: int, is_late: bool, tmp_path
+) -> None:
+    async def run() -> None:
+        async with forwarding(tmp_path) as setting:
+            if is_late:
+                setting.give_up()
+                expected = ErrorCode.request_timed_out
+            else:
+                setting.refuse(ErrorCode.principal_deserialization_failure)
+                expected = ErrorCode.unknown_server_error
+            body = ASKED[api]
+            answer = await setting.client.call(api, entity=body, check=False, deadline_ms=5_000)
+            assert [code for code in error_codes(answer) if code] == [expected], answer
+
+    asyncio.run(run())
+
+
+def _acl(make: Any) -> Entity:
+    one = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": "*"}
+    return make.message(creations=[make.AclCreation(**one, operation=3, permission_type=3)])
+
+
+ASKED: dict[int, Callable[[Any], Entity]] = {
+    ApiKey.CREATE_TOPICS: lambda make: make.message(
+        topics=[make.CreatableTopic(name="t", num_partitions=1, replication_factor=1)]
+    ),
+    ApiKey.DELETE_TOPICS: lambda make: make.message(topic_names=["t"]),
+    ApiKey.CREATE_ACLS: _acl,
+    ApiKey.DELETE_ACLS: lambda make: make.message(
+        filters=[make.DeleteAclsFilter(resource_type_filter=1, operation=1, permission_type=1)]
+    ),
+    ApiKey.ALTER_CONFIGS: lambda make: make.message(
+        resources=[make.AlterConfigsResource(resource_type=2, resource_name="t")]
+    ),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: lambda make: make.message(
+        resources=[make.AlterConfigsResource(resource_type=2, resource_name="t")]
+    ),
+    ApiKey.CREATE_PARTITIONS: lambda make: make.message(
+        topics=[make.CreatePartitionsTopic(name="t", count=2)]
+    ),
+    ApiKey.ELECT_LEADERS: lambda make: make.message(
+        topic_partitions=[make.TopicPartitions(topic="t", partitions=[0])]
+    ),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda make: make.message(),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda make: make.message(),
+    ApiKey.ALTER_CLIENT_QUOTAS: lambda make: make.message(
+        entries=[
+            make.EntryData(entity=[make.EntityData(entity_type="user", entity_name="a")], ops=[])
+        ]
+    ),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: lambda make: make.message(
+        deletions=[make.ScramCredentialDeletion(name="a", mechanism=1)]
+    ),
+    ApiKey.DESCRIBE_QUORUM: lambda make: make.message(),
+    ApiKey.UPDATE_FEATURES: lambda make: make.message(),
+    ApiKey.UNREGISTER_BROKER: lambda make: make.message(broker_id=1),
+}

@@ -1,0 +1,478 @@
+"""Following a leader over a real connection: what is asked for, and what becomes of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from fencepost.cluster.follower import FetchState
+from fencepost.coordinator.config.broker_config import (
+    BrokerConfig,
+    ConfigSource,
+    check_topic_configs,
+)
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.replication.fetch_wire import fetch_version, list_offsets_version
+from fencepost.logcore.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    read_offsets,
+)
+from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.machine import Event
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_true
+from tests.unit.coordinator.replication.leading import FOLLOWER, TOPIC, Pair
+from tests.unit.logcore.partition_driver import T0, read_log
+from tests.unit.logcore.test_replica import at
+
+
+@pytest.fixture
+async def pair(tmp_path: Path):
+    one = Pair(tmp_path, 3)
+    await one.start()
+    yield one
+    await one.stop()
+
+
+async def test_a_log_is_followed(pair):
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    pair.put(2)
+    pair.put(4)
+    await pair.equal()
+    assert read_log(pair.log()) == read_log(pair.led[0])
+    assert pair.log().traffic.replicated_in == pair.led[0].traffic.bytes_in
+    (machine,) = pair.fetchers
+    assert machine.is_in_sync
+    assert pair.fetchers.max_lag == 0
+
+
+async def test_what_a_replica_asks_for(pair):
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    # What came first is asked for before the next request goes out.
+    await until_true(lambda: len(pair.leader.asked_of()) > 1, "the second request")
+    body = pair.leader.bodies[0]
+    assert pair.leader.asked[0] == (1, 18, "broker-2-fetcher-0")
+    assert (body.replica_state.replica_id, body.replica_state.replica_epoch) == (FOLLOWER, 77)
+    assert (body.max_wait.total_seconds(), body.min_bytes, body.max_bytes) == (0.5, 1, 10_485_760)
+    assert (body.session_id, body.session_epoch, body.isolation_level) == (0, 0, 0)
+    assert (body.cluster_id, body.rack_id) == (None, "")
+    asked = pair.leader.asked_of()
+    assert asked[0].partition_max_bytes == 1_048_576
+    rows = [(one.fetch_offset, one.last_fetched_epoch, one.log_start_offset) for one in asked]
+    assert rows[:2] == [(0, -1, 0), (3, 5, 0)]
+    assert {one.current_leader_epoch for one in asked} == {5}
+
+
+def test_versions_follow_from_the_level_of_metadata():
+    levels = [7, 8, 9, 10, 18, 19, 20, 21, 26, 27, 30]
+    assert [fetch_version(one) for one in levels] == [13, 13, 14, 15, 15, 16, 16, 17, 17, 18, 18]
+    assert [list_offsets_version(one) for one in (7, 8, 9, 20, 21, 24, 25, 28, 29)] == [
+        *(7, 7, 8, 8, 9, 9, 10, 10, 11)
+    ]
+
+
+async def test_many_partitions_and_little_at_a_time(tmp_path):
+    one = Pair(tmp_path, 5, config={"replica.fetch.max.bytes": "200"})
+    await one.start()
+    for index in range(5):
+        for _ in range(10):
+            one.put(3, index, size=50)
+    one.follow(range(5))
+    for index in range(5):
+        await one.equal(index)
+        assert read_log(one.log(index)) == read_log(one.led[index])
+    await one.stop()
+
+
+# --- where logs part ---
+
+
+async def test_a_tail_of_a_former_epoch_is_cut(pair):
+    """KIP-101 (2): the offsets agree, the epochs do not."""
+    log = pair.log()
+    log.append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4), 9)
+    log.replica.move_high_watermark(2)
+    pair.led[0].append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=5), 5)
+    pair.follow()
+    await pair.equal()
+    await until_true(lambda: read_log(log) == read_log(pair.led[0]), "the logs are equal")
+    (cause,) = [one for one in pair.causes if one.kind == "log-truncated"]
+    assert cause.detail["offset"] == 2
+    assert "below_high_watermark" not in cause.detail
+
+
+async def test_fast_failovers_are_traced_back_epoch_by_epoch(pair):
+    """KIP-279: the largest common epoch is found, whatever each has written since."""
+    log = pair.log()
+    own = at(0, 3, leader_epoch=1) + at(3, 3, leader_epoch=2) + at(6, 1, leader_epoch=4)
+    log.append_as_follower(own, 9)
+    theirs = at(0, 3, leader_epoch=1) + at(3, 2, leader_epoch=3) + at(5, 4, leader_epoch=5)
+    pair.led[0].append_as_follower(theirs, 9)
+    pair.follow()
+    await until_true(lambda: read_log(log) == read_log(pair.led[0]), "the logs are equal")
+    assert log._epochs.entries == [(1, 0), (3, 3), (5, 5)]
+
+
+async def test_checkpoints_say_less_before_a_log_is_cut(pair):
+    log = pair.log()
+    for offset in range(10):
+        log.append_as_follower(at(offset, leader_epoch=4), 9)
+    log.replica.move_high_watermark(8)
+    log.flushes.run(T0)
+    pair.storage.logs.checkpoint()
+    pair.led[0].append_as_follower(at(0, 4, leader_epoch=4) + at(4, leader_epoch=5), 5)
+    pair.follow()
+    await until_true(lambda: read_log(log)[-1:] == read_log(pair.led[0])[-1:], "cut and fetched")
+    directory = str(pair.directory / "follower")
+    for name in (RECOVERY_POINT_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT):
+        assert read_offsets(OsFileSystem(), directory, name)[TOPIC, 0] == 4, name
+    (cause,) = [one for one in pair.causes if one.kind == "log-truncated"]
+    assert cause.detail["below_high_watermark"] == 8
+
+
+async def test_far_behind_it_begins_where_the_leader_begins(pair):
+    """KAFKA-9491."""
+    led, log = pair.led[0], pair.log()
+    log.append_as_follower(at(0, 3, leader_epoch=4), 9)
+    led.replica.restart_at(500)
+    led.append_as_follower(at(500, 3, leader_epoch=5), 5)
+    pair.follow()
+    await pair.equal()
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (500, 503, 503)
+    assert read_log(log) == read_log(led)
+    directory = str(pair.directory / "follower")
+    assert (TOPIC, 0) not in (read_offsets(OsFileSystem(), directory, LOG_START_CHECKPOINT) or {})
+
+
+async def test_a_leader_that_has_less_has_been_elected_without_us(pair):
+    """An epoch that it does not know: out of range, then cut to its end."""
+    led, log = pair.led[0], pair.log()
+    log.append_as_follower(at(0, 3, leader_epoch=4) + at(3, 4, leader_epoch=6), 9)
+    led.append_as_follower(at(0, 3, leader_epoch=4), 5)
+    pair.follow()
+    await pair.equal()
+    await until_true(lambda: read_log(log) == read_log(led), "the logs are equal")
+
+
+async def test_the_log_start_of_the_leader_is_taken_over(pair):
+    pair.put(3)
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    pair.led[0].cleanup.delete_records_before(4)
+    await until_true(lambda: pair.log().log_start_offset == 4, "log start")
+
+
+async def test_without_epochs_it_is_cut_to_the_high_watermark(pair):
+    log = pair.log()
+    log.append_as_follower(at(0, 3, leader_epoch=5) + at(3, 3, leader_epoch=5), 9)
+    log.replica.move_high_watermark(3)
+    log._epochs.clear()
+    pair.led[0].append_as_follower(at(0, 3, leader_epoch=5) + at(3, leader_epoch=5), 5)
+    pair.follow()
+    await pair.equal()
+    assert read_log(log) == read_log(pair.led[0])
+
+
+# --- what goes wrong ---
+
+
+async def test_one_partition_waits_and_the_others_go_on(pair):
+    pair.leader.errors[pair.topic_id, 1] = 6
+    for index in range(3):
+        pair.put(3, index)
+    pair.follow(range(3))
+    await pair.equal(0)
+    await pair.equal(2)
+    assert pair.log(1).log_end_offset == 0
+    del pair.leader.errors[pair.topic_id, 1]
+    await pair.equal(1)
+
+
+async def test_a_log_that_fails_before_its_cut_does_not_hold_up_the_others(pair):
+    log = pair.log(0)
+    log.append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4), 9)
+    pair.led[0].append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=5), 5)
+
+    def disk_fails(_: object, cause: Event) -> None:
+        pair.causes.append(cause)
+        if cause.kind == "log-truncated":
+            log.marks.fail(OSError(errno.EIO, "the disk is gone"))
+
+    pair.fetchers._remember = disk_fails
+    pair.put(3, 1)
+    pair.follow(range(2))
+    await until_true(lambda: log.offline is not None, "off line")
+    pair.put(3, 1)
+    await pair.equal(1)
+    states = {one.index: one.state for one in pair.fetchers}
+    assert states == {0: FetchState.FAILED, 1: FetchState.FETCHING}
+    assert [one.kind for one in pair.causes] == ["log-truncated", "follower-failed"]
+
+
+async def test_a_leader_in_a_later_epoch_is_left_until_metadata_tell_of_it(pair):
+    pair.led[0].replica.lead(6)
+    pair.put(3)
+    pair.follow()
+    machine = next(iter(pair.fetchers))
+    await until_true(lambda: machine.state is FetchState.FAILED, "fenced")
+    asked = len(pair.leader.bodies)
+    pair.follow(leader_epoch=6, partition_epoch=11)
+    await pair.equal()
+    assert len(pair.leader.bodies) > asked
+    assert [one.kind for one in pair.causes] == ["follower-fenced"]
+
+
+async def test_a_connection_that_breaks_is_made_again(pair):
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    for _ in range(3):
+        pair.leader.hang_up()
+        pair.put(1)
+        await pair.equal()
+    assert pair.leader.connections >= 2
+
+
+async def test_a_leader_that_is_not_there_yet(pair):
+    image, pair.image = pair.image, type(pair.image)()
+    pair.put(3)
+    pair.follow()
+    machine = next(iter(pair.fetchers))
+    await until_true(lambda: machine.state is FetchState.DELAYED, "nobody is there")
+    pair.image = image
+    await pair.equal()
+
+
+async def test_a_damaged_answer_is_asked_for_again(pair):
+    damaged = 0
+
+    def tamper(data: bytes) -> bytes:
+        nonlocal damaged
+        if not data or damaged == 3:
+            return data
+        damaged += 1
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    pair.leader.tamper = tamper
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    assert damaged == 3
+    assert read_log(pair.log()) == read_log(pair.led[0])
+
+
+async def test_batches_of_a_later_epoch_are_left_for_later(pair):
+    """KAFKA-18723."""
+    later = at(0, leader_epoch=6)
+    pair.leader.tamper = lambda data: data and later
+    pair.put(1)
+    pair.follow()
+    await until_true(lambda: len(pair.leader.asked_of()) > 2, "asked again")
+    assert pair.log().log_end_offset == 0
+    pair.leader.tamper = lambda data: data
+    await pair.equal()
+
+
+async def test_what_nobody_expects_is_survived(pair):
+    """A failure of one round is told, and the next one asks for all anew."""
+    image, failures = pair.image, iter([True])
+
+    class Odd:
+        configs = image.configs
+        brokers = image.brokers
+        topic_configs = image.topic_configs
+
+        @property
+        def features(self):
+            if next(failures, False):
+                raise KeyError("odd")
+            return image.features
+
+    pair.image = Odd()
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+
+
+class FullDisk(OsFileSystem):
+    """Has no room while told so."""
+
+    is_full = False
+
+    def write(self, handle, buffers, position):
+        if self.is_full and sum(map(len, buffers)) > 100:
+            raise OSError(errno.ENOSPC, "no room")
+        return super().write(handle, buffers, position)
+
+
+async def test_a_full_disk_passes(tmp_path):
+    disk = FullDisk()
+    one = Pair(tmp_path, fs=disk)
+    await one.start()
+    one.put(3, size=100)
+    one.follow()
+    await one.equal()
+    disk.is_full = True
+    one.put(3, size=100)
+    machine = next(iter(one.fetchers))
+    await until_true(lambda: machine.state is FetchState.DELAYED, "no room")
+    assert one.log().offline is None
+    disk.is_full = False
+    await one.equal()
+    await one.stop()
+
+
+class BrokenDisk(OsFileSystem):
+    """Fails for one partition."""
+
+    broken = ""
+
+    def write(self, handle, buffers, position):
+        if self.broken and self.broken in str(Path(f"/proc/self/fd/{handle}").resolve()):
+            raise OSError(errno.EIO, "broken")
+        return super().write(handle, buffers, position)
+
+
+async def test_a_disk_that_fails_takes_its_partition_alone(tmp_path):
+    disk = BrokenDisk()
+    one = Pair(tmp_path, 2, fs=disk)
+    await one.start()
+    one.follow(range(2))
+    one.put(1, 0)
+    one.put(1, 1)
+    await one.equal(0)
+    await one.equal(1)
+    disk.broken = f"{TOPIC}-0"
+    one.put(1, 0)
+    one.put(1, 1)
+    await one.equal(1)
+    await until_true(lambda: one.log(0).offline is not None, "off line")
+    states = {machine.index: machine.state for machine in one.fetchers}
+    assert states == {0: FetchState.FAILED, 1: FetchState.FETCHING}
+    await one.stop()
+
+
+# --- begin and end ---
+
+
+async def test_who_is_stopped_fetches_nothing_and_leaves_nothing(pair):
+    before = asyncio.all_tasks()
+    pair.follow(range(3))
+    pair.put(1)
+    await pair.equal()
+    pair.fetchers.stop([(pair.topic_id, 0), (pair.topic_id, 2)])
+    pair.put(1)
+    pair.put(1, 1)
+    await pair.equal(1)
+    assert pair.log().log_end_offset == 1
+    assert len(pair.leader.open) == 1
+    pair.fetchers.stop([(pair.topic_id, 1), (pair.topic_id, 1)])
+    await until_true(lambda: not pair.leader.open, "hung up")
+    await until_true(lambda: asyncio.all_tasks() <= before, "no task is left")
+    pair.follow()
+    await pair.equal()
+
+
+async def test_an_isr_change_disturbs_nobody_and_a_new_epoch_begins_anew(pair):
+    pair.put(2)
+    pair.follow()
+    await pair.equal()
+    first = next(iter(pair.fetchers))
+    pair.follow(partition_epoch=11)
+    assert next(iter(pair.fetchers)) is first
+    pair.led[0].replica.lead(7)
+    pair.put(2)
+    pair.follow(leader_epoch=7, partition_epoch=12)
+    assert next(iter(pair.fetchers)) is not first
+    await pair.equal()
+    assert pair.log()._epochs.entries == [(5, 0), (7, 2)]
+
+
+async def test_the_number_of_connections_to_a_leader(pair):
+    pair.follow(range(3))
+    await until_true(lambda: pair.leader.connections == 1, "one connection")
+    pair.storage.config.set_dynamic(
+        ConfigSource.DYNAMIC_DEFAULT_BROKER, {"num.replica.fetchers": "2"}
+    )
+    for index in range(3):
+        pair.put(2, index)
+        await pair.equal(index)
+    await until_true(lambda: len(pair.leader.open) == 2, "two connections")
+    names = {one.client_id for one in pair.leader.asked}
+    assert names == {"broker-2-fetcher-0", "broker-2-fetcher-1"}
+
+
+async def test_the_leader_hears_of_it_once_it_is_on_disk(tmp_path):
+    one = Pair(tmp_path, config={"log.flush.interval.messages": "1"})
+    on_disk: list[int] = []
+    one.leader.on_asked = lambda: on_disk.append(one.log().recovery_point)
+    await one.start()
+    one.follow()
+    for _ in range(5):
+        one.put(2)
+        await one.equal()
+    await until_true(lambda: one.leader.asked_of()[-1].fetch_offset == 10, "the leader hears of it")
+    asked = [part.fetch_offset for part in one.leader.asked_of()]
+    assert all(offset <= point for offset, point in zip(asked, on_disk, strict=True))
+    await one.stop()
+
+
+# --- throttles ---
+
+
+async def test_a_throttled_replica_waits_while_the_quota_is_used_up(tmp_path):
+    throttled = {"follower.replication.throttled.replicas": f"0:{FOLLOWER},1:9"}
+    rate = "follower.replication.throttled.rate"
+    one = Pair(tmp_path, 2, topic_config=throttled, config={"replica.fetch.max.bytes": "500"})
+    one.storage.config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {rate: "1"})
+    await one.start()
+    for index in range(2):
+        for _ in range(10):
+            one.put(3, index, size=100)
+    one.follow(range(2))
+    await one.equal(1)
+    assert 0 < one.log(0).log_end_offset < 30, "one answer, and then it waits"
+    assert one.fetchers.quota.is_exceeded
+    one.storage.config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {rate: str(10**9)})
+    await one.equal(0)
+    await one.stop()
+
+
+def test_who_is_throttled_is_named_or_all_are():
+    config = BrokerConfig()
+    for text in ("*", "0:1", "0:1, 12:3", ""):
+        check_topic_configs(config, {"leader.replication.throttled.replicas": text})
+    for text in ("0", "0:x", "*,0:1", "1-2:3"):
+        with pytest.raises(ConfigError, match="must be the literal"):
+            check_topic_configs(config, {"follower.replication.throttled.replicas": text})
+
+
+# --- speed ---
+
+
+@pytest.mark.slow
+async def test_much_to_fetch_keeps_nobody_waiting(tmp_path):
+    """Small batches, which cost the most: 60,000 of them."""
+    one = Pair(tmp_path, 3)
+    await one.start()
+    for index in range(3):
+        for offset in range(0, 20_000, 2_000):
+            data = b"".join(at(offset + n, leader_epoch=5) for n in range(2_000))
+            one.led[index].append_as_follower(data, 5)
+        one.led[index].marks.move_high_watermark(20_000)
+    with watched_loop() as watch:
+        one.follow(range(3))
+        for index in range(3):
+            await one.equal(index)
+    watch.check()
+    await one.stop()

@@ -1,0 +1,216 @@
+"""Whatever fails while partitions are followed: none is left with nobody to fetch it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from fencepost.cluster.follower import FetchState
+from fencepost.coordinator.config.broker_config import ConfigSource
+from fencepost.coordinator.replication import fetchers
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.logcore.fs import OsFileSystem
+from tests.support.waits import until_true
+from tests.unit.coordinator.replication.leading import TOPIC, Pair
+from tests.unit.logcore.partition_driver import read_log
+from tests.unit.logcore.test_replica import at
+
+
+class OddDisk(OsFileSystem):
+    """Fails as it is told, for the files of one partition."""
+
+    def __init__(self) -> None:
+        self.fails: dict[str, Exception] = {}
+        """What the next call of a method raises for the first partition."""
+
+    def _fail(self, method: str, handle: int) -> None:
+        if f"{TOPIC}-0/" in str(Path(f"/proc/self/fd/{handle}").resolve()):
+            error = self.fails.pop(method, None)
+            if error is not None:
+                raise error
+
+    def truncate(self, handle, size):
+        self._fail("truncate", handle)
+        super().truncate(handle, size)
+
+    def read(self, handle, position, size):
+        self._fail("read", handle)
+        return super().read(handle, position, size)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """What failed is tried again at once."""
+    monkeypatch.setattr(fetchers, "AFTER_FAILURE_MS", 20)
+
+
+@pytest.fixture
+def disk():
+    return OddDisk()
+
+
+@pytest.fixture
+async def pair(tmp_path, disk):
+    one = Pair(tmp_path, 3, fs=disk)
+    await one.start()
+    yield one
+    await one.stop()
+
+
+def let_part(pair, *indexes):
+    """Have logs end in a batch that the leader has not."""
+    for index in indexes:
+        own = at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4)
+        pair.log(index).append_as_follower(own, 9)
+        pair.led[index].append_as_follower(at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=5), 5)
+
+
+async def all_equal(pair, *indexes):
+    for index in indexes:
+        log, led = pair.log(index), pair.led[index]
+        await until_true(lambda a=log, b=led: read_log(a) == read_log(b), f"{index} is equal")
+
+
+class Odd:
+    """An image that fails to tell its features when asked to."""
+
+    def __init__(self, image):
+        self._image = image
+        self.fails: Exception | asyncio.CancelledError | None = None
+        self.when = lambda: True
+
+    @property
+    def features(self):
+        if self.fails is not None and self.when():
+            error, self.fails = self.fails, None
+            raise error
+        return self._image.features
+
+    def __getattr__(self, name):
+        return getattr(self._image, name)
+
+
+async def test_what_a_fetcher_waits_for_is_cancelled(pair):
+    pair.image = odd = Odd(pair.image)
+    odd.fails = asyncio.CancelledError()
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    assert odd.fails is None
+
+
+async def test_a_fetcher_that_ended_has_a_successor(pair):
+    pair.put(3)
+    pair.follow(range(2))
+    await pair.equal()
+    (fetcher,) = pair.fetchers._fetchers.values()
+    fetcher.task.cancel()
+    await until_true(fetcher.task.done, "it has ended")
+    for index in range(2):
+        pair.put(3, index)
+        await pair.equal(index)
+
+
+async def test_a_partition_that_could_not_be_followed_is_followed_a_little_later(pair):
+    log_of, failures = pair.fetchers._log_of, [ValueError("odd"), ValueError("odd again")]
+
+    def open_log(one):
+        if failures:
+            raise failures.pop()
+        return log_of(one)
+
+    pair.fetchers._log_of = open_log
+    pair.put(3)
+    pair.follow()
+    await pair.equal()
+    assert not failures
+
+
+async def test_nobody_follows_again_what_was_stopped_meanwhile(pair):
+    asked = []
+
+    def open_log(one):
+        asked.append(one)
+        raise ValueError("odd")
+
+    pair.fetchers._log_of = open_log
+    pair.follow()
+    pair.fetchers.stop([(pair.topic_id, 0)])
+    pair.follow([1])
+    await until_true(lambda: len(asked) > 3, "tried again")
+    assert [one.index for one in asked].count(0) == 1
+
+
+async def test_a_cut_that_fails_oddly_is_made_later(pair, disk):
+    let_part(pair, 0, 1)
+    disk.fails["truncate"] = ValueError("odd")
+    pair.follow(range(2))
+    await all_equal(pair, 0, 1)
+    assert not disk.fails
+
+
+async def test_a_cut_that_can_not_be_planned_holds_up_no_other(pair, disk):
+    let_part(pair, 0, 1)
+
+    def disk_fails(_, event):
+        if event.kind == "log-truncated" and event.subject == f"{TOPIC}-0":
+            disk.fails["read"] = OSError(errno.EIO, "the disk is gone")
+
+    pair.fetchers._remember = disk_fails
+    pair.follow(range(2))
+    await all_equal(pair, 1)
+    states = {one.index: one.state for one in pair.fetchers}
+    assert states == {0: FetchState.FAILED, 1: FetchState.FETCHING}
+    assert pair.log(0).offline is not None
+
+
+async def test_a_step_that_fails_oddly_leaves_the_rest_of_the_answer_alone(pair):
+    let_part(pair, 0, 1, 2)
+    failures = [ValueError("odd")]
+
+    def remember(_, event):
+        if event.subject == f"{TOPIC}-0" and failures:
+            raise failures.pop()
+
+    pair.fetchers._remember = remember
+    pair.follow(range(3))
+    await all_equal(pair, 0, 1, 2)
+    assert not failures
+
+
+def is_resetting(pair):
+    return any(one.state is FetchState.RESETTING for one in pair.fetchers)
+
+
+async def test_a_question_that_could_not_be_asked_is_asked_again(pair):
+    """Behind the leader's beginning, a follower asks where that is."""
+    pair.image = odd = Odd(pair.image)
+    odd.fails, odd.when = ValueError("odd"), lambda: is_resetting(pair)
+    pair.led[0].replica.restart_at(500)
+    pair.led[0].append_as_follower(at(500, 3, leader_epoch=5), 5)
+    pair.log().append_as_follower(at(0, 3, leader_epoch=4), 9)
+    pair.follow()
+    await pair.equal()
+    assert odd.fails is None
+
+
+async def test_partitions_that_move_to_another_connection_take_nothing_unfinished_along(pair):
+    """The number of fetchers is changed while the leader is asked for its ends."""
+    pair.led[0].replica.restart_at(500)
+    pair.led[0].append_as_follower(at(500, 3, leader_epoch=5), 5)
+    pair.log().append_as_follower(at(0, 3, leader_epoch=4), 9)
+    counts = [2, 3]
+
+    def on_asked():
+        if counts and pair.leader.bodies[-1].__api_key__ == ApiKey.LIST_OFFSETS:
+            pair.storage.config.set_dynamic(
+                ConfigSource.DYNAMIC_DEFAULT_BROKER, {"num.replica.fetchers": str(counts.pop())}
+            )
+
+    pair.leader.on_asked = on_asked
+    pair.follow(range(3))
+    await pair.equal()
+    assert not counts

@@ -1,0 +1,220 @@
+"""Markers between a real coordinator and a broker at the other end of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.replication.marker_sender import MarkerSender
+from fencepost.coordinator.replication.peers import Peers
+from fencepost.coordinator.replication.verifier import Verifier
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.messages import ResponseFactory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.wire.steps import finish
+from fencepost.logcore.errors import InvalidProducerEpochError
+from fencepost.txn.commands import EndTxn, TopicPartition
+from fencepost.txn.ids import ProducerIdBlock
+from fencepost.txn.marker_queues import Nowhere
+from tests.support.waits import until_async, until_true
+from tests.unit.coordinator.replication.other_broker import Scripted, image_of
+from tests.unit.coordinator.services import Services, reload
+from tests.unit.coordinator.test_txn_coordinator import ID, Producer, end, stable, state
+
+HERE, THERE = 1, 7
+
+pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
+
+
+class Pair(Scripted):
+    """A broker, and one that answers WriteTxnMarkers with the next of ``codes``, or NONE."""
+
+    api, oldest = ApiKey.WRITE_TXN_MARKERS, 1
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(newest=2)
+        self.services = services
+        self.leaders: dict[TopicPartition, int | Nowhere] = {("t", 1): THERE, ("t", 2): THERE}
+
+    async def start(self) -> None:
+        await self.other.start()
+        services, txns = self.services, self.services.txns
+        image = image_of(b7=self.other.port)
+        self.peers = Peers(services.config, lambda: image, node_id=HERE)
+        self.sender = MarkerSender(
+            services.storage,
+            self.peers,
+            txns.local_markers,
+            leader_of=lambda partition: self.leaders.get(partition, HERE),
+            epoch_of=txns.coordinator_epoch,
+        )
+        self.verifier = Verifier(services.storage, self.peers, txns.coordinator_of)
+        txns.join_others(self.sender, self.sender.take_over, self.verifier.ask, self._allocate)
+
+    async def stop(self) -> None:
+        self.sender.close()
+        self.verifier.close()
+        self.peers.close()
+        await self.other.stop()
+
+    async def _allocate(self) -> ProducerIdBlock:
+        return ProducerIdBlock(*self.services.metadata.allocate_producer_ids())
+
+    def made(self, make: ResponseFactory, body: Entity, code: ErrorCode) -> Entity:
+        return make.message(
+            markers=[
+                make.WritableTxnMarkerResult(
+                    producer_id=marker.producer_id,
+                    topics=[
+                        make.WritableTxnMarkerTopicResult(
+                            name=topic.name,
+                            partitions=[
+                                make.WritableTxnMarkerPartitionResult(
+                                    partition_index=index, error_code=code
+                                )
+                                for index in topic.partition_indexes
+                            ],
+                        )
+                        for topic in marker.topics
+                    ],
+                )
+                for marker in body.markers
+            ]
+        )
+
+    async def commit(self, version: int = 2) -> Producer:
+        """A transaction over a partition here and one there, up to the answer of EndTxn."""
+        producer = await Producer(self.services).init()
+        await producer.add(("t", 0), ("t", 1))
+        producer.write("a")
+        await self.services.txns.submit(ID, EndTxn(ID, producer.pid, producer.epoch, True, version))
+        return producer
+
+    async def completes(self) -> None:
+        async def is_complete() -> bool:
+            return await state(self.services) == "CompleteCommit"
+
+        await until_async(is_complete, "the transaction is complete")
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    few = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    services = await Services(tmp_path, few).start()
+    services.topic("t", 3)
+    finish(services.groups.open_in_steps())
+    pair = Pair(services)
+    await pair.start()
+    yield pair
+    await pair.stop()
+    await services.stop()
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_a_transaction_over_two_brokers(pair: Pair, version: int) -> None:
+    producer = await pair.commit(version)
+    await pair.completes()
+    (body,) = pair.bodies
+    (marker,) = body.markers
+    assert (marker.producer_id, marker.transaction_result) == (producer.pid, True)
+    assert marker.producer_epoch == producer.epoch + (version == 2)
+    assert marker.transaction_version == version
+    assert marker.coordinator_epoch == 0
+    assert [(topic.name, topic.partition_indexes) for topic in marker.topics] == [("t", (1,))]
+    assert stable(pair.services) == end(pair.services) == 2
+    apis = [(one.api, one.client_id) for one in pair.other.asked]
+    name = "broker-1-txn-marker-sender"
+    assert apis == [(ApiKey.API_VERSIONS, name), (ApiKey.WRITE_TXN_MARKERS, name)]
+
+
+async def test_an_older_broker_hears_of_no_version(pair: Pair) -> None:
+    pair.newest = 1
+    await pair.commit()
+    await pair.completes()
+    assert [one.version for one in pair.other.asked][1:] == [1]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, None])
+async def test_what_fails_is_sent_again(pair: Pair, code: ErrorCode | None) -> None:
+    """A new leader answers so until it has heard of its election; None: it hangs up."""
+    pair.codes = [code, code]
+    await pair.commit()
+    await pair.completes()
+    assert len(pair.bodies) == 3
+
+
+async def test_the_answer_does_not_wait_for_others(pair: Pair) -> None:
+    pair.may_answer.clear()
+    await pair.commit()
+    assert await state(pair.services) == "PrepareCommit"
+    pair.may_answer.set()
+    await pair.completes()
+
+
+async def test_a_request_to_a_broker_that_leads_no_more_is_not_waited_for(pair: Pair) -> None:
+    """It may be stopped, and its partitions led by this broker meanwhile."""
+    pair.may_answer.clear()
+    await pair.commit()
+    await until_true(lambda: bool(pair.bodies), "the markers are sent")
+    pair.leaders.clear()
+    pair.sender.leaders_changed()
+    await pair.completes()
+    assert end(pair.services, index=1) == 1
+
+
+async def test_a_marker_that_is_due_elsewhere_by_now(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This broker led all of it when the transaction ended; the partition was lost meanwhile."""
+    pair.leaders.clear()
+    local = pair.services.txns.local_markers
+    write_one = local.write_one
+
+    def refuse(partition: TopicPartition, marker: object) -> bool:
+        if partition == ("t", 1):
+            raise InvalidProducerEpochError("not now")
+        return write_one(partition, marker)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(local, "write_one", refuse)
+    monkeypatch.setattr(local, "_is_open", lambda *_: True)
+    await pair.commit()
+    assert await state(pair.services) == "PrepareCommit"
+    pair.leaders[("t", 1)] = THERE
+    monkeypatch.setattr(local, "_is_here", lambda partition: partition != ("t", 1))
+    pair.services.clock.advance(50)  # type: ignore[attr-defined]
+    pair.services.txns._shards.timers.run_due()
+    await pair.completes()
+    assert len(pair.bodies) == 1
+
+
+async def test_a_fenced_coordinator_sends_nothing_more(pair: Pair) -> None:
+    pair.codes = [ErrorCode.transaction_coordinator_fenced]
+    await pair.commit()
+    await until_true(lambda: not len(pair.sender.queues), "the markers are given up")
+    assert await state(pair.services) == "PrepareCommit"
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_coordinator_that_moves_takes_its_markers_along(
+    pair: Pair, comes_back: bool
+) -> None:
+    pair.may_answer.clear()
+    await pair.commit()
+    await until_true(lambda: bool(pair.bodies), "the markers are sent")
+    txns = pair.services.txns
+    index = txns.partition_for(ID)
+    if not comes_back:
+        txns.resigned(index, 1)
+        pair.may_answer.set()
+        await until_true(lambda: not pair.sender._sends, "the answer is here")
+        assert len(pair.sender.queues) == 0
+        return
+    await reload(txns._shards, index)
+    pair.may_answer.set()
+    await pair.completes()
+    epochs = [marker.coordinator_epoch for body in pair.bodies for marker in body.markers]
+    assert epochs[-1] == 2
+    assert epochs == sorted(epochs)

@@ -1,0 +1,244 @@
+"""What a leader asks of the controller: changes of ISRs, and where replicas lie."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import LOST
+from fencepost.coordinator.replication.controller_channel import (
+    LocalControllerChannel,
+    RemoteControllerChannel,
+)
+from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.directories import Directories
+from fencepost.coordinator.replication.isr_changes import IsrChanges
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.codec import Request
+from fencepost.coordinator.wire.messages import RequestFactory, response_factory
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.errors import StorageError
+from tests.support.waits import until
+from tests.unit.coordinator.led import EPOCHS, Led, cluster_of_one
+from tests.unit.coordinator.replication.other_broker import OtherBroker, versions
+
+HERE = uuid.UUID(int=77)
+
+
+class Controller:
+    """Keeps what it is asked, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.refusals: list[Any] = []
+        """What comes instead of an answer: a code, or an exception."""
+        self.part_errors: list[ErrorCode] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self, request: Any) -> Any:
+        self.asked.append(request)
+        await self.may_answer.wait()
+        make = response_factory(request.__api_key__, request.__version__)
+        if self.refusals:
+            refusal = self.refusals.pop(0)
+            if isinstance(refusal, Exception):
+                raise refusal
+            return make.error(refusal)
+        if hasattr(request, "directories"):
+            return make.message(directories=tuple(self._place(make, request)))
+        return make.message(topics=tuple(self._alter(make, request)))
+
+    def _code(self) -> ErrorCode:
+        return self.part_errors.pop(0) if self.part_errors else ErrorCode.none
+
+    def _alter(self, make: Any, request: Any) -> Iterator[Any]:
+        for topic in request.topics:
+            yield make.TopicData(
+                topic_id=topic.topic_id,
+                partitions=tuple(
+                    make.PartitionData(
+                        partition_index=one.partition_index,
+                        error_code=self._code(),
+                        leader_id=request.broker_id,
+                        leader_epoch=one.leader_epoch,
+                        isr=tuple(member.broker_id for member in one.new_isr_with_epochs),
+                        partition_epoch=one.partition_epoch + 1,
+                    )
+                    for one in topic.partitions
+                ),
+            )
+
+    def _place(self, make: Any, request: Any) -> Iterator[Any]:
+        for directory in request.directories:
+            topics = tuple(
+                make.TopicData(
+                    topic_id=topic.topic_id,
+                    partitions=tuple(
+                        make.PartitionData(
+                            partition_index=one.partition_index, error_code=self._code()
+                        )
+                        for one in topic.partitions
+                    ),
+                )
+                for topic in directory.topics
+            )
+            yield make.DirectoryData(id_=directory.id_, topics=topics)
+
+
+class Asking:
+    """A leader, its ways to the controller, and that."""
+
+    def __init__(self, led: Led) -> None:
+        self.led = led
+
+        def begin() -> None:
+            self.controller = Controller()
+            channel = LocalControllerChannel(self.controller)
+            clock = led.broker.services.clock
+            self.changes = IsrChanges(led.replicas, channel, clock)
+            self.directories = Directories(led.replicas, channel, directory_id=HERE)
+
+        led.run(begin)
+
+    @property
+    def asked(self) -> list[Any]:
+        """Changes of ISRs."""
+        return [one for one in self.controller.asked if hasattr(one, "topics")]
+
+    @property
+    def placed(self) -> list[Any]:
+        """Where replicas are said to lie."""
+        return [one for one in self.controller.asked if hasattr(one, "directories")]
+
+    def hold(self, *, held: bool) -> None:
+        """Have the controller take its time, or answer."""
+        event = self.controller.may_answer
+        self.led.run(event.clear if held else event.set)
+
+
+@pytest.fixture
+def asking(tmp_path) -> Iterator[Asking]:
+    with cluster_of_one(tmp_path) as led:
+        yield Asking(led)
+
+
+def test_a_change_is_asked_for_with_the_epochs_of_its_members(asking):
+    led = asking.led
+    led.image(leader_epoch=3, partition_epoch=5, isr=(1,), directories=(HERE,))
+    led.fetch(2, 0)
+    until(lambda: not len(asking.changes), "the answer")
+    (request,) = asking.asked
+    assert (request.broker_id, request.broker_epoch) == (1, EPOCHS[1])
+    (topic,) = request.topics
+    (part,) = topic.partitions
+    assert (topic.topic_id, part.partition_index) == (led.topic_id, 0)
+    assert (part.leader_epoch, part.partition_epoch, part.leader_recovery_state) == (3, 5, 0)
+    members = [(one.broker_id, one.broker_epoch) for one in part.new_isr_with_epochs]
+    assert members == [(1, EPOCHS[1]), (2, EPOCHS[2])]
+    assert led.replicas.led(led.topic, 0).isr == (1, 2)
+    led.append(b"a")
+    assert led.marks == (0, 1)
+
+
+def test_one_request_at_a_time_and_the_next_has_what_came_meanwhile(asking):
+    led = asking.led
+    asking.hold(held=True)
+    led.image(isr=(1,), directories=(HERE,))
+    led.fetch(2, 0)
+    until(lambda: len(asking.asked) == 1, "the first request")
+    led.fetch(3, 0)  # one change of a partition at a time
+    assert len(asking.asked) == 1
+    asking.hold(held=False)
+    until(lambda: not len(asking.changes), "the answer")
+    led.fetch(3, 0)
+    until(lambda: led.replicas.led(led.topic, 0).isr == (1, 2, 3), "the second change")
+    assert len(asking.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ErrorCode.stale_broker_epoch, ErrorCode.unknown_server_error, ConnectionError("lost")],
+)
+def test_what_was_not_answered_is_asked_again(asking, failure):
+    led = asking.led
+    asking.controller.refusals.append(failure)
+    led.image(isr=(1,), directories=(HERE,))
+    led.fetch(2, 0)
+    until(lambda: len(asking.asked) == 1, "the first request")
+    until(lambda: led.clock.advance(60) and len(asking.asked) == 2, "the second one")
+    until(lambda: led.replicas.led(led.topic, 0).isr == (1, 2), "the answer")
+    first, second = [one.topics for one in asking.asked]
+    assert first == second
+
+
+def test_what_is_refused_is_not_in_the_isr(asking):
+    led = asking.led
+    asking.controller.part_errors.append(ErrorCode.ineligible_replica)
+    led.image(isr=(1,), directories=(HERE,))
+    led.fetch(2, 0)
+    until(lambda: led.replicas.failed_isr_updates == 1, "the answer")
+    assert led.replicas.led(led.topic, 0).isr == (1,)
+    led.fetch(2, 0)
+    until(lambda: led.replicas.led(led.topic, 0).isr == (1, 2), "the next try")
+
+
+def test_a_leader_whose_disk_fails_is_in_a_directory_that_is_lost(asking):
+    led = asking.led
+    led.image(directories=(HERE,))
+    assert asking.placed == []
+    asking.controller.part_errors.append(ErrorCode.not_controller)
+    led.run(lambda: led.partition.marks.fail(StorageError("bad disk")))
+    until(lambda: led.clock.advance(600) and not len(asking.directories), "the answer")
+    assert len(asking.placed) == 2  # what is refused in passing is told again
+    for request in asking.placed:
+        ((directory,),) = (request.directories,)
+        assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
+        (topic,) = directory.topics
+        assert [one.partition_index for one in topic.partitions] == [0]
+    # What the controller makes of it is no news.
+    led.image(leader=2, leader_epoch=1, partition_epoch=1, isr=(2, 3), directories=(LOST,))
+    assert len(asking.placed) == 2
+    assert led.following.log[-1] != ("follow", [(led.topic, 2)])
+
+
+def test_a_replica_that_can_be_read_again_is_said_to_be_here(asking):
+    led = asking.led
+    led.image(leader=2, directories=(LOST,), isr=(2,))
+    until(lambda: not len(asking.directories), "the answer")
+    (request,) = asking.placed
+    assert [one.id_ for one in request.directories] == [HERE]
+
+
+async def test_a_request_that_can_not_be_made_holds_up_no_other() -> None:
+    """The one before it was answered, and so is the one behind it."""
+
+    async def answer(request: Request) -> Entity:
+        if request.api_key == ApiKey.API_VERSIONS:
+            return versions(request, DESCRIBE_CLUSTER=(0, 0))
+        return response_factory(request.api_key, request.api_version).message(
+            cluster_id="c", controller_id=7, brokers=()
+        )
+
+    controller = OtherBroker(answer)
+    await controller.start()
+    channel = RemoteControllerChannel(lambda: ("127.0.0.1", controller.port), client_id="c")
+    failures: list[Exception] = [KeyError("odd")]
+
+    def build(make: RequestFactory) -> Entity:
+        if failures:
+            raise failures.pop()
+        return make.message()
+
+    request = Newest(ApiKey.DESCRIBE_CLUSTER, build)
+    odd, next_one = channel.send(request), channel.send(request)
+    with pytest.raises(KeyError):
+        await odd
+    assert (await next_one).controller_id == 7
+    await channel.close()
+    await controller.stop()

@@ -1,0 +1,91 @@
+"""Rules and quotas that the controller of a cluster has changed hold on its brokers."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    EntityData,
+    MetadataRecord,
+    RemoveAccessControlEntryRecord,
+)
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.security.acl import Operation, ResourceType
+from fencepost.coordinator.security.acls import AclControl
+from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.security.principal import Principal, Session
+from fencepost.coordinator.security.quota_table import QuotaTable
+
+ALICE = (EntityData("user", "alice"),)
+RULE = UUID(int=5)
+
+
+class Cluster:
+    """Images, one after the other."""
+
+    def __init__(self) -> None:
+        config = {
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:root",
+        }
+        self.config = BrokerConfig(config)
+        self.metadata = ObservedMetadata(self.config, node_id=7)
+
+    def change(self, *records: MetadataRecord) -> None:
+        image = self.metadata.image
+        delta = MetadataDelta(image)
+        for record in records:
+            delta.replay(record)
+        self.metadata.install(delta.apply(image.offset + len(records), 1))
+
+
+def quota(value: float, *, remove: bool = False) -> ClientQuotaRecord:
+    return ClientQuotaRecord(ALICE, "producer_byte_rate", value, remove=remove)
+
+
+def test_quotas_follow_the_image() -> None:
+    cluster = Cluster()
+    cluster.change(quota(10.0))
+    table = QuotaTable(cluster.metadata)  # type: ignore[arg-type]
+    heard: list[tuple[object, ...]] = []
+    table.listen(lambda *what: heard.append(what))
+    cluster.metadata.listen(table.follow)
+    alice = frozenset({("user", "alice")})
+    cluster.change(quota(20.0))
+    assert table.entities == {alice: {"producer_byte_rate": 20.0}}
+    cluster.change(quota(0.0, remove=True))
+    assert (table.entities, table.count) == ({}, 0)
+    assert heard == [(alice, "producer_byte_rate", 20.0), (alice, "producer_byte_rate", None)]
+
+
+def test_rules_follow_the_image() -> None:
+    cluster = Cluster()
+    authorizer = Authorizer.configured(cluster.config)
+    assert authorizer is not None
+    acls = AclControl(cluster.metadata, authorizer)  # type: ignore[arg-type]
+    cluster.metadata.listen(acls.follow)
+    cluster.change(AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3))
+    alice = Session("127.0.0.1", "PLAINTEXT", Principal("User", "alice"))
+
+    def may_read() -> bool:
+        return authorizer.allows(
+            alice, Operation.READ, ResourceType.TOPIC, "t", audited=False, request="Fetch", count=1
+        )
+
+    assert may_read()
+    cluster.change(RemoveAccessControlEntryRecord(RULE))
+    assert not may_read()
+
+
+def test_an_image_without_changes_of_them_is_passed_over() -> None:
+    cluster = Cluster()
+    cluster.change(quota(10.0))
+    table = QuotaTable(cluster.metadata)  # type: ignore[arg-type]
+    table.listen(lambda *_: 1 / 0)
+    table.follow(cluster.metadata.image, cluster.metadata.image)
+    assert isinstance(cluster.metadata.image, MetadataImage)

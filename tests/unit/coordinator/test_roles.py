@@ -1,0 +1,113 @@
+"""What a configuration makes of a node, and which ones contradict themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.config.listeners import controller_listeners
+from fencepost.coordinator.config.roles import roles_of
+from fencepost.coordinator.replication.quorum import Quorum, intervals_of
+
+MEMBER = {
+    "process.roles": "broker",
+    "node.id": "101",
+    "controller.quorum.bootstrap.servers": "a:1, b:2",
+    "controller.listener.names": "CONTROLLER",
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+}
+
+
+def test_by_default_a_node_is_both_and_alone() -> None:
+    roles = roles_of(BrokerConfig({}))
+    assert (roles.is_broker, roles.is_controller, roles.is_member) == (True, True, False)
+
+
+def test_others_join_it_where_it_has_a_listener_for_that() -> None:
+    """As in the file that comes with Apache Kafka."""
+    config = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.bootstrap.servers": "localhost:9093",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9093",
+    }
+    roles = roles_of(BrokerConfig(config))
+    assert (roles.is_member, roles.registers) == (False, True)
+    alone = roles_of(BrokerConfig({**config, "listeners": "PLAINTEXT://127.0.0.1:9092"}))
+    assert (alone.is_member, alone.registers) == (False, False)
+    with pytest.raises(ConfigError, match="is the only one of its cluster"):
+        roles_of(BrokerConfig({**config, "controller.quorum.bootstrap.servers": "a:1,b:1"}))
+
+
+def test_a_member() -> None:
+    config = BrokerConfig(MEMBER)
+    roles = roles_of(config)
+    assert (roles.is_broker, roles.is_controller, roles.is_member) == (True, False, True)
+    quorum = Quorum.of(config, roles)
+    assert list(quorum.bootstrap) == [("a", 1), ("b", 2)]
+    assert (quorum.voters, quorum.listener) == ({}, "CONTROLLER")
+    assert intervals_of(config).heartbeat_ms == 2_000
+
+
+def test_voters_are_where_controllers_are_looked_for() -> None:
+    config = BrokerConfig(
+        {**MEMBER, "controller.quorum.bootstrap.servers": "", "controller.quorum.voters": "1@a:1"}
+    )
+    quorum = Quorum.of(config, roles_of(config))
+    assert (list(quorum.bootstrap), quorum.voters) == ([("a", 1)], {1: ("a", 1)})
+
+
+def test_a_controller() -> None:
+    config = BrokerConfig(
+        {
+            "process.roles": "controller",
+            "node.id": "3",
+            "controller.quorum.voters": "3@127.0.0.1:9093",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": "CONTROLLER://127.0.0.1:9093",
+        }
+    )
+    roles = roles_of(config)
+    assert (roles.is_broker, roles.is_controller) == (False, True)
+    (listener,) = controller_listeners(config).values()
+    assert (listener.name, listener.port, listener.protocol) == ("CONTROLLER", 9093, "PLAINTEXT")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"process.roles": ""}, "a broker, a controller, or both"),
+        ({"process.roles": "broker,zookeeper"}, "it must be of broker, controller"),
+        ({"controller.quorum.bootstrap.servers": ""}, "must contain the set of bootstrap"),
+        ({"controller.quorum.bootstrap.servers": "a"}, "no address of the form HOST:PORT"),
+        ({"controller.quorum.voters": "a:1"}, "no voter of the form ID@HOST:PORT"),
+        ({"controller.quorum.voters": "101@a:1"}, "the node id 101 must not be included"),
+        ({"controller.listener.names": ""}, "at least one value with just the broker role"),
+        ({"controller.listener.names": "PLAINTEXT,X"}, "must not contain a value appearing in"),
+        ({"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT"}, "not found in listener.sec"),
+        (
+            {"listeners": "SSL://127.0.0.1:0", "process.roles": "broker"},
+            "not found in listener.security.protocol.map",
+        ),
+        (
+            {"process.roles": "broker,controller", "controller.quorum.voters": "1@a:1"},
+            "the node id 101 must be included in the set",
+        ),
+        (
+            {"process.roles": "broker,controller", "controller.quorum.voters": "1@a:1,101@b:1"},
+            "a controller of Fencepost is the only one of its cluster",
+        ),
+        ({"process.roles": "controller"}, "only values appearing in 'listeners'"),
+        (
+            {
+                "process.roles": "controller",
+                "listeners": "CONTROLLER://127.0.0.1:1,PLAINTEXT://127.0.0.1:2",
+            },
+            "only contain listeners from controller.listener.names",
+        ),
+    ],
+)
+def test_contradictions_are_refused_in_kafkas_words(changed: dict[str, str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        roles_of(BrokerConfig({**MEMBER, **changed}))

@@ -1,0 +1,118 @@
+"""``fencepost cluster describe``, ``topics elect`` and ``topics reassign`` on any Kafka broker.
+
+What takes several brokers is in tests/oracle/test_cluster_commands.py.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fencepost.coordinator.cli.queries.moves import plan_text
+from tests.support.cluster import Cluster, unique
+from tests.wire.command_line import cli
+
+SHOWN = "nothing was changed; --execute does it"
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    return cluster.create_topic(unique("placed"), 2)
+
+
+def test_a_cluster_is_described(bootstrap, topic):
+    told = json.loads(cli(bootstrap, "cluster", "describe", "--format", "json").stdout)
+    (broker,) = told["brokers"]
+    assert broker["broker"] == told["controller"]
+    assert (broker["state"], broker["controller"]) == ("up", "active")
+    assert broker["leads"] == broker["preferred"] == broker["replicas"] == broker["in_sync"] >= 2
+    assert told["controller_epoch"] >= 1
+    assert told["metadata_offset"] > 0
+    assert told["health"] == {
+        "partitions": broker["replicas"],
+        "offline": 0,
+        "under_min_isr": 0,
+        "under_replicated": 0,
+        "not_led_by_preferred": 0,
+        "reassigning": 0,
+    }
+    assert told["problems"] == []
+    shown = cli(bootstrap, "cluster", "describe").stdout
+    assert f"controller {told['controller']} in epoch {told['controller_epoch']}" in shown
+    assert "0 offline, 0 under min ISR, 0 under replicated" in shown
+
+
+def test_topics_tell_who_may_lead(bootstrap, topic):
+    rows = json.loads(cli(bootstrap, "topics", "describe", topic, "--format", "json").stdout)
+    assert [row["partition"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["isr"] == row["replicas"]
+        assert (row["elr"], row["last_known_elr"], row["offline"]) == ([], [], [])
+    assert "ELR" in cli(bootstrap, "topics", "describe", topic).stdout
+
+
+def test_nobody_has_to_be_elected(bootstrap, topic):
+    for kind in ("preferred", "unclean"):
+        asked = cli(bootstrap, "topics", "elect", topic, "--type", kind, "--format", "json")
+        assert json.loads(asked.stdout) == []
+        assert SHOWN in asked.stderr
+        cli(bootstrap, "topics", "elect", "--all", "--type", kind, "--execute")
+    cli(bootstrap, "topics", "elect", status=2)
+    cli(bootstrap, "topics", "elect", topic, "--all", status=2)
+    cli(bootstrap, "topics", "elect", "no-such-topic", status=1)
+
+
+def test_nothing_has_to_move(bootstrap, topic):
+    only = json.loads(cli(bootstrap, "cluster", "describe", "--format", "json").stdout)
+    here = str(only["brokers"][0]["broker"])
+    asked = cli(bootstrap, "topics", "reassign", topic, "--to-brokers", here, "--format", "json")
+    assert json.loads(asked.stdout) == []
+    assert SHOWN in asked.stderr
+    assert (
+        json.loads(cli(bootstrap, "topics", "reassign", "--verify", "--format", "json").stdout)
+        == []
+    )
+    cli(bootstrap, "topics", "reassign", topic, "--cancel", "--execute")
+
+
+def test_a_plan_that_can_not_be(bootstrap, topic, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(plan_text({(topic, 0): (987,)}))
+    done = cli(bootstrap, "topics", "reassign", "--file", str(plan), "--execute", status=1)
+    assert "INVALID_REPLICA_ASSIGNMENT" in done.stdout
+    plan.write_text(plan_text({(topic, 7): (1,)}))
+    done = cli(bootstrap, "topics", "reassign", "--file", str(plan), status=1)
+    assert f"{topic} has no partition 7" in done.stderr
+    plan.write_text("{}")
+    assert (
+        "a plan looks like"
+        in cli(bootstrap, "topics", "reassign", "--file", str(plan), status=1).stderr
+    )
+    none = cli(bootstrap, "topics", "reassign", topic, "--to-brokers", "987", status=1)
+    assert "there is no broker 987" in none.stderr
+    few = cli(bootstrap, "topics", "reassign", topic, "-r", "3", status=1)
+    assert "3 replicas need 3 brokers" in few.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--verify", "--cancel"),
+        ("--verify", "--throttle", "5"),
+        ("--cancel", "--to-brokers", "1"),
+        ("--to-brokers", "one"),
+        ("--throttle", "0"),
+    ],
+)
+def test_options_that_do_not_go_together(bootstrap, topic, options):
+    cli(bootstrap, "topics", "reassign", topic, *options, status=2)
+    cli(bootstrap, "topics", "reassign", "--to-brokers", "1", status=2)
+
+
+def test_a_lone_replica_has_no_history(bootstrap, topic):
+    assert json.loads(cli(bootstrap, "topics", "history", topic, "--format", "json").stdout) == []
+    cli(bootstrap, "topics", "history", f"{topic}:0,1", "--since", "-10m")
+    assert "no partition 9" in cli(bootstrap, "topics", "history", f"{topic}:9", status=1).stderr
+    cli(bootstrap, "topics", "history", "no-such-topic", status=1)

@@ -1,0 +1,215 @@
+"""Bugs on purpose in transactions, in groups, and in the runtime of their coordinators."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fencepost.coordinator.runtime import shard, shard_load
+from fencepost.groups import consumer_members, member_update, offsets
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.machine import GroupMachine
+from fencepost.groups.offset_store import OffsetStore
+from fencepost.logcore.producers import ProducerStateManager
+from fencepost.txn import marker_queues
+from tests.sim import coordinator, groups, leading, shards
+from tests.sim.bug import Bug, where
+
+_Shard = shard.ShardRuntime
+_EACH = (
+    "for header, batch in partition.reader.read_all():\n        if not goes_on(header.base_offset)"
+)
+_MARK = "partition.marks.high_watermark"
+
+_TRANSACTIONS: Final = (
+    Bug(
+        "markers do not wait for the high watermark",
+        (
+            (
+                _Shard._carry_out,
+                "if not self._commits.after((self.partition,), later):",
+                "if True:",
+            ),
+        ),
+    ),
+    Bug(
+        "a marker is answered before the high watermark",
+        ((coordinator.Coordinator._mark, "broker.log(key).end,", "0,"),),
+    ),
+    Bug(
+        "a marker of a former transaction ends the next one",
+        ((ProducerStateManager.check_marker, "if epoch > entry.epoch:", "if True:"),),
+    ),
+    Bug(
+        "a marker that was refused counts as written",
+        (
+            (
+                marker_queues.MarkerQueues.answered,
+                'OUTCOMES.get(told.get(partition, ""), Outcome.RETRY)',
+                "Outcome.WRITTEN",
+            ),
+        ),
+    ),
+    Bug(
+        "a transaction that ended while the coordinator was asked goes on",
+        (
+            (
+                coordinator.Coordinator.verify,
+                "log.producers.guard(producer_id) is not guard or (",
+                "(",
+            ),
+        ),
+        is_rare=True,
+    ),
+    Bug(
+        "a transaction is stable before its marker is replicated",
+        ((ProducerStateManager._update_first_unstable, "if self._unreplicated:", "if False:"),),
+    ),
+    Bug(
+        "a first batch of a transaction is not verified",
+        (
+            (leading.Leading.produce, "and not is_verified", "and False"),
+            (leading.Leading.produce, "verified=is_verified,", "verified=True,"),
+        ),
+    ),
+)
+
+_RUNTIME: Final = (
+    Bug(
+        "a coordinator loads what is below the high watermark alone",
+        ((shard_load.replay_log, _EACH, f"{_EACH} or header.base_offset >= {_MARK}"),),
+    ),
+    Bug(
+        "a coordinator answers before the high watermark",
+        ((_Shard._deliver, "self._commits.is_idle or", "True or"),),
+    ),
+    Bug(
+        "a coordinator forgets the last batch when it loads",
+        (
+            (
+                shard_load.replay_log,
+                _EACH,
+                f"{_EACH} or header.base_offset + header.record_count >= end",
+            ),
+        ),
+    ),
+    Bug(
+        "what waits over an election is answered",
+        (
+            (_Shard._still_stands, "not self._leads or", "False and"),
+            (shards.Shards.resigned, "self._drop()", "pass"),
+        ),
+    ),
+    Bug(
+        "a coordinator that has resigned goes on",
+        (
+            (shards.Shards.resigned, "self._drop()", "pass"),
+            (_Shard._append, "if not self._leads:", "if False:"),
+            (_Shard._still_stands, "not self._leads or", "False and"),
+        ),
+    ),
+)
+
+_GROUPS: Final = (
+    Bug(
+        "the generation goes back when a group is loaded",
+        (
+            (
+                ClassicGroup.loaded,
+                "group.generation_id = saved.generation_id",
+                "group.generation_id = saved.generation_id - 1",
+            ),
+        ),
+    ),
+    Bug(
+        "the sessions of members do not begin when a group is loaded",
+        (
+            (
+                consumer_members.group_loaded,
+                'decision.arm(group.timer("session", member_id), chosen.session_timeout_ms)',
+                "pass",
+            ),
+        ),
+    ),
+    Bug(
+        "offsets of aborted transactions become visible",
+        ((OffsetStore.end_transaction, "if commit and is_newer:", "if is_newer:"),),
+    ),
+    Bug(
+        "a load takes offsets of transactions for plain ones",
+        (
+            (
+                GroupMachine._replay_offset,
+                "if stamp is None:",
+                "if stamp is None or not self._active:",
+            ),
+        ),
+    ),
+    Bug(
+        "a load leaves out the ends of transactions",
+        (
+            (
+                shard_load.replay_log,
+                "if stamp is not None and control.type in _END_MARKERS:",
+                "if False:",
+            ),
+        ),
+    ),
+    Bug(
+        "offsets of open transactions count as stable",
+        (
+            (
+                offsets._fetched,
+                "require_stable and partition in offsets.pending",
+                "False",
+            ),
+        ),
+    ),
+    Bug(
+        "the commit of a former generation is taken",
+        (
+            (ClassicGroup.validate_commit, "generation_id != self.generation_id", "False"),
+            (
+                ClassicGroup.validate_commit,
+                "self.validate_member(member_id, group_instance_id)",
+                "pass",
+            ),
+        ),
+    ),
+    Bug(
+        "a consumer is given what another one has not given up",
+        (
+            (
+                member_update.reconcile_member,
+                "return owner is not None and owner not in mine",
+                "return False",
+            ),
+        ),
+    ),
+    Bug(
+        "offsets of a transaction are not verified",
+        (
+            (
+                groups.Groups.ask,
+                "if producers.has_open_transaction(producer_id, producer_epoch):",
+                "if True:",
+            ),
+        ),
+    ),
+)
+
+_GONE: Final = (
+    Bug(
+        "offsets of a topic that is gone are those of the next one of its name",
+        (
+            (offsets._is_of_topic, "return topic_id is None or", "return True or"),
+            (groups.Groups.topics_deleted, "if self.shard is not None:", "if False:"),
+        ),
+    ),
+)
+
+COORDINATORS: Final = (
+    *where(lambda options: options.has_transactions, _TRANSACTIONS),
+    *where(lambda options: options.has_transactions or bool(options.members), _RUNTIME),
+    *where(lambda options: bool(options.members), _GROUPS),
+    *where(lambda options: bool(options.members) and "recreate" in options.faults, _GONE),
+)

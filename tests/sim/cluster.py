@@ -1,0 +1,314 @@
+"""A cluster with its clients, and the history that it lives through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, cast
+
+from fencepost.cluster import image_loader
+from fencepost.groups.classic_group import ClassicGroup
+from fencepost.groups.machine import GroupMachine
+from tests.sim.broker import Broker
+from tests.sim.clients import Consumer, Producer, World
+from tests.sim.controller import CONTROLLER, ControllerNode
+from tests.sim.coordinator import TXN_TOPIC
+from tests.sim.disk import Disk, ModelLog
+from tests.sim.faults import TOPIC, Faults
+from tests.sim.groups import GROUP, GROUPS_TOPIC, GroupLedger
+from tests.sim.invariants import BrokenInvariantError, Invariants, Site, differences
+from tests.sim.members import ClassicMember, ConsumerMember, Member
+from tests.sim.network import Network
+from tests.sim.scheduler import Scheduler
+from tests.sim.shards import SHARD, quiet
+from tests.sim.swarm import Options, draw_options
+from tests.sim.txn_client import Transactional, TxnProducer
+
+START_MS: Final = 1_500
+"""Until then nothing goes wrong: brokers register, the topic is made."""
+LIVELY_MS: Final = 1_000
+"""Producers go on so long after all faults are over, and are to be answered."""
+CONVERGENCE_MS: Final = 20_000
+"""So long after that everything must be as if nothing had happened."""
+LOOK_MS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a seed."""
+
+    seed: int
+    digest: str
+    steps: int
+    lines: int
+    acknowledged: int
+    committed: int
+    converged_ms: int
+    """How long it took after the last fault."""
+
+
+class Cluster:
+    """Everything that there is in one history."""
+
+    def __init__(self, options: Options, told: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self.scheduler = Scheduler(options.seed, told)
+        self.network = Network(self.scheduler, options.weather)
+        self.invariants = Invariants()
+        self.given_ids: set[int] = set()
+        self.controller = ControllerNode(self, self.network.add(CONTROLLER))
+        self.processes: dict[int, Broker] = {}
+        self.ids = tuple(range(1, options.brokers + 1))
+        for broker_id in self.ids:
+            self.network.add(f"b{broker_id}")
+            self.invariants.sites[broker_id] = Site(broker_id, Disk())
+        self.world = World(self.network, self.invariants, [f"b{one}" for one in self.ids])
+        self.producers: list[Producer] = []
+        self.txn_producers: list[Transactional] = []
+        self.members: list[Member] = []
+        self.ledger = GroupLedger(self.invariants, TOPIC)
+        self.consumers: list[Consumer] = []
+        self.faults = Faults(self)
+        self.scheduler.after_step = self.invariants.check
+
+    # --- processes ---
+
+    def start_broker(self, broker_id: int) -> None:
+        """A process begins on the node, unless one runs there."""
+        if not self.network.nodes[f"b{broker_id}"].is_up:
+            broker = self.processes[broker_id] = Broker(self, broker_id)
+            broker.start()
+
+    def crash_broker(
+        self, broker_id: int, *, power_loss: bool = False, loses_disk: bool = False
+    ) -> None:
+        """The process is gone at once, but for what it has just sent."""
+        node = self.network.nodes[f"b{broker_id}"]
+        if not node.is_up:
+            return
+        if self.scheduler.chance(0.5):
+            self.processes[broker_id].following.last_words()
+        node.say("loses its disk" if loses_disk else "loses power" if power_loss else "is killed")
+        node.end()
+        site = self.invariants.sites[broker_id]
+        site.process = None
+        site.is_suspect = site.is_suspect or power_loss or loses_disk
+        if loses_disk:
+            site.disk.logs.clear()
+            site.disk.checkpoint.clear()
+        site.disk.end(self.scheduler.draw if power_loss else None)
+        for key in site.disk.logs:
+            self.invariants.shown_again(broker_id, key)
+        if site.is_suspect:
+            self.invariants.lost_records(broker_id)
+
+    def ended(self, broker_id: int) -> None:
+        """A process has stopped in order, or by itself."""
+        self.faults.come_back(broker_id)
+
+    # --- a history ---
+
+    def run(self) -> Result:
+        """Live it, with all checks."""
+        scheduler, options = self.scheduler, self.options
+        scheduler.say("--", str(options))
+        self.controller.start()
+        for broker_id in self.ids:
+            self.start_broker(broker_id)
+        scheduler.run(START_MS // 2)
+        self.faults.create_topic(options.partitions, options.replication_factor)
+        for name in self.coordinator_topics:
+            self.faults.create_topic(1, options.replication_factor, name)
+        scheduler.run(START_MS)
+        self._add_clients()
+        self.faults.begin()
+        scheduler.run(START_MS + options.chaos_ms)
+        healed_ms = scheduler.now
+        self.faults.heal()
+        scheduler.run(healed_ms + LIVELY_MS)
+        clients: list[Producer | Transactional] = [*self.producers, *self.txn_producers]
+        for client in clients + self.members:
+            client.is_stopped = True
+        converged_ms = self._converge(healed_ms)
+        self.invariants.finish()
+        if not any(one.was_void for one in self.invariants.truths.values()):
+            for one in (*self.txn_producers, *self.members):
+                one.check(
+                    {name: log for name, log in self._leaders_logs().items() if name[0] == TOPIC}
+                )
+        return Result(
+            options.seed,
+            scheduler.trace.digest,
+            scheduler.steps,
+            scheduler.trace.count,
+            sum(one.acknowledged for one in self.producers),
+            sum(len(one.committed) for one in self.invariants.truths.values()),
+            converged_ms,
+        )
+
+    @property
+    def coordinator_topics(self) -> list[str]:
+        """Topics of coordinators that there are."""
+        topics = [TXN_TOPIC] if self.options.has_transactions else []
+        return [*topics, GROUPS_TOPIC] if self.options.members else topics
+
+    def _add_clients(self) -> None:
+        for number, one in enumerate(self.options.producers):
+            self.producers.append(
+                Producer(
+                    self.world,
+                    f"p{number}",
+                    TOPIC,
+                    one.index,
+                    acks=one.acks,
+                    is_idempotent=one.is_idempotent,
+                    max_in_flight=one.max_in_flight,
+                    pause_ms=one.pause_ms,
+                )
+            )
+        for number in range(self.options.transactions):
+            self.txn_producers.append(
+                TxnProducer(self.world, f"t{number}", TOPIC, self.options.partitions)
+            )
+        kind = ConsumerMember if self.options.consumer_protocol else ClassicMember
+        for number, in_transactions in enumerate(self.options.members):
+            member = kind(
+                self.world,
+                f"m{number}",
+                TOPIC,
+                self.options.partitions,
+                self.ledger,
+                in_transactions=in_transactions,
+            )
+            self.members.append(member)
+        for number, prefers_followers in enumerate(self.options.consumers):
+            index = number % self.options.partitions
+            self.consumers.append(
+                Consumer(
+                    self.world,
+                    f"c{number}",
+                    TOPIC,
+                    index,
+                    prefers_followers=prefers_followers,
+                    reads_committed=self.options.has_transactions,
+                )
+            )
+
+    def _converge(self, healed_ms: int) -> int:
+        wrong: list[str] = []
+        while self.scheduler.now < healed_ms + CONVERGENCE_MS:
+            self.scheduler.run(self.scheduler.now + LOOK_MS)
+            wrong = [
+                f"{one.node.name} waits after error {one.last_error}"
+                for one in self.producers
+                if not one.is_done
+            ]
+            wrong += [
+                f"{one.node.name} waits with {one.waits_for}"
+                for one in self.txn_producers
+                if not one.is_done
+            ]
+            wrong += self.invariants.converged()
+            wrong += self._stale_images()
+            wrong += self._open_transactions()
+            wrong += self._unsettled_members()
+            if not wrong:
+                return self.scheduler.now - healed_ms
+        raise BrokenInvariantError(
+            f"{CONVERGENCE_MS / 1000} s after the last fault: " + "; ".join(wrong)
+        )
+
+    def _leaders_logs(self) -> dict[tuple[str, int], ModelLog]:
+        """The logs that transactions write to, as their leaders have them."""
+        topics = [
+            self.invariants.image.topics[name]
+            for name in (TOPIC, GROUPS_TOPIC)
+            if name == TOPIC or self.members
+        ]
+        return {
+            (topic.name, index): log
+            for topic in topics
+            for index, one in enumerate(topic.partitions)
+            if one.leader >= 0
+            # A leader that has not heard of its partition yet has no log.
+            and (log := self.invariants.sites[one.leader].disk.logs.get((topic.topic_id, index)))
+        }
+
+    def _open_transactions(self) -> list[str]:
+        """Those that have not ended everywhere."""
+        if not self.options.has_transactions:
+            return []
+        return [
+            f"{name} has open transactions: {log.producers.open_transactions()}"
+            for name, log in self._leaders_logs().items()
+            if log.producers.open_transactions()
+        ]
+
+    def _stale_images(self) -> list[str]:
+        """Brokers that do not know what the controller does."""
+        truth = self.controller.machine.image
+        return [
+            f"b{broker_id} has other {different}"
+            for broker_id, one in self.processes.items()
+            if (different := differences(one.newest, truth))
+        ]
+
+    def _unsettled_members(self) -> list[str]:
+        """What keeps the group from being stable, with a reader for each partition."""
+        if not self.members:
+            return []
+        topics = self.invariants.image.topics
+        if GROUPS_TOPIC not in topics:
+            return ["there is no topic for groups"]
+        leader = topics[GROUPS_TOPIC].partitions[SHARD].leader
+        shard = self.processes[leader].groups.active if leader in self.processes else None
+        if shard is None:
+            return [f"{leader} does not coordinate the group"]
+        group = cast("GroupMachine", shard.machine).groups.get(GROUP)
+        names = {one.member_id for one in self.members}
+        if group is None or group.members.keys() != names:
+            return [f"the group is not the one of {names}: {group}"]
+        wrong = [
+            f"{one.node.name} is not at work: {one.waits_for}"
+            for one in self.members
+            if not one.is_idle
+        ]
+        if isinstance(group, ClassicGroup):
+            wrong += [
+                f"{one.node.name} is in generation {one.epoch}, not {group.generation_id}"
+                for one in self.members
+                if one.epoch != group.generation_id
+            ]
+        owned = sorted(partition for one in self.members for partition in one.owned)
+        # What an election that may lose records left of the group's: members may be of an epoch
+        # that the coordinator gave away twice, and neither of them can know.
+        was_void = self.invariants.truth((topics[GROUPS_TOPIC].topic_id, SHARD)).was_void
+        if owned != list(range(len(topics[TOPIC].partitions))) and not was_void:
+            wrong.append(f"the members read {owned}")
+        return wrong
+
+
+@contextmanager
+def decoded_once() -> Iterator[None]:
+    """Have a record of metadata decoded once, not by each broker: none of them changes it."""
+    kept = image_loader.decode
+    image_loader.decode = lru_cache(4_096)(kept)
+    try:
+        yield
+    finally:
+        image_loader.decode = kept
+
+
+def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
+    """Live through the history of a seed. Raises whatever is wrong, with the story in its notes."""
+    options = draw_options(seed)
+    cluster = Cluster(options, told)
+    try:
+        with quiet(), decoded_once():
+            return cluster.run()
+    except Exception as error:
+        error.add_note("the last events:\n" + "".join(cluster.scheduler.trace.last))
+        error.add_note(f"seed {seed}: {options}\nrepeat it: make sim SEED={seed} N=1")
+        raise

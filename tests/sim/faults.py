@@ -1,0 +1,299 @@
+"""What goes wrong in a history, and what operators do meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from fencepost.cluster.image import TopicImage
+from tests.sim.controller import CONTROLLER
+from tests.sim.network import Weather
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+TOPIC: Final = "orders"
+MAX_PARTITIONS: Final = 4
+
+
+class Faults:
+    """Does one thing after another, of those that are on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.scheduler = cluster.scheduler
+        self.draw = cluster.scheduler.draw
+        self.network = cluster.network
+        self.is_over = False
+
+    def begin(self) -> None:
+        """From now on things go wrong."""
+        if self.cluster.options.faults:
+            self._next()
+
+    def _next(self) -> None:
+        mean_ms = self.cluster.options.fault_pause_ms
+        self.scheduler.after(self.draw.randint(1, 2 * mean_ms), self._strike)
+
+    def _strike(self) -> None:
+        if self.is_over:
+            return
+        name = self.draw.choice(self.cluster.options.faults)
+        getattr(self, name)()
+        self._next()
+
+    def heal(self) -> None:
+        """Everything that was broken is mended, and all processes run."""
+        self.is_over = True
+        self.scheduler.say("--", "all faults are over")
+        self.network.cut.clear()
+        self.network.weather = Weather(latency_ms=self.cluster.options.weather.latency_ms)
+        self.cluster.controller.start()
+        for broker_id in self.cluster.ids:
+            self.cluster.start_broker(broker_id)
+
+    # --- processes ---
+
+    def _some_topic(self) -> TopicImage | None:
+        """One that is there."""
+        names = [TOPIC, *self.cluster.coordinator_topics]
+        return self.cluster.invariants.image.topics.get(self.draw.choice(names))
+
+    def _some_broker(self) -> int:
+        return self.draw.choice(self.cluster.ids)
+
+    def come_back(self, broker_id: int) -> None:
+        """Start a broker again, in a while."""
+        wait_ms = self.draw.choice((20, 300, 1_500, 3_000))
+        self.scheduler.after(1 if self.is_over else wait_ms, self.cluster.start_broker, broker_id)
+
+    def _is_up(self, broker_id: int) -> bool:
+        return self.network.nodes[f"b{broker_id}"].is_up
+
+    def _crash(self, broker_id: int, *, power_loss: bool = False, loses_disk: bool = False) -> None:
+        if self._is_up(broker_id):
+            self.cluster.crash_broker(broker_id, power_loss=power_loss, loses_disk=loses_disk)
+            self.come_back(broker_id)
+
+    def kill(self) -> None:
+        """``kill -9``: what was written stays."""
+        self._crash(self._some_broker())
+
+    def power_loss(self) -> None:
+        """What was not forced is gone, or a part of it."""
+        self._crash(self._some_broker(), power_loss=True)
+
+    def lose_disk(self) -> None:
+        """A broker comes back with an empty disk."""
+        self._crash(self._some_broker(), loses_disk=True)
+
+    def reboot(self) -> None:
+        """The same at once, and for a while it reaches the controller alone."""
+        broker_id = self._some_broker()
+        if self._is_up(broker_id):
+            self.cluster.processes[broker_id].following.last_words(times=12)
+            self.cluster.crash_broker(broker_id, loses_disk=True)
+            self.scheduler.after(20, self.cluster.start_broker, broker_id)
+            self._cut({(f"b{broker_id}", one) for one in self.cluster.world.brokers})
+
+    def half_cut(self) -> None:
+        """Nothing comes from the controller to a broker; what the broker sends arrives."""
+        self._cut({(CONTROLLER, f"b{self._some_broker()}")})
+
+    def clean_stop(self) -> None:
+        """SIGTERM: a controlled shutdown."""
+        broker_id = self._some_broker()
+        if self._is_up(broker_id):
+            self.cluster.processes[broker_id].stop()
+
+    def pause(self) -> None:
+        """SIGSTOP, and SIGCONT after a while; the controller, too, may stand still."""
+        names = [f"b{one}" for one in self.cluster.ids] * 3 + [CONTROLLER]
+        node = self.network.nodes[self.draw.choice(names)]
+        pause_ms = self.draw.choice((100, 700, 1_500, 2_500))
+        if node.is_up and node.paused_until_ms <= self.scheduler.now:
+            node.paused_until_ms = self.scheduler.now + pause_ms
+            node.say(f"is paused for {pause_ms} ms")
+
+    def deaf(self) -> None:
+        """A broker is slow to act upon metadata; all else goes on."""
+        broker_id = self._some_broker()
+        if self._is_up(broker_id):
+            self.cluster.processes[broker_id].listen_after(self.draw.choice((100, 600, 2_500)))
+
+    def new_producer(self) -> None:
+        """A producer is killed, and starts anew: what became of its last batches is not known."""
+        if self.cluster.producers:
+            self.draw.choice(self.cluster.producers).restart()
+
+    def clock_jump(self) -> None:
+        """A clock goes forward."""
+        node = self.network.nodes[self.draw.choice([f"b{self._some_broker()}", CONTROLLER])]
+        by_ms = self.draw.choice((50, 400, 2_000))
+        node.clock_ms += by_ms
+        node.say(f"has a clock that jumps by {by_ms} ms")
+
+    def controller_restart(self) -> None:
+        """The controller is killed, and comes back with its log."""
+        if self.cluster.controller.node.is_up:
+            self.cluster.controller.crash()
+            wait_ms = self.draw.choice((5, 200, 1_200))
+            self.scheduler.after(wait_ms, self.cluster.controller.start)
+
+    # --- the network ---
+
+    def _names(self) -> list[str]:
+        return [*self.cluster.world.brokers, CONTROLLER]
+
+    def cut(self) -> None:
+        """Nothing comes through from one node to another, or in both directions."""
+        one, other = self.draw.sample(self._names(), 2)
+        ways = {(one, other)}
+        if self.draw.random() < 0.5:
+            ways.add((other, one))
+        self._cut(ways)
+
+    def isolate(self) -> None:
+        """A broker reaches no other broker or not the controller; clients still reach it."""
+        name = f"b{self._some_broker()}"
+        others = [one for one in self._names() if one != name]
+        if self.draw.random() < 0.5:
+            others = [CONTROLLER]
+        self._cut({(name, one) for one in others} | {(one, name) for one in others})
+
+    def _cut(self, ways: set[tuple[str, str]]) -> None:
+        ways -= self.network.cut
+        self.network.cut |= ways
+        for_ms = self.draw.choice((200, 800, 2_000, 4_000))
+        self.scheduler.say("--", f"cut for {for_ms} ms: {sorted(ways)}")
+        self.scheduler.after(for_ms, self._mend, ways)
+
+    def _mend(self, ways: set[tuple[str, str]]) -> None:
+        self.network.cut -= ways
+
+    def flap(self) -> None:
+        """A follower is slow again and again, about as long as the lag time."""
+        node = self.network.nodes[f"b{self._some_broker()}"]
+        lag_ms = self.cluster.options.broker.lag_ms
+
+        def stall(times: int) -> None:
+            if node.is_up and not self.is_over and times:
+                node.paused_until_ms = self.scheduler.now + lag_ms * self.draw.randint(8, 13) // 10
+                self.scheduler.after(lag_ms * 3 // 2, stall, times - 1)
+
+        node.say("flaps")
+        stall(3)
+
+    # --- operators ---
+
+    def flip(self) -> None:
+        """The leader of a partition changes again and again, faster than followers notice."""
+        topic = self._some_topic()
+        if topic is not None:
+            index = self.draw.randrange(len(topic.partitions))
+            self._flip(topic.name, index, self.draw.randint(2, 10))
+
+    def _flip(self, name: str, index: int, times: int) -> None:
+        topic = self.cluster.invariants.image.topics.get(name)
+        if self.is_over or not times or topic is None or index >= len(topic.partitions):
+            return
+        one = topic.partitions[index]
+        if len(one.isr) > 1 and not one.adding_replicas and not one.removing_replicas:
+            first = self.draw.choice([other for other in one.isr if other != one.leader])
+            others = tuple(other for other in one.replicas if other != first)
+            self.cluster.controller.reassign(name, index, (first, *others))
+            self.cluster.controller.elect_preferred()
+        wait_ms = self.draw.choice((2, 15, 60, 150))
+        self.scheduler.after(wait_ms, self._flip, name, index, times - 1)
+
+    def unheard(self) -> None:
+        """Another broker leads for a moment, and the leader of before and after hears nothing.
+
+        One of its followers hears of it late, so that it has fetched more than the other one has.
+        """
+        topic = self._some_topic()
+        if topic is None:
+            return
+        index = self.draw.randrange(len(topic.partitions))
+        one = topic.partitions[index]
+        if len(one.isr) < 3 or one.adding_replicas or one.removing_replicas:
+            return
+        other, late = self.draw.sample([it for it in one.isr if it != one.leader], 2)
+        for broker_id, for_ms in ((one.leader, 700), (late, 60)):
+            if self._is_up(broker_id):
+                self.cluster.processes[broker_id].listen_after(for_ms)
+        for wait_ms, first in ((1, other), (self.draw.choice((120, 300)), one.leader)):
+            others = tuple(it for it in one.replicas if it != first)
+            self.scheduler.after(wait_ms, self._prefer, topic.name, index, (first, *others))
+
+    def _prefer(self, name: str, index: int, replicas: tuple[int, ...]) -> None:
+        topic = self.cluster.invariants.image.topics.get(name)
+        if self.is_over or topic is None or index >= len(topic.partitions):
+            return
+        if set(topic.partitions[index].replicas) == set(replicas):
+            self.cluster.controller.reassign(name, index, replicas)
+            self.cluster.controller.elect_preferred()
+
+    def delete_records(self) -> None:
+        """A leader drops its oldest records."""
+        image = self.cluster.invariants.image
+        topic = image.topics.get(TOPIC)
+        if topic is None:
+            return
+        index = self.draw.randrange(len(topic.partitions))
+        leader = topic.partitions[index].leader
+        if leader in self.cluster.processes and self._is_up(leader):
+            self.cluster.processes[leader].leading.delete_records((topic.topic_id, index))
+
+    def reassign(self) -> None:
+        """Other replicas for a partition."""
+        topic = self._some_topic()
+        if topic is None:
+            return
+        index = self.draw.randrange(len(topic.partitions))
+        ids = list(self.cluster.ids)
+        count = self.draw.randint(1, len(ids)) if self.draw.random() < 0.3 else 0
+        count = count or min(self.cluster.options.replication_factor, len(ids))
+        self.cluster.controller.reassign(topic.name, index, tuple(self.draw.sample(ids, count)))
+
+    def cancel(self) -> None:
+        """Call a reassignment off, of those that are under way."""
+        topic = self._some_topic()
+        if topic is None:
+            return
+        going = [
+            index
+            for index, one in enumerate(topic.partitions)
+            if one.adding_replicas or one.removing_replicas
+        ]
+        if going:
+            self.cluster.controller.reassign(topic.name, self.draw.choice(going), None)
+
+    def preferred(self) -> None:
+        """Elect the preferred leaders."""
+        self.cluster.controller.elect_preferred()
+
+    def alter_config(self) -> None:
+        """Another setting of a topic."""
+        self.cluster.controller.alter_config(TOPIC, str(self.draw.randint(1, 1_000_000)))
+
+    def recreate(self) -> None:
+        """Delete the topic, and make it anew under its name."""
+        if self.draw.random() < 0.6:
+            return
+        options = self.cluster.options
+        self.cluster.controller.delete_topic(TOPIC)
+        wait_ms = self.draw.choice((1, 50, 400))
+        self.scheduler.after(
+            wait_ms, self.create_topic, options.partitions, options.replication_factor
+        )
+
+    def create_topic(self, partitions: int, factor: int, name: str = TOPIC) -> None:
+        """Make a topic; again in a while, where that can not be now."""
+        if not self.cluster.controller.create_topic(name, partitions, factor):
+            self.scheduler.after(300, self.create_topic, partitions, factor, name)
+
+    def add_partitions(self) -> None:
+        """One more."""
+        topic = self.cluster.invariants.image.topics.get(TOPIC)
+        if topic is not None and len(topic.partitions) < MAX_PARTITIONS:
+            self.cluster.controller.add_partition(TOPIC, len(topic.partitions) + 1)

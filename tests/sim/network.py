@@ -1,0 +1,265 @@
+"""Machines that stop, and a network that delays, loses and repeats.
+
+A node is a place with a disk and a clock; a process runs on it, in one *incarnation* after another.
+A connection keeps the order of its requests. When it breaks, what was under way on it may arrive
+all the same, later than what the next connection brings: so a late request of a process that is
+long gone is nothing special here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.sim.scheduler import Scheduler
+
+MAX_LATE_MS: Final = 2_500
+"""What lies in buffers arrives within that time."""
+
+NOTICED_MS: Final = 300
+"""A connection that breaks is noticed within that time."""
+
+Answer = Callable[[Any], None]
+"""Called once with the answer; with None when none will come."""
+
+
+class Node:
+    """A place for a process."""
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self.scheduler = scheduler
+        self.name = name
+        self.is_up = False
+        self.incarnation = 0
+        self.paused_until_ms = 0
+        self.clock_ms = 1_000_000
+        """What its clock is ahead of the simulated time."""
+        self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        """What happened while it was paused, in its order."""
+        self.receive: Callable[[str, Any, Answer], None] = lambda _sender, _request, _answer: None
+        """What the process does with a request."""
+
+    @property
+    def now_ms(self) -> int:
+        """Its own time."""
+        return self.scheduler.now + self.clock_ms
+
+    def begin(self) -> None:
+        """A process starts."""
+        self.is_up = True
+        self.incarnation += 1
+
+    def end(self) -> None:
+        """The process is gone, with all that it had under way."""
+        self.is_up = False
+        self.paused_until_ms = 0
+        self._deferred.clear()
+
+    def after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Have this process do something later, if it is still there."""
+        self.scheduler.after(delay_ms, self._run, self.incarnation, action, arguments)
+
+    def _run(
+        self, incarnation: int, action: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
+        if self.incarnation == incarnation and self.is_up:
+            if not self.paused_until_ms:
+                action(*arguments)  # as most often
+            else:
+                self.do(action, *arguments)
+
+    def do(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Have the process do it now, or when its pause is over."""
+        wait_ms = self.paused_until_ms - self.scheduler.now
+        if wait_ms <= 0 and not self._deferred:
+            self.paused_until_ms = 0
+            action(*arguments)
+            return
+        if not self._deferred:
+            self.scheduler.after(wait_ms, self._resume, self.incarnation)
+        self._deferred.append((action, arguments))
+
+    def _resume(self, incarnation: int) -> None:
+        if self.incarnation != incarnation or not self.is_up:
+            return
+        wait_ms = self.paused_until_ms - self.scheduler.now
+        if wait_ms > 0:
+            self.scheduler.after(wait_ms, self._resume, incarnation)
+            return
+        while self._deferred and self.is_up:
+            action, arguments = self._deferred[0]
+            action(*arguments)
+            if self._deferred:
+                self._deferred.popleft()
+
+    def say(self, what: str) -> None:
+        """Note in the trace what it does."""
+        self.scheduler.say(self.name, what)
+
+
+@dataclass(slots=True)
+class Weather:
+    """How bad the network is."""
+
+    latency_ms: tuple[int, int] = (1, 5)
+    lost: float = 0.0
+    """Share of messages that never arrive; their connection breaks."""
+    repeated: float = 0.0
+    """Share of requests that arrive a second time, soon or late."""
+    slow: float = 0.0
+    """Share of messages that take up to ``slow_ms``."""
+    slow_ms: int = 1_000
+
+
+@dataclass(slots=True)
+class _Connection:
+    generation: int = 0
+    last_arrival: int = 0
+    incarnation: int = -1
+    """That of the target's process at the other end."""
+    is_broken: bool = False
+    """Something was lost on it: nothing more comes through, and its owner will notice."""
+    calls: list[_Call] = field(default_factory=list)
+    """Not yet settled."""
+
+    def begin_anew(self) -> None:
+        """The next requests go over a new one."""
+        self.generation += 1
+        self.last_arrival = 0
+        self.is_broken = False
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    source: Node
+    incarnation: int
+    target: Node
+    answer: Answer
+    connection: _Connection
+    generation: int
+    is_settled: bool = False
+
+
+@dataclass(slots=True)
+class Network:
+    """Carries requests and their answers between nodes."""
+
+    scheduler: Scheduler
+    weather: Weather
+    nodes: dict[str, Node] = field(default_factory=dict)
+    cut: set[tuple[str, str]] = field(default_factory=set)
+    """Ways on which nothing arrives, from one name to another."""
+    _connections: dict[tuple[str, str, str], _Connection] = field(default_factory=dict)
+
+    def add(self, name: str) -> Node:
+        """A new node."""
+        node = self.nodes[name] = Node(self.scheduler, name)
+        return node
+
+    def call(
+        self,
+        source: Node,
+        target: str,
+        request: Any,
+        answer: Answer,
+        *,
+        timeout_ms: int,
+        purpose: str = "",
+        may_repeat: bool = False,
+    ) -> None:
+        """Send a request; ``answer`` gets what came back, or None."""
+        other = self.nodes[target]
+        key = (source.name, target, purpose)
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = _Connection()
+        if connection.incarnation != other.incarnation:
+            connection.incarnation = other.incarnation
+            connection.begin_anew()
+        call = _Call(source, source.incarnation, other, answer, connection, connection.generation)
+        connection.calls.append(call)
+        self.scheduler.after(timeout_ms, self._time_out, call)
+        if connection.is_broken:
+            return
+        if (source.name, target) in self.cut:
+            connection.is_broken = True
+            return
+        if self.scheduler.chance(self.weather.lost):
+            self._lose(call)
+            return
+        arrival = max(connection.last_arrival, self.scheduler.now + self._latency())
+        connection.last_arrival = arrival
+        reached = connection.incarnation
+        delay = arrival - self.scheduler.now
+        self.scheduler.after(delay, self._arrive, call, reached, request)
+        if may_repeat and self.scheduler.chance(self.weather.repeated):
+            late_ms = self.scheduler.draw.randint(1, MAX_LATE_MS)
+            again = delay + self.scheduler.draw.choice((self._latency(), late_ms))
+            self.scheduler.after(again, self._arrive, call, reached, request)
+
+    def send_late(self, source: Node, target: str, request: Any) -> None:
+        """Send what arrives when the process that sent it may be long gone."""
+        other = self.nodes[target]
+        call = _Call(source, source.incarnation, other, lambda _answer: None, _Connection(), 0)
+        call.connection.calls.append(call)
+        wait_ms = self.scheduler.draw.randint(1, MAX_LATE_MS)
+        self.scheduler.after(wait_ms, self._arrive, call, other.incarnation, request)
+
+    def _lose(self, call: _Call) -> None:
+        """The connection breaks, and its owner notices soon."""
+        call.connection.is_broken = True
+        wait_ms = self.scheduler.draw.randint(1, NOTICED_MS)
+        self.scheduler.after(wait_ms, self._break, call.connection, call.generation)
+
+    def _break(self, connection: _Connection, generation: int) -> None:
+        if connection.generation == generation:
+            connection.begin_anew()
+        for call in tuple(connection.calls):
+            if call.generation == generation:
+                self._settle(call, None)
+
+    def _latency(self) -> int:
+        weather, draw = self.weather, self.scheduler.draw.random
+        if weather.slow and draw() < weather.slow:
+            return 1 + int(draw() * weather.slow_ms)
+        low, high = weather.latency_ms
+        return low + int(draw() * (high - low + 1))
+
+    def _arrive(self, call: _Call, incarnation: int, request: Any) -> None:
+        target = call.target
+        if not target.is_up or target.incarnation != incarnation:
+            self.scheduler.after(self._latency(), self._settle, call, None)
+            return
+        target.do(self._handle, call, request)
+
+    def _handle(self, call: _Call, request: Any) -> None:
+        target, answered = call.target, False
+
+        def reply(response: Any) -> None:
+            nonlocal answered
+            if answered:
+                raise AssertionError(f"{target.name} answers {request} twice")
+            answered = True
+            if (target.name, call.source.name) in self.cut:
+                return
+            if self.scheduler.chance(self.weather.lost):
+                self._lose(call)
+                return
+            self.scheduler.after(self._latency(), self._settle, call, response)
+
+        target.receive(call.source.name, request, reply)
+
+    def _time_out(self, call: _Call) -> None:
+        if not call.is_settled:
+            self._break(call.connection, call.generation)
+
+    def _settle(self, call: _Call, response: Any) -> None:
+        if call.is_settled:
+            return
+        call.is_settled = True
+        call.connection.calls.remove(call)
+        source = call.source
+        if source.incarnation == call.incarnation and source.is_up:
+            source.do(call.answer, response)

@@ -1,0 +1,96 @@
+"""Whether the simulation finds bugs on purpose.
+
+``python -m tests.sim.planted`` plays seeds with each of them and prints how many it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import statistics
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+from typing import Any
+
+from tests.sim.bug import Bug
+from tests.sim.bugs import BUGS
+from tests.sim.cluster import play
+from tests.sim.swarm import draw_options
+
+
+def _function(where: Any) -> FunctionType:
+    if isinstance(where, property):
+        where = where.fget
+    if isinstance(where, classmethod | MethodType):
+        where = where.__func__
+    assert isinstance(where, FunctionType), where
+    return where
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Have the lines of a bug in place of the right ones."""
+    sources: dict[FunctionType, str] = {}
+    for where, line, becomes in bug.lines:
+        function = _function(where)
+        source = sources.get(function) or textwrap.dedent(inspect.getsource(function))
+        if source.count(line) != 1:
+            raise LookupError(f"{bug.name}: {line!r} is not once in {function.__qualname__}")
+        sources[function] = source.replace(line, becomes)
+    kept = {function: function.__code__ for function in sources}
+    for function, source in sources.items():
+        made: dict[str, Callable[..., Any]] = {}
+        # The original's module gives the names, its defaults stay.
+        exec("from __future__ import annotations\n" + source, function.__globals__, made)
+        changed = made[function.__name__]
+        function.__code__ = _function(changed).__code__
+    try:
+        yield
+    finally:
+        for function, code in kept.items():
+            function.__code__ = code
+
+
+def seeds_until_found(bug: Bug, first: int, most: int) -> tuple[int, str] | None:
+    """How many seeds from ``first`` on it takes, and what is said then; None: more than that."""
+    with planted(bug):
+        for count in range(1, most + 1):
+            seed = first + count - 1
+            if not bug.needs(draw_options(seed)):
+                continue
+            try:
+                play(seed)
+            except Exception as error:  # noqa: BLE001 - any failure is a find
+                return count, f"{type(error).__name__}: {error}"
+    return None
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--searches", type=int, default=5, help="how often each is searched for")
+    parser.add_argument("--most", type=int, default=400, help="seeds of a search")
+    parser.add_argument("--only", default="", help="bugs whose name has this")
+    parser.add_argument("--tell", action="store_true", help="what was said")
+    given = parser.parse_args()
+    print("| planted bug | median of seeds | most |\n|---|---|---|")
+    for bug in BUGS:
+        if given.only not in bug.name:
+            continue
+        found = [
+            seeds_until_found(bug, 1 + 10_000 * one, given.most) for one in range(given.searches)
+        ]
+        counts = [given.most + 1 if one is None else one[0] for one in found]
+        median = statistics.median(counts)
+        shown = f"{median:g}" if median <= given.most else "not found"
+        worst = max(counts) if max(counts) <= given.most else f"over {given.most}"
+        print(f"| {bug.name} | {shown} | {worst} |", flush=True)
+        if given.tell:
+            for one in found:
+                print("    ", None if one is None else one[1][:200])
+
+
+if __name__ == "__main__":
+    main()

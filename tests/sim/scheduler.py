@@ -1,0 +1,76 @@
+"""One queue of events at simulated times: no clock, no thread, no loop, and one source of chance.
+
+Two events at the same time happen in the order in which they were asked for, so a seed is a whole
+history. What happens is told to a :class:`Trace`, whose digest is the same for the same seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, Final
+
+KEPT_LINES: Final = 60
+"""How many of the last events a failure shows."""
+
+
+class Trace:
+    """What happened, as lines: the last ones, and a digest of all."""
+
+    def __init__(self, told: Callable[[str], None] | None = None) -> None:
+        self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self.count = 0
+        self._digest = hashlib.blake2b(digest_size=8)
+        self._told = told
+
+    def add(self, line: str) -> None:
+        """Note a line."""
+        self.count += 1
+        self.last.append(line)
+        self._digest.update(line.encode())
+        if self._told is not None:
+            self._told(line)
+
+    @property
+    def digest(self) -> str:
+        """Of all lines so far."""
+        return self._digest.hexdigest()
+
+
+class Scheduler:
+    """Simulated time in milliseconds, and what is to happen in it."""
+
+    def __init__(self, seed: int, told: Callable[[str], None] | None = None) -> None:
+        self.now = 0
+        self.draw = random.Random(seed)
+        self.trace = Trace(told)
+        self.steps = 0
+        self.after_step: Callable[[], None] = lambda: None
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._asked = 0
+
+    def say(self, who: str, what: str) -> None:
+        """Note in the trace what happened now."""
+        self.trace.add(f"{self.now:>7} {who} {what}\n")
+
+    def after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Have ``action`` happen ``delay_ms`` from now."""
+        self._asked += 1
+        heappush(self._queue, (self.now + delay_ms, self._asked, action, arguments))
+
+    def run(self, until_ms: int) -> None:
+        """Let everything happen up to a time."""
+        queue, after_step = self._queue, self.after_step
+        while queue and queue[0][0] <= until_ms:
+            self.now, _, action, arguments = heappop(queue)
+            self.steps += 1
+            action(*arguments)
+            after_step()
+        self.now = until_ms
+
+    def chance(self, probability: float) -> bool:
+        """True that often."""
+        return probability > 0 and self.draw.random() < probability

@@ -1,0 +1,475 @@
+"""The daemon's runtime of shards on a replicated partition of the simulation.
+
+Real are :class:`ShardRuntime` with its turns, its held answers and its loading, and the state
+machine on it. The loop, the timers, the partition's log and the wait for its high watermark are
+models; so are the elections of the set of shards, for its topic has one partition here.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from fencepost.coordinator.runtime import shard as runtime
+from fencepost.coordinator.runtime.errors import NotCoordinatorError
+from fencepost.coordinator.runtime.shard import ShardRuntime, ShardServices
+from fencepost.coordinator.runtime.shard_state import ShardState
+from fencepost.logcore.batch import (
+    BatchHeader,
+    LogRecord,
+    encode_batch,
+    end_marker,
+    parse_header,
+)
+from fencepost.logcore.machine import (
+    Decision,
+    DomainError,
+    EndMarker,
+    Machine,
+    ProducerStamp,
+    Record,
+    Reply,
+)
+from fencepost.logcore.partition import Appended
+from fencepost.logcore.producers import ProducerStateManager
+from tests.sim.disk import Batch, Key, ModelLog, data, end_of_transaction
+from tests.sim.messages import Produce
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+
+SHARD: Final = 0
+"""The only partition of a coordinator's topic."""
+COMMIT_TIMEOUT_MS: Final = 1_500
+"""``offsets.commit.timeout.ms``."""
+LOADED_AT_ONCE: Final = 8
+"""Batches that are read before others get their turn."""
+
+
+class Promise:
+    """A future without a loop: who waits is called when it is kept."""
+
+    def __init__(self) -> None:
+        self._answer: object = None
+        self._is_done = False
+        self._then: Callable[[object], None] | None = None
+
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self._is_done
+
+    def set_result(self, answer: object) -> None:
+        """Keep it."""
+        self._answer, self._is_done = answer, True
+        if self._then is not None:
+            self._then(answer)
+
+    set_exception = set_result
+
+    def then(self, call: Callable[[object], None]) -> None:
+        """Call with the result, or with the error."""
+        if self._is_done:
+            call(self._answer)
+        else:
+            self._then = call
+
+
+class Timers:
+    """The timers of a shard, on its process's clock."""
+
+    def __init__(self, broker: Broker, fire: Callable[[Hashable, int], None]) -> None:
+        self._broker = broker
+        self._fire = fire
+        self._set: dict[Hashable, object] = {}
+
+    def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
+        """Let a key fire at a time, or never; the wait is counted from ``now_ms``."""
+        self._set.pop(key, None)
+        if deadline_ms is not None:
+            node = self._broker.node
+            wait_ms = deadline_ms - (node.now_ms if now_ms is None else now_ms)
+            self._set[key] = mark = object()
+            node.after(max(wait_ms, 1), self._expire, key, mark, deadline_ms)
+
+    def _expire(self, key: Hashable, mark: object, deadline_ms: int) -> None:
+        if self._set.get(key) is mark:
+            del self._set[key]
+            self._fire(key, max(deadline_ms, self._broker.node.now_ms))
+
+    def clear(self) -> None:
+        """Cancel all."""
+        self._set.clear()
+
+
+class Commits:
+    """Who waits until what a partition holds is committed, or can not be any more."""
+
+    is_idle = False
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waits: deque[tuple[LedPartition, int, Callable[[], None]]] = deque()
+        self._is_armed = False
+
+    def after(self, partitions: Sequence[LedPartition], callback: Callable[[], None]) -> bool:
+        """Call back later; False if nothing is held, and nobody waits who came before."""
+        (partition,) = partitions
+        end = partition.log_end_offset
+        if partition.high_watermark >= end and not self._waits:
+            return False
+        self._waits.append((partition, end, callback))
+        return True
+
+    def _is_due(self) -> bool:
+        if not self._waits:
+            return False
+        partition, end, _ = self._waits[0]
+        return partition.high_watermark >= end or not partition.is_led
+
+    def changed(self) -> None:
+        """The high watermark has moved, or the leadership has."""
+        if not self._is_armed and self._is_due():
+            self._is_armed = True
+            # In a turn of their own: the news come inside an append.
+            self._broker.node.after(0, self._call)
+
+    def _call(self) -> None:
+        self._is_armed = False
+        while self._is_due():
+            self._waits.popleft()[2]()
+
+
+class LedPartition:
+    """A partition as a shard sees it, which it was made for in one leader epoch."""
+
+    offline = None
+    is_replicated = True
+
+    def __init__(self, broker: Broker, topic: str, key: Key, leader_epoch: int) -> None:
+        self.broker, self.topic, self.key = broker, topic, key
+        self.index = key[1]
+        self._elected_in = leader_epoch
+        self.marks = self.reader = self
+        """It is all of its parts at once."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """The newest that this process knows, whoever leads."""
+        epoch = self.broker.leader_epoch(self.key)
+        return -1 if epoch is None else epoch
+
+    @property
+    def is_led(self) -> bool:
+        """Whether it is led in the epoch of the election."""
+        return self.broker.leads(self.key) == self._elected_in
+
+    @property
+    def _log(self) -> ModelLog:
+        return self.broker.disk.logs.get(self.key) or ModelLog()
+
+    @property
+    def high_watermark(self) -> int:
+        """That of the log."""
+        return self._log.high_watermark
+
+    @property
+    def log_start_offset(self) -> int:
+        """Where the log begins."""
+        return self._log.start
+
+    @property
+    def log_end_offset(self) -> int:
+        """Where it ends."""
+        return self._log.end
+
+    @property
+    def producers(self) -> ProducerStateManager:
+        """What it knows of its producers."""
+        return self._log.producers
+
+    def append_records(
+        self, records: Sequence[Record], *, now_ms: int, producer: ProducerStamp | None
+    ) -> Appended:
+        """Append a coordinator's records as one batch."""
+        del now_ms
+        in_transaction = producer is not None
+        batch = data(
+            tuple(records), producer, 0 if producer else -1, is_transactional=in_transaction
+        )
+        return self._append(batch)
+
+    def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
+        """Append the end of a transaction; raises what the producers' state says against it."""
+        del now_ms
+        self.check_marker(marker)
+        return self._append(end_of_transaction(marker))
+
+    def check_marker(self, marker: EndMarker) -> None:
+        """Raise what is to be said against a marker."""
+        stamp = marker.stamp
+        self.producers.check_marker(
+            stamp.producer_id,
+            stamp.producer_epoch,
+            marker.coordinator_epoch,
+            marker.transaction_version,
+        )
+
+    def _append(self, batch: Batch) -> Appended:
+        base, last = self.broker.leading.append(self.key, Produce(self.key, batch, -1))
+        return Appended(base, last, 0, 0, False)
+
+    def read_all(self) -> Iterator[tuple[BatchHeader, bytes]]:
+        """The batches of the log, in bytes as they would be on a disk."""
+        for batch in tuple(self._log.batches):
+            written = _bytes_of(batch)
+            yield parse_header(written), written
+
+
+def _bytes_of(batch: Batch) -> bytes:
+    header, marker = batch.header, batch.marker
+    if marker is not None:
+        written = end_marker(
+            commit=marker.commit,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            coordinator_epoch=marker.coordinator_epoch,
+            timestamp_ms=0,
+        )
+        # A batch's place is not covered by its checksum.
+        return header.base_offset.to_bytes(8) + written[8:]
+    records = [
+        LogRecord(header.base_offset + at, 0, *cast("Record", value))
+        for at, value in enumerate(batch.values)
+    ]
+    return encode_batch(
+        records,
+        leader_epoch=header.leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+    )
+
+
+@types.coroutine
+def _wait(wait_ms: int) -> Generator[int, None, None]:
+    yield wait_ms
+
+
+class _Pace:
+    """Gives others their turn, again and again, for some time."""
+
+    def __init__(self, wait_ms: int) -> None:
+        self._wait_ms, self._count = wait_ms, 0
+
+    async def __call__(self) -> None:
+        self._count += 1
+        if self._wait_ms and self._count % LOADED_AT_ONCE == 0:
+            await _wait(self._wait_ms)
+
+
+class _Shard(ShardRuntime):
+    """The runtime, under observation."""
+
+    def __init__(self, shards: Shards, partition: LedPartition, leader_epoch: int) -> None:
+        self.shards = shards
+        self._written: dict[int, tuple[int, tuple[Record, ...]]] = {}
+        """What was appended for an answer, by token."""
+        super().__init__(cast("Any", partition), leader_epoch, shards.build, shards.services)
+
+    def _carry_out(self, decision: Decision, now_ms: int, turn: Any) -> None:
+        base = self.partition.log_end_offset
+        super()._carry_out(decision, now_ms, turn)
+        self._machine.check()
+        if decision.records:
+            for reply in decision.replies:
+                self._written[reply.token] = base, decision.records
+
+    def _answer(self, reply: Reply) -> None:
+        written = self._written.pop(reply.token, None)
+        if written is not None and not isinstance(reply.response, DomainError):
+            self.shards.acknowledges(*written)
+        super()._answer(reply)
+
+    def _activate(self, machine: Machine, offset: int) -> None:
+        super()._activate(machine, offset)
+        self.shards.activated(self)
+
+    def _fail(self, cause: Exception, token: int | None) -> None:
+        """Nothing here fails but by a bug."""
+        del token
+        raise cause
+
+
+class Shards:
+    """What one process coordinates on a topic of one partition."""
+
+    topic: str
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.shard: _Shard | None = None
+        self.key: Key | None = None
+        self._unopened: int | None = None
+        self.commits = Commits(broker)
+        self.services = ShardServices(
+            clock=cast("Any", self),
+            loop=cast("Any", self),
+            timers=cast("Any", self),
+            run_effect=cast("Any", self.run_effect),
+            while_loading=self.while_loading,
+            remember=lambda _topic, _shard, event, _origin, _trigger: broker.node.say(
+                f"{event.kind} {event.subject} {dict(event.detail)}"
+            ),
+            commits=cast("Any", self.commits),
+            commit_timeout_ms=lambda: COMMIT_TIMEOUT_MS,
+            admit=cast("Any", self.admit),
+        )
+
+    # --- what differs ---
+
+    def build(self, partition: Any, coordinator_epoch: int) -> Machine:
+        """An empty machine."""
+        raise NotImplementedError
+
+    def run_effect(
+        self, shard: _Shard, effect: object, now_ms: int, first_attempt_done: Callable[[], None]
+    ) -> None:
+        """Carry out what a machine asks of the world."""
+        raise NotImplementedError
+
+    def while_loading(self, command: object) -> object | None:
+        """What a loading shard may answer."""
+        del command
+        return None
+
+    def admit(self, partition: LedPartition, command: object) -> DomainError | None:
+        """Why nothing may be written now."""
+        del partition, command
+        return None
+
+    def activated(self, shard: _Shard) -> None:
+        """A shard has read its log, and serves."""
+
+    def unserved(self) -> None:
+        """The shard serves no more, or not yet."""
+
+    # --- what a shard has of its loop ---
+
+    def now_ms(self) -> int:
+        """The process's clock."""
+        return self.broker.node.now_ms
+
+    def monotonic_ms(self) -> int:
+        """A clock that nobody sets."""
+        return self.broker.node.scheduler.now
+
+    def create_future(self) -> Promise:
+        """What a request waits for."""
+        return Promise()
+
+    def timers(self, fire: Callable[[Hashable, int], None]) -> Timers:
+        """Timers of its own."""
+        return Timers(self.broker, fire)
+
+    def acknowledges(self, base: int, records: tuple[Record, ...]) -> None:
+        """A shard gives an answer for which it has written something."""
+        if self.key is not None:
+            self.broker.cluster.invariants.acknowledged(self.key, base, records)
+
+    # --- elections (``ShardSet``) ---
+
+    @property
+    def active(self) -> _Shard | None:
+        """The shard if it serves."""
+        one = self.shard
+        return one if one is not None and one.state is ShardState.ACTIVE else None
+
+    @property
+    def epoch(self) -> int | None:
+        """The coordinator epoch, None while nothing is served here."""
+        one = self.active
+        return None if one is None else one.coordinator_epoch
+
+    def elected(self, key: Key, epoch: int) -> None:
+        """Serve soon, unless it is old news."""
+        if self._is_news(epoch):
+            self._drop()
+            self.key, self._unopened = key, epoch
+            self.broker.node.after(1, self._open, epoch)
+        if self.active is None:
+            self.unserved()
+
+    def resigned(self, epoch: int | None) -> None:
+        """Serve no more; ``epoch`` is that of the other leader, None where the replica is gone."""
+        if epoch is None or self._is_news(epoch):
+            self._drop()
+        if self.active is None:
+            self.unserved()
+
+    def _is_news(self, epoch: int) -> bool:
+        if self.shard is None:
+            return self._unopened is None or self._unopened < epoch
+        return self.shard.leader_epoch < epoch or self.shard.state is ShardState.CLOSED
+
+    def _drop(self) -> None:
+        self._unopened = None
+        shard, self.shard = self.shard, None
+        if shard is not None:
+            shard.end()
+
+    def open_now(self) -> None:
+        """Make the shard of a partition that was won, if that is still to come."""
+        if self._unopened is not None:
+            self._open(self._unopened)
+
+    def _open(self, epoch: int) -> None:
+        if self._unopened != epoch or self.key is None:
+            return
+        self._unopened = None
+        partition = LedPartition(self.broker, self.topic, self.key, epoch)
+        self.broker.node.say(f"coordinates {self.topic} in epoch {epoch}")
+        self.shard = shard = _Shard(self, partition, epoch)
+        if not shard.load_empty():
+            draw = self.broker.node.scheduler.draw
+            self._go_on(shard.load(cast("Any", _Pace(draw.choice((0, 0, 0, 2, 20))))))
+
+    def _go_on(self, work: Coroutine[int, None, None]) -> None:
+        try:
+            wait_ms = work.send(None)
+        except StopIteration:
+            return
+        self.broker.node.after(wait_ms, self._go_on, work)
+
+    # --- requests ---
+
+    def submit(self, command: object, reply: Callable[[Any], None]) -> None:
+        """Ask the shard; the answer is a result or a DomainError."""
+        if self.shard is None:
+            reply(NotCoordinatorError(f"{self.topic} is not served here"))
+        else:
+            cast("Promise", self.shard.submit(command)).then(reply)
+
+
+class _Quiet:
+    """A log that nobody reads: the story of a history tells its causes."""
+
+    def is_enabled_for(self, _level: int) -> bool:
+        return False
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_arguments, **_where: None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Have shards log nothing."""
+    kept = runtime._log
+    runtime._log = cast("Any", _Quiet())
+    try:
+        yield
+    finally:
+        runtime._log = kept

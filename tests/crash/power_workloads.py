@@ -221,8 +221,11 @@ class Recorder:
         self.promise(len(self.disk.steps))
 
 
-def open_log(fs: FileSystem, config: LogConfig, epoch: int) -> Partition:
-    """Open the partition as a start of the broker does, with what the checkpoints say."""
+def open_log(fs: FileSystem, config: LogConfig, epoch: int, **options: bool) -> Partition:
+    """Open the partition as a start of the broker does, with what the checkpoints say.
+
+    ``options`` are those of a replica, as ``Partition.open`` has them.
+    """
     clean = take_clean_shutdown(fs, ROOT)
 
     def known(name: str) -> int:
@@ -243,6 +246,7 @@ def open_log(fs: FileSystem, config: LogConfig, epoch: int) -> Partition:
         recovery_point=known(RECOVERY_POINT_CHECKPOINT),
         log_start_offset=known(LOG_START_CHECKPOINT),
         leader_epoch=epoch,
+        **options,
     )
 
 

@@ -1,4 +1,4 @@
-"""A transactional client that outlives the broker: it repeats every request until it is answered.
+"""A transactional client that outlives brokers: it repeats every request until it is answered.
 
 Raw requests, so that exactly one protocol is used: ``version 1`` adds partitions by
 AddPartitionsToTxn and ends with EndTxn v4, ``version 2`` (KIP-890) does the one implicitly and the
@@ -7,7 +7,8 @@ other with v5.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
@@ -23,9 +24,25 @@ PASSING = {
     "leader_not_available",
     "unknown_topic_or_partition",
     "not_enough_replicas",
+    "not_enough_replicas_after_append",
+    "request_timed_out",
     "unstable_offset_commit",
 }
 """Errors that a client answers with the same request again."""
+
+
+class Coordinator(NamedTuple):
+    """The broker that coordinates ``key``."""
+
+    key: str
+    kind: int
+
+
+class Leader(NamedTuple):
+    """The broker that leads a partition."""
+
+    topic: str
+    index: int
 
 
 class RefusedError(Exception):
@@ -35,6 +52,7 @@ class RefusedError(Exception):
 class StubbornClient:
     """One transactional producer, one transaction at a time.
 
+    ``bootstrap`` is one broker, which then is asked for everything, or several with commas between.
     With ``mortal`` a lost connection is the end of it: ConnectionLostError.
     """
 
@@ -47,38 +65,85 @@ class StubbornClient:
         self.mortal = mortal
         self.producer_id = self.epoch = -1
         self.sequences: dict[tuple[str, int], int] = {}
-        self._cluster: Cluster | None = None
+        self._brokers = bootstrap.split(",")
+        self._clusters: dict[str, Cluster] = {}
+        self._places: dict[Coordinator | Leader, str] = {}
 
     def close(self) -> None:
-        if self._cluster is not None:
-            self._cluster.close()
-            self._cluster = None
+        for cluster in self._clusters.values():
+            cluster.close()
+        self._clusters.clear()
+        self._places.clear()
 
-    def ask(self, api: str, version: int, **body: Any) -> Answer:
+    def ask(self, where: Coordinator | Leader, api: str, version: int, **body: Any) -> Answer:
         """Send until an answer comes that is no passing error. RefusedError for a lasting one."""
 
         def attempt() -> Answer | None:
             try:
-                if self._cluster is None:
-                    self._cluster = Cluster(self.bootstrap, deadline_s=5)
-                answer = self._cluster.call(api, version, **body)
+                place = self._place(where)
+                answer = None if place is None else self._cluster(place).call(api, version, **body)
             except (ConnectionLostError, OSError) as lost:
                 self.close()
                 if self.mortal:
                     raise ConnectionLostError from lost
                 return None
-            return None if PASSING.intersection(errors_in(answer)) else answer
+            if answer is not None and PASSING.isdisjoint(errors_in(answer)):
+                return answer
+            self._places.pop(where, None)
+            return None
 
         answer = until(attempt, f"an answer to {api}", deadline_s=60)
         if set(errors_in(answer)) - {"none"}:
             raise RefusedError(f"{api} v{version} {body}: {answer}")
         return answer
 
+    def _cluster(self, place: str) -> Cluster:
+        found = self._clusters.get(place)
+        if found is None:
+            found = self._clusters[place] = Cluster(place, deadline_s=5)
+        return found
+
+    def _place(self, where: Coordinator | Leader) -> str | None:
+        """Where that is now; None if nobody knows."""
+        if len(self._brokers) == 1:
+            return self.bootstrap
+        if where not in self._places:
+            found = self._found(where)
+            if found is None:
+                return None
+            self._places[where] = found
+        return self._places[where]
+
+    def _found(self, where: Coordinator | Leader) -> str | None:
+        """Ask the brokers in turn: one that is gone is the last to be asked the next time."""
+        place = self._brokers[0]
+        try:
+            asked = self._cluster(place)
+        except OSError:
+            self._brokers.append(self._brokers.pop(0))
+            raise
+        if isinstance(where, Coordinator):
+            answer = asked.call("find_coordinator", 2, key=where.key, key_type=where.kind)
+            return f"{answer['host']}:{answer['port']}" if answer["error_code"] == "none" else None
+        answer = asked.call("metadata", 8, topics=[{"name": where.topic}])
+        (leader,) = (
+            part["leader_id"]
+            for part in answer["topics"][0]["partitions"]
+            if part["partition_index"] == where.index
+        )
+        known = {one["node_id"]: f"{one['host']}:{one['port']}" for one in answer["brokers"]}
+        return known.get(leader)
+
+    @property
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(self.name, TRANSACTION)
+
     def claim(self, timeout_ms: int = 60_000) -> None:
         """InitProducerId as a new instance does it."""
-        for key, kind in ((self.name, TRANSACTION), (self.name, GROUP)):
-            self.ask("find_coordinator", 2, key=key, key_type=kind)
+        for where in (self._coordinator, Coordinator(self.name, GROUP)):
+            self.ask(where, "find_coordinator", 2, key=where.key, key_type=where.kind)
         answer = self.ask(
+            self._coordinator,
             "init_producer_id",
             4,
             transactional_id=self.name,
@@ -93,6 +158,7 @@ class StubbornClient:
         """One record, in a batch of its own."""
         if self.version == 1:
             self.ask(
+                self._coordinator,
                 "add_partitions_to_txn",
                 3,
                 v3_and_below_transactional_id=self.name,
@@ -109,6 +175,7 @@ class StubbornClient:
             transactional=True,
         )
         self.ask(
+            Leader(topic, partition),
             "produce",
             12 if self.version == 2 else 9,
             transactional_id=self.name,
@@ -127,8 +194,9 @@ class StubbornClient:
             "producer_epoch": self.epoch,
         }
         if self.version == 1:
-            self.ask("add_offsets_to_txn", 3, **identity)
+            self.ask(self._coordinator, "add_offsets_to_txn", 3, **identity)
         self.ask(
+            Coordinator(group, GROUP),
             "txn_offset_commit",
             5 if self.version == 2 else 3,
             **identity,
@@ -150,6 +218,7 @@ class StubbornClient:
 
     def end(self, *, commit: bool) -> None:
         answer = self.ask(
+            self._coordinator,
             "end_txn",
             5 if self.version == 2 else 4,
             transactional_id=self.name,
@@ -160,3 +229,20 @@ class StubbornClient:
         if self.version == 2:
             self.producer_id, self.epoch = answer["producer_id"], answer["producer_epoch"]
             self.sequences.clear()
+
+    def transaction(
+        self,
+        group: str,
+        topic: str,
+        partition: int,
+        values: Sequence[bytes],
+        *,
+        offset: int,
+        commit: bool,
+    ) -> None:
+        """A whole one, from the claim to the end."""
+        self.claim()
+        for value in values:
+            self.send(topic, partition, value)
+        self.send_offset(group, topic, offset)
+        self.end(commit=commit)

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.flusher import Flusher
-from fencepost.coordinator.runtime.shard import ShardState
+from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.wire.steps import finish
 from fencepost.groups.commands import CommitOffsets, OffsetToCommit, TxnCommitOffsets
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
@@ -97,9 +97,9 @@ async def start(disk: MemoryDisk) -> Services:
 
 
 async def durable(services: Services, partition: Partition) -> None:
-    disk = services.flusher.flushed([partition])
-    if disk is not None:
-        await disk
+    commit = services.commits.committed([partition])
+    if commit is not None:
+        await commit
 
 
 async def init(services: Services, name: str) -> tuple[int, int]:

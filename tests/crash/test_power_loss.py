@@ -109,9 +109,9 @@ def snapshots(kind: str, path: str) -> bool:
         (names, "compaction"),
         (names_of_checkpoints, "deletion"),
         (checkpoints, "deletion"),
-        (transaction_indexes, "producers"),
+        pytest.param(transaction_indexes, "producers", marks=pytest.mark.slow),
         (cleaned_segments, "compaction"),
-        (snapshots, "deletion"),
+        pytest.param(snapshots, "deletion", marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -1,0 +1,380 @@
+"""Three brokers and a controller as processes, of which one is killed at a named point.
+
+The processes live from one point to the next; only the one that died is started again. Roles are on
+different brokers, or all on one, by which names are used: see :class:`Layout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from fencepost.coordinator.runtime.key_partition import java_string_hash
+from fencepost.coordinator.tools.sweep.daemon import Daemon, DaemonError, Settings, preload
+from fencepost.coordinator.tools.sweep.points import Event, Point
+from fencepost.logcore.batch import iter_headers
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.testing import Cluster as InProcess
+from tests.crash.named_points import Naming
+from tests.crash.stubborn_client import StubbornClient
+from tests.support.cluster import READ_COMMITTED, Cluster
+from tests.support.raw import Answer, ConnectionLostError
+from tests.support.waits import until
+
+DATA, FORCED = ("out", 0), ("forced", 0)
+"""Partitions for data. Of the second each batch is on disk before it is answered, or fetched on."""
+
+OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
+
+REPLICAS = {
+    (TRANSACTIONS, 0): (1, 2, 3),
+    DATA: (2, 3, 1),
+    (OFFSETS, 0): (3, 1, 2),
+    (TRANSACTIONS, 1): (1, 3, 2),
+    FORCED: (1, 2, 3),
+    (OFFSETS, 1): (1, 3, 2),
+}
+"""Who has what; the first of them leads."""
+
+BROKERS = 1, 2, 3
+CONTROLLER = 100
+
+COMMON = {
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "broker.heartbeat.interval.ms": "200",
+    "broker.session.timeout.ms": "2000",
+    "replica.lag.time.max.ms": "1000",
+    "replica.fetch.backoff.ms": "50",
+    "min.insync.replicas": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.retention.ms": "-1",
+    "log.cleaner.enable": "false",  # each replica cleans when it likes
+    "auto.leader.rebalance.enable": "false",
+    "fencepost.history.enable": "false",
+}
+
+
+class Layout(NamedTuple):
+    """Where a transaction writes, and which partitions of the internal topics keep it."""
+
+    data: tuple[str, int]
+    index: int
+
+    def named(self, stem: str) -> str:
+        """An id or a group that is kept in this partition."""
+        names = (f"{stem}-{number}" for number in range(100))
+        return next(name for name in names if java_string_hash(name) % 2 == self.index)
+
+    @property
+    def partitions(self) -> list[tuple[str, int]]:
+        """Where a transaction leaves something."""
+        return [(TRANSACTIONS, self.index), self.data, (OFFSETS, self.index)]
+
+
+APART = Layout(DATA, 0)
+"""The coordinator is broker 1, the data's leader 2, the group's 3."""
+TOGETHER = Layout(FORCED, 1)
+"""Broker 1 is all of it."""
+
+
+class Seen:
+    """Up to where a partition was checked."""
+
+    def __init__(self) -> None:
+        self.end = 0
+
+
+@functools.cache
+def preload_brokers() -> None:
+    """Have all processes forked with what a broker imports, also at its first requests."""
+    with InProcess(1) as cluster:
+        cluster.topic("warm")
+        client = StubbornClient(cluster.bootstrap, "warm", version=2)
+        client.transaction("warm", "warm", 0, [b"warm"], offset=1, commit=True)
+        client.close()
+    ours = ("kio.schema.", "fencepost.", "tests.crash.")
+    preload(sorted(name for name in sys.modules if name.startswith(ours)))
+
+
+class CrashingCluster:
+    """The processes, and what is looked at from outside. A context manager."""
+
+    def __init__(
+        self,
+        home: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        bug: str = "",
+        patience_s: float = 60,
+    ) -> None:
+        """``patience_s`` is how long any state may take to come."""
+        ports: dict[int, int] = {}
+        common = {**COMMON, **(settings or {})}
+        self._patience_s = patience_s
+
+        def node(node_id: int, own: Mapping[str, str]) -> Daemon:
+            place = home / str(node_id)
+            place.mkdir(parents=True)
+            told = {**common, **own, "node.id": str(node_id)}
+            log = place / "broker.log"
+            return Daemon(Settings(place / "data", log, told, Naming(ports=ports, bug=bug)))
+
+        listening = {"process.roles": "controller", "listeners": "CONTROLLER://127.0.0.1:0"}
+        self.controller = node(CONTROLLER, listening)
+        of_broker = {
+            "process.roles": "broker",
+            "controller.quorum.bootstrap.servers": self.controller.bootstrap,
+        }
+        self.brokers = {node_id: node(node_id, of_broker) for node_id in BROKERS}
+        ports.update((port_of(one), node_id) for node_id, one in self.brokers.items())
+        self.home = home
+        self._connections: dict[int, Cluster] = {}
+
+    def __enter__(self) -> Self:
+        preload_brokers()
+        try:
+            self.controller.start()
+            with ThreadPoolExecutor(len(self.brokers)) as threads:
+                list(threads.map(Daemon.start, self.brokers.values()))
+            self._create()
+            self.settle()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for one in (*self.brokers.values(), self.controller):
+            one.close()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(one.bootstrap for one in self.brokers.values())
+
+    def _create(self) -> None:
+        """Make the topics, the internal ones too, with the replicas where they are wanted."""
+        for topic in dict.fromkeys(name for name, _ in REPLICAS):
+            self.until(lambda name=topic: self._is_created(name), f"{topic} is there")
+
+    def _is_created(self, topic: str) -> bool:
+        assignments = [
+            {"partition_index": index, "broker_ids": list(replicas)}
+            for (name, index), replicas in REPLICAS.items()
+            if name == topic
+        ]
+        forced = [{"name": "flush.messages", "value": "1"}] if topic == FORCED[0] else []
+        asked = {
+            "name": topic,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": assignments,
+            "configs": forced,
+        }
+        answer = self.connection(1).call("create_topics", 5, timeout=10_000, topics=[asked])
+        return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
+
+    # --- looking ---
+
+    def connection(self, node_id: int) -> Cluster:
+        if node_id not in self._connections:
+            self._connections[node_id] = Cluster(self.brokers[node_id].bootstrap, deadline_s=5)
+        return self._connections[node_id]
+
+    def until(self, look: Callable[[], bool], what: str) -> None:
+        """Wait until it is so, over connections that break. TimeoutError says what was wrong."""
+        why = ""
+
+        def looked() -> bool:
+            nonlocal why
+            try:
+                return look()
+            except (ConnectionLostError, OSError, AssertionError, CorruptRecordError) as error:
+                why = f"{type(error).__name__}: {error}"
+                for one in self._connections.values():
+                    one.close()
+                self._connections.clear()
+                return False
+
+        try:
+            until(looked, what, deadline_s=self._patience_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {why}") from None
+
+    def settle(self) -> None:
+        """Wait until every replica is in sync and who is to lead does, as far as all know."""
+        self.until(self._is_settled, "all in sync, leaders where they belong")
+
+    def _is_settled(self) -> bool:
+        parts = [self._by_name(self._metadata(one)) for one in BROKERS]
+        sizes = [
+            len(known.get(key, {}).get("isr_nodes", ())) for known in parts for key in REPLICAS
+        ]
+        if min(sizes) < len(BROKERS):
+            return False
+        wrong = [
+            known[key]["leader_id"] != replicas[0]
+            for known in parts
+            for key, replicas in REPLICAS.items()
+        ]
+        if any(wrong):
+            self.connection(1).call("elect_leaders", 2, election_type=0, timeout=5000)
+            return False
+        return all(
+            self._ends(leader, topic, index)[0] == "none"
+            for (topic, index), (leader, *_) in REPLICAS.items()
+        )
+
+    def _metadata(self, node_id: int | None = None) -> Answer:
+        """What a broker knows, or the first that answers."""
+        topics = [{"name": name} for name in dict.fromkeys(topic for topic, _ in REPLICAS)]
+        for one in BROKERS if node_id is None else (node_id,):
+            try:
+                return self.connection(one).call("metadata", 8, topics=topics)
+            except (OSError, ConnectionLostError):
+                dead = self._connections.pop(one, None)
+                if dead is not None:
+                    dead.close()
+        raise ConnectionLostError
+
+    @staticmethod
+    def _by_name(answer: Answer) -> dict[tuple[str, int], Answer]:
+        return {
+            (topic["name"], part["partition_index"]): part
+            for topic in answer["topics"]
+            for part in topic["partitions"]
+        }
+
+    def _ends(self, node_id: int, topic: str, index: int) -> tuple[str, int, int]:
+        """The error, the high watermark and the last stable offset."""
+        part = self.connection(node_id).fetch(
+            topic, partition=index, offset=0, isolation=READ_COMMITTED, max_bytes=1
+        )
+        return part["error_code"], part["high_watermark"], part["last_stable_offset"]
+
+    def check(self, layout: Layout, seen: Seen, values: list[bytes], offset: int) -> None:
+        """Every replica shows these values since the last time, and all replicas are equal.
+
+        No transaction is open, and the group is at this offset. TimeoutError or AssertionError
+        where it is not so.
+        """
+        self.wait_for_end(layout)
+        self.settle()
+        topic, index = layout.data
+        self.until(
+            lambda: len({self._all_of(one, layout.data) for one in BROKERS}) == 1,
+            "all replicas show all",
+        )
+        end = self._log_end(BROKERS[0], layout.data)
+        for node_id in BROKERS:
+            read = self.connection(node_id).read(
+                topic, partition=index, isolation=READ_COMMITTED, begin=seen.end, end=end
+            )
+            found = [value for one in read for value in one.values]
+            assert found == values, f"at broker {node_id}: {found}, not {values}"
+        seen.end = end
+        coordinator = self.connection(REPLICAS[OFFSETS, layout.index][0])
+        committed = coordinator.committed(layout.named("group"), topic, stable=True)
+        assert committed == offset, f"the group is at {committed}, not {offset}"
+        for one in layout.partitions:
+            self.until(lambda one=one: self._are_equal(one), f"equal replicas of {one}")
+
+    def wait_for_end(self, layout: Layout) -> None:
+        """Wait until no transaction is open. TimeoutError if one stays so."""
+        self.until(lambda: self._is_ended(layout), "no transaction is open")
+
+    def _is_ended(self, layout: Layout) -> bool:
+        """Whether nothing is open, and what was decided is done, as far as those who lead know."""
+        known = self._by_name(self._metadata())
+        for one in layout.partitions:
+            self._all_of(known[one]["leader_id"], one)
+        leader = known[layout.partitions[0]]["leader_id"]
+        answer = self.connection(leader).call("list_transactions", 0)
+        mine = layout.named("txn")
+        states = {
+            one["transaction_state"]
+            for one in answer["transaction_states"]
+            if one["transactional_id"] == mine
+        }
+        return answer["error_code"] == "none" and states in ({"CompleteCommit"}, {"CompleteAbort"})
+
+    def _all_of(self, node_id: int, partition: tuple[str, int]) -> int:
+        """The end of a replica, below which all is committed and stable; AssertionError if not."""
+        error, high, stable = self._ends(node_id, *partition)
+        end = self._log_end(node_id, partition)
+        assert (error, high, stable) == ("none", end, end), (node_id, partition, high, stable, end)
+        return end
+
+    def _log_end(self, node_id: int, partition: tuple[str, int]) -> int:
+        headers = iter_headers(self._log(node_id, partition))
+        return max((one.next_offset for _, one in headers), default=0)
+
+    def _log(self, node_id: int, partition: tuple[str, int]) -> bytes:
+        """What the files of a replica hold."""
+        place = self.home / str(node_id) / "data" / "{}-{}".format(*partition)
+        return b"".join(path.read_bytes() for path in sorted(place.glob("*.log")))
+
+    def _are_equal(self, partition: tuple[str, int]) -> bool:
+        return len({self._log(one, partition) for one in BROKERS}) == 1
+
+    # --- a point ---
+
+    def counted(self, work: Callable[[], None]) -> dict[int, list[Event]]:
+        """What each broker does for ``work``."""
+        for one in self.brokers.values():
+            one.arm(None)
+        work()
+        return {node_id: one.disarm()[1] for node_id, one in self.brokers.items()}
+
+    @contextlib.contextmanager
+    def killed_at(
+        self, node_id: int, point: Point, killed: list[str], *, then: Point | None = None
+    ) -> Iterator[list[Event]]:
+        """While it lasts the broker dies at the point and is started again, to die ``then`` too.
+
+        ``killed`` gets what it was doing each time. Yields a list that has in the end what the last
+        process did.
+        """
+        broker = self.brokers[node_id]
+        broker.arm(point)
+        events: list[Event] = []
+        problems: list[Exception] = []
+        leave = threading.Event()
+
+        def revive(what: str | None) -> None:
+            while what is not None:
+                killed.append(what)
+                what = broker.start(then if len(killed) == 1 else None)
+
+        def watch() -> None:
+            try:
+                while not leave.is_set():
+                    revive(broker.killed_at(0.01))
+            except DaemonError as error:
+                problems.append(error)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            yield events
+        finally:
+            leave.set()
+            watcher.join()
+        if problems:
+            raise problems[0]
+        what, done = broker.disarm()
+        events += done
+        revive(what)
+
+
+def port_of(daemon: Daemon) -> int:
+    return int(daemon.bootstrap.rsplit(":", 1)[1])

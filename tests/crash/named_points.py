@@ -1,0 +1,379 @@
+"""Crash points of a broker among others, by what happens there and how often it did before.
+
+In a cluster nothing comes at the same number twice: fetches, heartbeats and checkpoints come when
+they like. So a point has a name, and a number among those of this name: ``before write out-0
+records #1``, ``after mark __transaction_state-0 #2``, ``before answer EndTxn #1``. Fetches between
+brokers are named by what was written since the one before them: ``before ask Fetch of 2 | write
+out-0 records #1`` is where a follower is about to tell its leader that it has these records.
+
+As in ``fencepost crash-sweep`` the file system and the loop are wrapped, here also connections to
+other brokers; and of the log one method, by which every high watermark moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.replication.marker_appends import MarkerAppends
+from fencepost.coordinator.runtime.commits import Commits
+from fencepost.coordinator.runtime.shard import ShardRuntime
+from fencepost.coordinator.tools.sweep.daemon import Counting
+from fencepost.coordinator.tools.sweep.points import (
+    CountedFileSystem,
+    CountedLoop,
+    CountedProtocol,
+    Counter,
+    Event,
+    Point,
+    Where,
+)
+from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
+from fencepost.logcore.batch import decode_records, iter_headers, parse_control
+from fencepost.logcore.fs import ReadableBuffer
+from fencepost.logcore.machine import Record
+from fencepost.logcore.marks import Marks
+from fencepost.logcore.partition import Partition
+from fencepost.txn.records import decode
+
+NAMED = frozenset(
+    {
+        ApiKey.PRODUCE,
+        ApiKey.FETCH,
+        ApiKey.INIT_PRODUCER_ID,
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.END_TXN,
+        ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.ALTER_PARTITION,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    }
+)
+"""What a transaction and its replicas ask for; the rest comes when it likes."""
+
+LAG_S = 0.02
+"""How late answers come to followers. Where they are always at once there, nobody would notice that
+a leader did not wait for them."""
+
+_HEAD_BYTES = 64
+"""More than a request's header up to its client id."""
+
+_BROKER = re.compile(r"^(?:broker|AddPartitionsManager-client)-(\d+)")
+"""How a broker calls itself as a client of another."""
+
+
+class NamedCounter(Counter):
+    """Counts each name for itself, from the beginning: a broker can be killed as it comes back."""
+
+    def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
+        super().__init__(point, die)
+        self._named: Counts[str] = Counts()
+        self._done: list[str] = []
+        """What was written, with its number."""
+        self._seen: dict[str, int] = {}
+        """How much of that had happened at the last message of a name."""
+        self.arm()
+
+    def begin_anew(self, point: Point | None) -> None:
+        """See :class:`Counter`."""
+        self._named.clear()
+        self._done, self._seen = [], {}
+        super().begin_anew(point)
+
+    def before(self, event: Event) -> bool:
+        """See :class:`Counter`."""
+        if not self._armed:
+            return False
+        self._named[event.what] += 1
+        self.events.append(event)
+        if self._comes(Where.BEFORE, event):
+            self._die(event)
+        return event.tearable and self._comes(Where.TORN, event)
+
+    def after(self, event: Event) -> None:
+        """See :class:`Counter`."""
+        if not self._armed:
+            return
+        if self._comes(Where.AFTER, event):
+            self._die(event)
+        if event.what.startswith("write") and "/" not in event.what:  # to a log
+            self._done.append(f"{event.what} #{self._named[event.what]}")
+
+    def message(self, api: int, name: str) -> list[Event]:
+        """The events that a message is: of a fetch as many as were writes since the last one."""
+        if api not in NAMED:
+            return []
+        if api != ApiKey.FETCH:
+            return [Event(name)]
+        since, self._seen[name] = self._seen.get(name, 0), len(self._done)
+        return [Event(f"{name} | {one}") for one in self._done[since:]]
+
+    def _comes(self, where: Where, event: Event) -> bool:
+        wanted = self._point
+        return (
+            wanted is not None
+            and wanted.where is where
+            and wanted.kind == event.what
+            and wanted.number == self._named[event.what]
+        )
+
+
+@dataclass(frozen=True)
+class Naming(Counting):
+    """See :class:`Counting`; ``ports`` says which broker listens where.
+
+    ``bug`` is one of :data:`BUGS`: what is broken on purpose, to see that a sweep finds it.
+    """
+
+    ports: Mapping[int, int] = field(default_factory=dict)
+    bug: str = ""
+
+    def counter(self, point: Point | None, die: Callable[[Event], None]) -> NamedCounter:
+        """See :class:`Counting`. The process has one log class, which is wrapped for it."""
+        counter = NamedCounter(point, die)
+        _count_marks(counter)
+        if self.bug:
+            BUGS[self.bug]()
+        return counter
+
+    def file_system(self, root: str, counter: Counter) -> NamedFileSystem:
+        """See :class:`Counting`."""
+        return NamedFileSystem(root, counter)
+
+    def loop(self, counter: Counter) -> NamedLoop:
+        """See :class:`Counting`."""
+        # A class: a broker of a cluster makes another loop of its kind for its heartbeats.
+        own = {"counter": counter, "ports": self.ports}
+        return type(NamedLoop.__name__, (NamedLoop,), own)()
+
+
+def _wait_for_no_replica_of(topic: str) -> None:
+    """Let no reply or effect of a topic's coordinators wait for what it depends on."""
+    after = Commits.after
+
+    def rash(self: Commits, partitions: Iterable[Partition], callback: Callable[[], None]) -> bool:
+        partitions = list(partitions)
+        waits = getattr(getattr(callback, "func", None), "__self__", None)
+        if isinstance(waits, ShardRuntime) and partitions[0].topic == topic:
+            return False
+        return after(self, partitions, callback)
+
+    Commits.after = rash  # type: ignore[method-assign]
+
+
+def _answer_markers_at_once() -> None:
+    MarkerAppends.committed = lambda _: None  # type: ignore[method-assign]
+    MarkerAppends.settle = lambda _: None  # type: ignore[method-assign]
+
+
+BUGS: Mapping[str, Callable[[], None]] = {
+    "decisions are not waited for": partial(_wait_for_no_replica_of, TRANSACTION_STATE),
+    "offsets are not waited for": partial(_wait_for_no_replica_of, CONSUMER_OFFSETS),
+    "markers are not waited for": _answer_markers_at_once,
+}
+
+
+def _count_marks(counter: Counter) -> None:
+    """Make each move of a high watermark an event."""
+    move = Marks.move_high_watermark
+
+    def counted(self: Marks, offset: int) -> None:
+        if not self.is_replicated or offset == getattr(self, "high_watermark", offset):
+            move(self, offset)
+            return
+        event = Event(f"mark {self.name}")
+        counter.before(event)
+        move(self, offset)
+        counter.after(event)
+
+    Marks.move_high_watermark = counted  # type: ignore[method-assign]
+
+
+class NamedFileSystem(CountedFileSystem):
+    """Names what is written to a log by the sort of its records."""
+
+    def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> Event:
+        """See :class:`CountedFileSystem`."""
+        if not path.endswith(".log"):
+            return super().writing(path, buffers)
+        partition = path.partition("/")[0]
+        sorts = " ".join(dict.fromkeys(_sorts(partition, b"".join(buffers))))
+        return Event(f"write {partition} {sorts}", tearable=True)
+
+
+def _sorts(partition: str, data: bytes) -> Iterator[str]:
+    for position, header in iter_headers(data):
+        records = decode_records(data, position, header)
+        if header.is_control:
+            yield f"{parse_control(records[0]).type.name} marker"
+        elif partition.startswith(TRANSACTION_STATE):
+            for one in records:
+                known = decode(Record(one.key or b"", one.value))
+                yield "tombstone" if known is None or known.txn is None else known.txn.state.name
+        elif partition.startswith(CONSUMER_OFFSETS):
+            yield "offsets"
+        else:
+            yield "records"
+
+
+# --- messages ---
+
+
+class Heads:
+    """Finds in a stream of frames where each begins and ends."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._left = 0
+
+    def feed(self, data: ReadableBuffer) -> tuple[list[bytes], int]:
+        """The heads of frames that begin, as far as they are known now, and how many have ended."""
+        begun: list[bytes] = []
+        ended, at = 0, 0
+        view = memoryview(data)
+        while at < len(view):
+            if self._left:
+                taken = min(self._left, len(view) - at)
+                self._left -= taken
+                at += taken
+                ended += not self._left
+                continue
+            wanted = 4
+            if len(self._head) >= 4:
+                size = int.from_bytes(self._head[:4], "big")
+                wanted = 4 + min(size, _HEAD_BYTES)
+            part = view[at : at + wanted - len(self._head)]
+            self._head += part
+            at += len(part)
+            if len(self._head) == wanted and wanted > 4:
+                begun.append(bytes(self._head))
+                self._left = 4 + size - wanted
+                ended += not self._left
+                self._head.clear()
+        return begun, ended
+
+
+def _request(head: bytes) -> tuple[int, int, str]:
+    """Api, correlation and client id of a request."""
+    api, _, correlation, length = struct.unpack_from(">hhih", head, 4)
+    return api, correlation, head[14 : 14 + max(0, length)].decode("utf-8", "replace")
+
+
+class NamedTransport:
+    """Tells of each frame that leaves, before its first byte and after its last."""
+
+    def __init__(
+        self, transport: asyncio.Transport, counter: NamedCounter, name: Callable[[bytes], Any]
+    ) -> None:
+        """``name`` turns the head of a frame into events."""
+        self._transport, self._counter, self._name = transport, counter, name
+        self._heads = Heads()
+        self._under_way: list[list[Event]] = []
+        self.lag_s = 0.0
+        """How late everything leaves."""
+
+    def write(self, data: ReadableBuffer) -> None:
+        """See :class:`asyncio.WriteTransport`."""
+        if self.lag_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.lag_s, self._write, bytes(data))
+        else:
+            self._write(data)
+
+    def _write(self, data: ReadableBuffer) -> None:
+        begun, ended = self._heads.feed(data)
+        for head in begun:
+            events = self._name(head)
+            self._under_way.append(events)
+            for event in events:
+                self._counter.before(event)
+        self._transport.write(data)
+        for event in [one for events in self._under_way[:ended] for one in events]:
+            self._counter.after(event)
+        del self._under_way[:ended]
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """See :class:`asyncio.BaseTransport`: nobody gets past it to the socket."""
+        return default if name == "socket" else self._transport.get_extra_info(name, default)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class NamedProtocol(CountedProtocol):
+    """Reads along what is asked, to know what an answer answers."""
+
+    def __init__(self, inner: asyncio.BufferedProtocol, counter: NamedCounter) -> None:
+        super().__init__(inner, counter)
+        self._named, self._told = counter, inner
+        self._heads = Heads()
+        self._asked: dict[int, tuple[int, str]] = {}
+        self._space = memoryview(b"")
+        self._transport: NamedTransport | None = None
+        self.get_buffer = self._where  # type: ignore[method-assign]
+        self.buffer_updated = self._came  # type: ignore[method-assign]
+
+    def _where(self, sizehint: int) -> memoryview:
+        self._space = memoryview(self._told.get_buffer(sizehint))
+        return self._space
+
+    def _came(self, nbytes: int) -> None:
+        for head in self._heads.feed(bytes(self._space[:nbytes]))[0]:
+            api, correlation, client = _request(head)
+            self._asked[correlation] = api, client
+            if api == ApiKey.FETCH and _BROKER.match(client) and self._transport is not None:
+                self._transport.lag_s = LAG_S
+        self._space = memoryview(b"")
+        self._told.buffer_updated(nbytes)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See :class:`CountedProtocol`."""
+        named = NamedTransport(cast("asyncio.Transport", transport), self._named, self._name)
+        self._transport = named
+        self._told.connection_made(cast("asyncio.Transport", named))
+
+    def _name(self, head: bytes) -> list[Event]:
+        api, client = self._asked.pop(struct.unpack_from(">i", head, 4)[0], (-1, ""))
+        known = _BROKER.match(client)
+        if known is None:
+            return [] if api == ApiKey.FETCH else self._named.message(api, f"answer {_title(api)}")
+        return self._named.message(api, f"answer {_title(api)} to {known[1]}")
+
+
+class NamedLoop(CountedLoop):
+    """An event loop whose servers and clients tell what they say."""
+
+    ports: Mapping[int, int]
+
+    async def connect_accepted_socket(self, protocol_factory: Any, *args: Any, **more: Any) -> Any:
+        """See :meth:`asyncio.loop.connect_accepted_socket`."""
+        counter = cast("NamedCounter", self.counter)
+        return await asyncio.SelectorEventLoop.connect_accepted_socket(
+            self, lambda: NamedProtocol(protocol_factory(), counter), *args, **more
+        )
+
+    async def create_connection(self, *args: Any, **more: Any) -> Any:
+        """See :meth:`asyncio.loop.create_connection`."""
+        transport, protocol = await super().create_connection(*args, **more)
+        counter = cast("NamedCounter", self.counter)
+        port = transport.get_extra_info("peername")[1]
+        to = f" of {self.ports[port]}" if port in self.ports else ""
+
+        def name(head: bytes) -> list[Event]:
+            api, _, _ = _request(head)
+            return counter.message(api, f"ask {_title(api)}{to}")
+
+        named = NamedTransport(transport, counter, name)
+        return named, protocol
+
+
+def _title(api: int) -> str:
+    return KNOWN_APIS[api].name if api in KNOWN_APIS else str(api)

@@ -1,0 +1,162 @@
+"""Three brokers and a controller as processes, of which one is killed, stopped or frozen in turn.
+
+An idempotent producer, a transactional pipeline and a consumer group go on meanwhile
+(``tests/support/failover.py``). Afterwards nothing is lost, doubled or out of order, transactions
+are whole, offsets never went back, and the replicas hold the same bytes.
+
+Nine turns take every way to the leaders of all three topics, about a minute; with ``--turns 3``, as
+CI has it, every way and every topic is there once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException, TopicPartition
+
+from fencepost.logcore.dump import read_batches
+from fencepost.logcore.fs import OsFileSystem
+from tests.support.failover import (
+    OFFSETS,
+    PARTITIONS,
+    SETTINGS,
+    SOURCE,
+    TARGET,
+    TRANSACTIONS,
+    TURNS,
+    WAYS,
+    Nodes,
+    Writer,
+    at_work,
+    turn,
+)
+from tests.support.member import MemberCluster
+from tests.support.pipeline import Clients
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = MemberCluster(tmp_path, settings=SETTINGS)
+    try:
+        made.start()
+        yield Nodes(made)
+    finally:
+        Nodes(made).stop()
+
+
+class Watch(threading.Thread):
+    """Asks for the group's offsets again and again: none may be before one that was committed."""
+
+    def __init__(self, clients: Clients, committed: dict[int, int]) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._consumer, self._committed = clients.consumer("group"), committed
+        self.stopping = threading.Event()
+        self.looks = 0
+        self.back: list[tuple[int, int, int]] = []
+        """Partition, what had been committed, what was there."""
+
+    def run(self) -> None:
+        asked = [TopicPartition(SOURCE, index) for index in range(PARTITIONS)]
+        while not self.stopping.wait(0.05):
+            floor = dict(self._committed)
+            with contextlib.suppress(KafkaException):
+                for one in self._consumer.committed(asked, 5):
+                    if one.error is None:
+                        self._looked(one.partition, floor.get(one.partition, 0), one.offset)
+        self._consumer.close()
+
+    def _looked(self, index: int, floor: int, found: int) -> None:
+        self.looks += 1
+        if max(found, 0) < floor:
+            self.back.append((index, floor, found))
+
+
+def test_nothing_is_lost_doubled_or_reordered(nodes: Nodes, pytestconfig: pytest.Config) -> None:
+    turns = TURNS[: pytestconfig.getoption("--turns")]
+    with at_work(nodes) as work:
+        writer = work.writer
+        watch = Watch(work.clients, work.committed)
+        watch.start()
+        try:
+            figures = [turn(nodes, writer, *one) for one in turns]
+            work.finish()
+        finally:
+            watch.stopping.set()
+            watch.join(90)
+    assert writer.refused == []
+    assert watch.looks > 0
+    assert watch.back == []
+    check_records(work.clients, writer)
+    check_replicas(nodes)
+    for way in WAYS:
+        of_way = [one for one in figures if one.way == way]
+        pause_s = statistics.median(one.pause_s for one in of_way)
+        full_s = statistics.median(one.full_s for one in of_way)
+        print(f"{way}: longest pause {pause_s:.2f} s, full ISR after {full_s:.2f} s (medians)")
+    print(f"{writer.sent} records, offsets asked for {watch.looks} times;")
+    print(f"the pipeline began anew after {work.pipeline.failures}, commits refused with", end=" ")
+    print([dict(one.refused) for one in work.members])
+
+
+def check_records(clients: Clients, writer: Writer) -> None:
+    """Every number once and in order in both topics, and every transaction whole."""
+    for topic in (SOURCE, TARGET):
+        found = clients.messages(topic, PARTITIONS)
+        for index in range(PARTITIONS):
+            values = [int(one.value()) for one in found if one.partition() == index]
+            assert values == list(range(index, writer.sent, PARTITIONS)), f"{topic}-{index}"
+    # Those of the target: of each transaction as many as it says that it has.
+    parts: Counter[bytes] = Counter()
+    sizes: dict[bytes, int] = {}
+    for one in found:
+        headers = dict(one.headers())
+        parts[headers["txn"]] += 1
+        sizes[headers["txn"]] = int(headers["size"])
+    assert dict(parts) == sizes
+    assert [sorted(one) for one in writer.acknowledged] == [
+        list(range(index, writer.sent, PARTITIONS)) for index in range(PARTITIONS)
+    ]
+
+
+def check_replicas(nodes: Nodes) -> None:
+    """All brokers end at once; then their files have the same batches, byte for byte."""
+    names = [f"{topic}-{index}" for topic in (SOURCE, TARGET) for index in range(PARTITIONS)]
+    names += [f"{OFFSETS}-0", f"{TRANSACTIONS}-0"]
+    until(nodes.has_isr, "all in sync")
+    until(
+        lambda: all(len({len(log) for log in logs_of(nodes, name)}) == 1 for name in names),
+        "followers have all",
+        poll_s=0.5,
+    )
+    nodes.stop()
+    for name in names:
+        one, two, three = logs_of(nodes, name)
+        assert one, f"nothing in {name}"
+        assert one == two == three, name
+
+
+def logs_of(nodes: Nodes, name: str) -> list[list[tuple[int, int]]]:
+    """Of each broker's files of a partition: base offset and checksum of every batch, header too.
+
+    (A batch's own CRC leaves out its offset and leader epoch.)
+    """
+    disk = OsFileSystem()
+    return [
+        [
+            (header.base_offset, zlib.crc32(batch))
+            for path in sorted((broker.data_dir / name).glob("*.log"))
+            for _, header, batch in read_batches(disk, str(path), payload=True)
+            if not isinstance(header, str)  # what is preallocated
+        ]
+        for broker in nodes.cluster.nodes
+    ]

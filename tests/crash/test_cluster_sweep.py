@@ -1,0 +1,108 @@
+"""Three brokers, killed at each step of a transaction: the coordinator, leaders, followers.
+
+Afterwards every replica shows a read-committed reader each committed value once and no other, no
+transaction is open, the group's offset is the last one, and replicas are equal byte by byte.
+CLUSTER_POINTS says how many points are tried: ``all``, or so many of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.tools.sweep.points import Point, Where, spread
+from tests.crash.cluster_sweep import COMEBACKS, COMMIT, SCENARIOS, Bench, Place, Sweep
+from tests.crash.crashing_cluster import BROKERS, FORCED
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
+
+POINTS = os.environ.get("CLUSTER_POINTS", "300")
+JOBS = 4
+"""Clusters at a time: most of a point is waiting until the controller has given a broker up."""
+
+MOST_TRIES = 5
+"""Of what is broken on purpose."""
+
+
+def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
+    """A spread of these; where there may be more than a commit has, all of that first."""
+    first = [one for one in places if one.scenario is COMMIT]
+    if len(first) < min(count, len(places)):
+        rest = [one for one in places if one.scenario is not COMMIT]
+        return [*first, *spread(rest, count - len(first))]
+    return spread(places, count)
+
+
+def swept(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) -> list[Place]:
+    """Try a share of CLUSTER_POINTS, print how it went, and return all points that there are."""
+    places: list[Place] = []
+
+    def choose(bench: Bench) -> Sequence[Place]:
+        places.extend(look(bench))
+        return places if POINTS == "all" else chosen(places, max(1, round(int(POINTS) * share)))
+
+    sweep, began = Sweep(home, JOBS), time.monotonic()
+    sweep.run(choose)
+    kills = Counter(one.place.scenario.name for one in sweep.results if one.killed)
+    spent_s = time.monotonic() - began
+    print(f"{len(sweep.results)} of {len(places)} points in {spent_s:.0f} s, killed at {kills}")
+    for one in sweep.results:
+        if not (one.problem or one.killed):
+            print(f"not reached: {one.place}")
+    assert sweep.problems == []
+    assert kills.total() >= 0.8 * len(sweep.results)
+    return places
+
+
+def test_a_transaction_survives_the_death_of_any_broker_at_any_step(tmp_path: Path) -> None:
+    places = swept(
+        tmp_path,
+        lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],
+        share=0.8,
+    )
+    for scenario in SCENARIOS:
+        seen = {(one.node_id, one.point.kind) for one in places if one.scenario is scenario}
+        decided, data, offsets = (f"{name}-{index}" for name, index in scenario.layout.partitions)
+        wanted = [f"write {decided} ONGOING", f"write {data} records", f"write {offsets} offsets"]
+        wanted += [f"mark {one}" for one in (decided, data, offsets)]
+        if scenario.layout.data == FORCED:
+            wanted.append(f"sync {data}/{0:020}.log")
+        # Each broker leads one or all of them, and follows in the others.
+        for node_id in BROKERS:
+            assert {(node_id, one) for one in wanted} <= seen, (scenario.name, node_id)
+
+
+def test_a_comeback_is_killed_too(tmp_path: Path) -> None:
+    places = swept(
+        tmp_path,
+        lambda bench: [one for place in COMEBACKS for one in bench.comeback(place)],
+        share=0.2,
+    )
+    kinds = {(one.node_id, one.then.kind) for one in places if one.then is not None}
+    cut = {node_id for node_id, kind in kinds if re.match(r"truncate .*\.log$", kind)}
+    assert cut == set(BROKERS)
+
+
+@pytest.mark.parametrize(
+    ("bug", "node_id", "where", "problem"),
+    [
+        ("decisions are not waited for", 1, "answer EndTxn", "no transaction is open"),
+        ("markers are not waited for", 2, "answer WriteTxnMarkers to 1", "no transaction is open"),
+        ("offsets are not waited for", 3, "answer TxnOffsetCommit", "the group is at"),
+    ],
+)
+def test_what_is_broken_on_purpose_is_found(
+    tmp_path: Path, bug: str, node_id: int, where: str, problem: str
+) -> None:
+    place = Place(COMMIT, node_id, Point(Where.AFTER, 1, where))
+    sweep = Sweep(tmp_path, 1, bug=bug, patience_s=10)
+    # An answer may be late, and a follower early.
+    sweep.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
+    print(len(sweep.results), sweep.problems)
+    assert any(problem in one for one in sweep.problems)

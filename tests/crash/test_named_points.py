@@ -1,0 +1,74 @@
+"""Points with names: how often each came, and where frames begin and end."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost.coordinator.tools.sweep.points import Event, Point, Where
+from fencepost.coordinator.wire.api import ApiKey
+from tests.crash.cluster_sweep import points_of
+from tests.crash.named_points import Heads, NamedCounter
+
+
+class Death(Exception):  # noqa: N818 - stands for SIGKILL
+    """Ends the test's broker."""
+
+
+def die(event: Event) -> None:
+    raise Death(event.what)
+
+
+def happen(counter: NamedCounter, *names: str) -> None:
+    for name in names:
+        event = Event(name, tearable=name.startswith("write"))
+        if counter.before(event):
+            counter.torn(event)
+        counter.after(event)
+
+
+@pytest.mark.parametrize("where", [Where.BEFORE, Where.TORN, Where.AFTER])
+def test_a_point_is_the_so_many_th_of_its_name(where: Where) -> None:
+    counter = NamedCounter(Point(where, 2, "write a"), die)
+    happen(counter, "write a", "write b", "write b", "mark a")
+    with pytest.raises(Death, match="write a"):
+        happen(counter, "write a")
+    counter.begin_anew(Point(where, 2, "write a"))
+    happen(counter, "write a")
+
+
+def test_a_fetch_has_the_names_of_what_was_written_since_the_last() -> None:
+    counter = NamedCounter(None, die)
+    happen(counter, "write a", "write a", "write a/file", "mark a")
+    found = counter.message(ApiKey.FETCH, "ask Fetch of 1")
+    assert [one.what for one in found] == [
+        "ask Fetch of 1 | write a #1",
+        "ask Fetch of 1 | write a #2",
+    ]
+    happen(counter, "write b")
+    assert len(counter.message(ApiKey.FETCH, "ask Fetch of 1")) == 1
+    assert len(counter.message(ApiKey.FETCH, "ask Fetch of 2")) == 3
+    assert counter.message(ApiKey.METADATA, "answer METADATA") == []
+
+
+def test_points_are_what_happens_every_time() -> None:
+    first = [Event("write a", tearable=True), Event("write a", tearable=True), Event("mark a")]
+    found = points_of(first, [Event("mark a"), Event("write a"), Event("mark a")])
+    assert [(one.where, one.kind, one.number) for one in found] == [
+        *((where, "write a", 1) for where in (Where.BEFORE, Where.TORN, Where.AFTER)),
+        *((where, "mark a", 1) for where in (Where.BEFORE, Where.AFTER)),
+    ]
+
+
+def test_frames_are_found_however_they_come() -> None:
+    frames = [bytes([n]) * size for n, size in ((1, 4), (2, 200), (3, 64), (4, 65))]
+    data = b"".join(len(one).to_bytes(4, "big") + one for one in frames)
+    for step in 1, 3, 70, len(data):
+        heads = Heads()
+        begun, ended = [], 0
+        for at in range(0, len(data), step):
+            some, done = heads.feed(data[at : at + step])
+            begun += some
+            ended += done
+            assert ended <= len(begun)
+        assert [one[4:] for one in begun] == [one[:64] for one in frames]
+        assert ended == len(frames)

@@ -95,14 +95,12 @@ class GuardedKafka(Kafka):
         self._guarded_port = held.getsockname()[1]
         self.guarded = f"127.0.0.1:{self._guarded_port}"
 
-    def _properties(self, port: int, controller: int) -> dict[str, str]:
-        clients = f"CLIENTS://{self.guarded}"
+    def _properties(self) -> dict[str, str]:
+        known, clients = super()._properties(), f"CLIENTS://{self.guarded}"
         return {
-            **super()._properties(port, controller),
-            "listeners": (
-                f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},{clients}"
-            ),
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},{clients}",
+            **known,
+            "listeners": f"{known['listeners']},{clients}",
+            "advertised.listeners": f"{known['advertised.listeners']},{clients}",
             "listener.security.protocol.map": (
                 "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,CLIENTS:SASL_PLAINTEXT"
             ),

@@ -24,7 +24,6 @@ NO_SHARE_GROUPS = "share groups are not served, and so not advertised"
 NO_STREAMS_GROUPS = "streams groups are not served, and so not advertised"
 NO_TOKENS = "delegation tokens are not served; Apache Kafka refuses them on such a listener as well"
 NO_TELEMETRY = "clients are not asked for their metrics, so no subscription is taken"
-NO_REPLICATION = "there is no replication that could be slowed down"
 UNKNOWN_KEY = "a broker setting that nothing reads is refused by name"
 OTHER_UNIT = "the synonym in another unit counts, but is not listed"
 ONE_LISTENER = "the broker's only listener serves what a controller's does"
@@ -44,7 +43,6 @@ OTHERWISE = (
     Otherwise("configs", r".*--entity-default --add-config a\.b=1: ", UNKNOWN_KEY),
     Otherwise("configs", r".*: - a\.b=null ", UNKNOWN_KEY),
     Otherwise("metadata_quorum", r".*: [-+] CurrentVoters: .*(PLAINTEXT|CONTROLLER)", ONE_LISTENER),
-    Otherwise("reassign_partitions", r".*--throttle 1000000: ", NO_REPLICATION),
     Otherwise("client_metrics", r".*--alter .*", NO_TELEMETRY),
     Otherwise("client_metrics", r".*--list: - subscribed", NO_TELEMETRY),
     Otherwise("share_groups", rf"ShareGroupCommand {_GROUP_DESCRIPTION}", NO_SHARE_GROUPS),

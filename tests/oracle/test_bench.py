@@ -11,9 +11,28 @@ import pytest
 
 from bench.brokers import FENCEPOST, KAFKA, SIDES, cpu_seconds, open_files, resident_mib
 from bench.clients import create_topic
+from bench.plot import curves, draw
 from bench.suite import DEFAULTS
+from bench.suites.growth import at
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    measured = {
+        f"groups: {at(what, count, 'members', unit)}": {FENCEPOST: [1.0 * count, 3.0 * count]}
+        for what, unit in (("a join,", "µs"), ("a heartbeat,", "µs"), ("memory,", "MiB"))
+        for count in (10, 1_000)
+    }
+    found = curves({**measured, "slowest ping of another client ms": {FENCEPOST: [1.0]}})
+    points = [(10, 20.0), (1_000, 2_000.0)]
+    assert found == {
+        ("members", "µs"): {"a join": points, "a heartbeat": points},
+        ("members", "MiB"): {"memory": points},
+    }
+    pictures = draw(found, tmp_path)
+    assert [one.name for one in pictures] == ["members-time.png", "members-memory.png"]
+    assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
 
 
 @pytest.mark.parametrize("side", [FENCEPOST, KAFKA])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import shutil
 import ssl
 import subprocess
@@ -28,8 +27,9 @@ from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider as OtherTokenProvider
 
 from fencepost.coordinator.wire.client.tokens import unsecured_token
+from tests.oracle.go_build import built
 from tests.support.cluster import Cluster
-from tests.support.kafka import CACHE, java_command, unavailable
+from tests.support.kafka import java_command, unavailable
 from tests.support.secured import (
     USERS,
     Secured,
@@ -44,7 +44,6 @@ pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools")]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security-clients.md"
 TOPIC: Final = "logins"
 DEADLINE_S: Final = 30
-GO = Path(__file__).with_name("franz_go")
 JAVA = Path(__file__).with_name("ClientLogins.java")
 _MODULES = "org.apache.kafka.common.security"
 
@@ -302,21 +301,9 @@ CLIENTS: Final = {
 
 @pytest.fixture(scope="module")
 def clients() -> Iterator[Mapping[str, Client]]:
-    compiler = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if compiler is None or shutil.which("kcat") is None:
-        unavailable("`go` or `kcat` is not on the PATH", "a client of another language")
-    binary = CACHE / "franz-go"
-    built = subprocess.run(
-        [str(compiler), "build", "-buildvcs=false", "-o", str(binary), "."],
-        cwd=GO,
-        env={**os.environ, "CGO_ENABLED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if built.returncode:
-        unavailable(f"franz-go can not be built: {built.stderr[-500:]}", "a client")
+    if shutil.which("kcat") is None:
+        unavailable("`kcat` is not on the PATH", "a client of another language")
+    binary = built(".", "franz-go")
     java = Lines(java_command(str(JAVA)), "> ")
     go = Lines([str(binary)])
     yield {

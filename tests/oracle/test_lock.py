@@ -89,7 +89,7 @@ def test_kafka_does_not_start_beside_a_running_fencepost(tmp_path: Path, metadat
         with Cluster(daemon.bootstrap) as cluster:
             cluster.create_topic("before")
             with killed(kafka):
-                refused = "unexpected metadata location" if own else "when no key was expected"
+                refused = "unexpected metadata location" if own else "data_version"
                 with pytest.raises(RuntimeError, match=refused):
                     kafka.start()
                 assert kafka.child is not None

@@ -1,0 +1,160 @@
+// Java's clients: see __init__.py beside.
+
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.StringDeserializer;
+import org.apache.kafka.common.serialization.StringSerializer;
+
+public class Failover {
+    private static final int PARTITIONS = 3;
+    private static final AtomicInteger sent = new AtomicInteger();
+    private static final AtomicInteger acknowledged = new AtomicInteger();
+    private static final AtomicInteger read = new AtomicInteger();
+    private static final AtomicInteger copied = new AtomicInteger();
+
+    private static String bootstrap;
+    private static String name;
+    private static Path stop;
+
+    private interface Work {
+        void run() throws Exception;
+    }
+
+    private static void tell(String role, String where, Throwable error) {
+        StringBuilder kinds = new StringBuilder();
+        for (Throwable one = error; one != null; one = one.getCause()) {
+            kinds.append(kinds.length() == 0 ? "" : " from ").append(one.getClass().getSimpleName());
+        }
+        System.out.println("ERROR " + role + " " + where + ": " + kinds);
+    }
+
+    private static KafkaProducer<String, String> producer(Map<String, Object> more) {
+        Map<String, Object> told = new HashMap<>(more);
+        told.put("bootstrap.servers", bootstrap);
+        return new KafkaProducer<>(told, new StringSerializer(), new StringSerializer());
+    }
+
+    private static KafkaConsumer<String, String> consumer(String role) {
+        KafkaConsumer<String, String> made = new KafkaConsumer<>(Map.of(
+            "bootstrap.servers", bootstrap,
+            "group.id", role + "-" + name,
+            "enable.auto.commit", "false",
+            "auto.offset.reset", "earliest",
+            "isolation.level", "read_committed"), new StringDeserializer(), new StringDeserializer());
+        made.subscribe(List.of("in-" + name));
+        return made;
+    }
+
+    private static void write() throws Exception {
+        try (KafkaProducer<String, String> producer = producer(Map.of("linger.ms", 5))) {
+            while (!Files.exists(stop)) {
+                for (int index = 0; index < PARTITIONS; index++) {
+                    producer.send(new ProducerRecord<>("in-" + name, index, null, "" + sent.getAndIncrement()),
+                        (metadata, error) -> {
+                            if (error == null) {
+                                acknowledged.incrementAndGet();
+                            } else {
+                                tell("writer", "delivery", error);
+                            }
+                        });
+                }
+                Thread.sleep(60);
+            }
+            producer.flush();
+            System.out.println("SENT " + sent.get());
+        }
+    }
+
+    private static void read() {
+        Set<String> seen = new HashSet<>();
+        KafkaConsumer<String, String> reader = consumer("reader");
+        while (true) {
+            try {
+                ConsumerRecords<String, String> records = reader.poll(Duration.ofMillis(100));
+                records.forEach(one -> seen.add(one.value()));
+                read.set(seen.size());
+                if (!records.isEmpty()) {
+                    reader.commitSync();
+                }
+            } catch (Exception error) {
+                tell("reader", "poll or commitSync", error);
+            }
+        }
+    }
+
+    private static void copy() {
+        while (true) {
+            String where = "initTransactions";
+            try (KafkaConsumer<String, String> reader = consumer("copier");
+                 KafkaProducer<String, String> producer = producer(Map.of("transactional.id", "copier-" + name))) {
+                try {
+                    producer.initTransactions();
+                    while (true) {
+                        where = "poll";
+                        ConsumerRecords<String, String> records = reader.poll(Duration.ofMillis(100));
+                        if (records.isEmpty()) {
+                            continue;
+                        }
+                        where = "beginTransaction";
+                        producer.beginTransaction();
+                        Map<TopicPartition, OffsetAndMetadata> ends = new HashMap<>();
+                        for (ConsumerRecord<String, String> one : records) {
+                            where = "send";
+                            producer.send(new ProducerRecord<>("out-" + name, one.partition(), null, one.value()));
+                            ends.put(new TopicPartition(one.topic(), one.partition()),
+                                new OffsetAndMetadata(one.offset() + 1));
+                        }
+                        where = "sendOffsetsToTransaction";
+                        producer.sendOffsetsToTransaction(ends, reader.groupMetadata());
+                        where = "commitTransaction";
+                        producer.commitTransaction();
+                        copied.addAndGet(records.count());
+                    }
+                } catch (Exception error) {
+                    tell("copier", where, error);
+                }
+            } catch (Exception error) {
+                tell("copier", "close", error);
+            }
+        }
+    }
+
+    private static void start(Work work) {
+        Thread thread = new Thread(() -> {
+            try {
+                work.run();
+            } catch (Exception error) {
+                tell("any", "the end of a thread", error);
+            }
+        });
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    public static void main(String[] words) throws Exception {
+        bootstrap = words[0];
+        name = words[1];
+        stop = Path.of(words[2]);
+        start(Failover::write);
+        start(Failover::read);
+        start(Failover::copy);
+        while (true) {
+            Thread.sleep(100);
+            System.out.printf("AT %d %d %d %d%n", sent.get(), acknowledged.get(), read.get(), copied.get());
+        }
+    }
+}

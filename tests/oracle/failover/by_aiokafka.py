@@ -1,0 +1,144 @@
+"""aiokafka: see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+BOOTSTRAP, NAME, STOP = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+SOURCE, TARGET, PARTITIONS = f"in-{NAME}", f"out-{NAME}", 3
+
+at = dict.fromkeys(("sent", "acknowledged", "read", "copied"), 0)
+seen: set[int] = set()
+
+
+def say(line: str) -> None:
+    """A line, in one piece whatever else is said meanwhile."""
+    print(line.replace("\n", " ") + "\n", end="", flush=True)
+
+
+def tell(role: str, what: str) -> None:
+    say(f"ERROR {role} {what}")
+
+
+class Told(logging.Handler):
+    """Warnings and errors of the library: their text before it is filled in, and what was raised.
+
+    Loggers are the library's modules, so the task tells the role.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = record.args if isinstance(record.args, tuple) else ()
+        errors = [one for one in told if isinstance(one, BaseException)]
+        if record.exc_info and record.exc_info[1]:
+            errors.append(record.exc_info[1])
+        kinds = [type(one).__name__ for one in errors]
+        kinds += [one.__name__ for one in told if isinstance(one, type)]
+        tell("any", f"log {record.levelname}: {record.msg}: {', '.join(kinds)}")
+
+
+def raised(role: str, where: str, error: BaseException) -> None:
+    tell(role, f"{where}: {type(error).__name__}")
+
+
+async def write() -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=BOOTSTRAP, enable_idempotence=True)
+    await producer.start()
+    under_way: set[asyncio.Future[Any]] = set()
+
+    def delivered(future: asyncio.Future[Any]) -> None:
+        under_way.discard(future)
+        if error := future.exception():
+            raised("writer", "delivery", error)
+        else:
+            at["acknowledged"] += 1
+
+    while not STOP.exists():  # noqa: ASYNC240 - once in 60 ms
+        for index in range(PARTITIONS):
+            future = await producer.send(SOURCE, b"%d" % at["sent"], partition=index)
+            under_way.add(future)
+            future.add_done_callback(delivered)
+            at["sent"] += 1
+        await asyncio.sleep(0.06)
+    while under_way:
+        await asyncio.wait(under_way)
+    say(f"SENT {at['sent']}")
+
+
+def consumer(role: str) -> AIOKafkaConsumer:
+    return AIOKafkaConsumer(
+        SOURCE,
+        bootstrap_servers=BOOTSTRAP,
+        group_id=f"{role}-{NAME}",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+    )
+
+
+async def read() -> None:
+    reader = consumer("reader")
+    await reader.start()
+    while True:
+        try:
+            messages = await reader.getmany(timeout_ms=100)
+            seen.update(int(one.value) for some in messages.values() for one in some)
+            at["read"] = len(seen)
+            if messages:
+                await reader.commit()
+        except Exception as error:  # noqa: BLE001 - all is told
+            raised("reader", "getmany or commit", error)
+
+
+async def copy() -> None:
+    while True:
+        reader = consumer("copier")
+        producer = AIOKafkaProducer(bootstrap_servers=BOOTSTRAP, transactional_id=f"copier-{NAME}")
+        where = "start"
+        try:
+            await reader.start()
+            await producer.start()
+            while True:
+                where = "getmany"
+                messages = await reader.getmany(timeout_ms=100, max_records=500)
+                if not messages:
+                    continue
+                where = "begin_transaction"
+                await producer.begin_transaction()
+                where = "send"
+                ends = {}
+                for place, some in messages.items():
+                    for one in some:
+                        await producer.send(TARGET, one.value, partition=one.partition)
+                    ends[TopicPartition(*place)] = some[-1].offset + 1
+                where = "send_offsets_to_transaction"
+                await producer.send_offsets_to_transaction(ends, f"copier-{NAME}")
+                where = "commit_transaction"
+                await producer.commit_transaction()
+                at["copied"] += sum(len(some) for some in messages.values())
+        except Exception as error:  # noqa: BLE001 - all is told
+            raised("copier", where, error)
+        for one in (producer, reader):
+            with contextlib.suppress(Exception):
+                await one.stop()
+
+
+async def main() -> None:
+    logger = logging.getLogger("aiokafka")
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(Told())
+    logger.propagate = False
+    work = [asyncio.create_task(one) for one in (write(), read(), copy())]
+    while not any(one.done() and one.exception() for one in work):
+        await asyncio.sleep(0.1)
+        say(" ".join(["AT", *map(str, at.values())]))
+    await asyncio.gather(*work)
+
+
+asyncio.run(main())

@@ -1,0 +1,162 @@
+"""confluent-kafka: see the package."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+BOOTSTRAP, NAME, STOP = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+SOURCE, TARGET, PARTITIONS = f"in-{NAME}", f"out-{NAME}", 3
+LIMIT_S = 30.0
+"""Of a call that belongs to a transaction."""
+
+at = dict.fromkeys(("sent", "acknowledged", "read", "copied"), 0)
+seen: set[int] = set()
+
+
+def say(line: str) -> None:
+    """A line, in one piece whatever else is said meanwhile."""
+    print(line.replace("\n", " ") + "\n", end="", flush=True)
+
+
+def tell(role: str, what: str) -> None:
+    say(f"ERROR {role} {what}")
+
+
+class Told(logging.Handler):
+    """What the library logs as an error."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(logging.ERROR)
+        self.role = role
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(self.role, f"log: {record.getMessage()}")
+
+
+def settings(role: str, **more: object) -> dict[str, object]:
+    logger = logging.getLogger(role)
+    logger.propagate = False
+    logger.handlers = [Told(role)]
+
+    def failed(error: KafkaError) -> None:
+        tell(role, f"error_cb: {described(error)}")
+
+    found = {key.replace("_", "."): value for key, value in more.items()}
+    return {"bootstrap.servers": BOOTSTRAP, "error_cb": failed, "logger": logger, **found}
+
+
+def described(error: KafkaError) -> str:
+    flags = {
+        "fatal": error.fatal(),
+        "retriable": error.retriable(),
+        "to be aborted": error.txn_requires_abort(),
+    }
+    return ", ".join([error.name(), *(name for name, is_so in flags.items() if is_so)])
+
+
+def raised(role: str, where: str, error: KafkaException) -> None:
+    tell(role, f"{where}: {described(error.args[0])}")
+
+
+def write() -> None:
+    producer = Producer(settings("writer", enable_idempotence=True, acks="all", linger_ms=5))
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is None:
+            at["acknowledged"] += 1
+        else:
+            tell("writer", f"delivery: {described(error)}")
+
+    while not STOP.exists():
+        for index in range(PARTITIONS):
+            producer.produce(SOURCE, b"%d" % at["sent"], partition=index, on_delivery=delivered)
+            at["sent"] += 1
+        producer.poll(0)
+        time.sleep(0.06)
+    producer.flush()
+    say(f"SENT {at['sent']}")
+
+
+def consumer(role: str) -> Consumer:
+    return Consumer(
+        settings(
+            role,
+            group_id=f"{role}-{NAME}",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        )
+    )
+
+
+def found(role: str, reader: Consumer) -> list[Message]:
+    """Records of the next 100 ms; errors are told."""
+    messages = []
+    for one in reader.consume(500, 0.1):
+        if error := one.error():
+            tell(role, f"poll: {described(error)}")
+        else:
+            messages.append(one)
+    return messages
+
+
+def read() -> None:
+    reader = consumer("reader")
+    reader.subscribe([SOURCE])
+    while True:
+        messages = found("reader", reader)
+        seen.update(int(one.value()) for one in messages)
+        at["read"] = len(seen)
+        if messages:
+            try:
+                reader.commit(asynchronous=False)
+            except KafkaException as error:
+                raised("reader", "commit", error)
+
+
+def copy() -> None:
+    while True:
+        reader = consumer("copier")
+        reader.subscribe([SOURCE])
+        # See tests/support/pipeline.py: without the idle time it may wait for ever.
+        idle = {"transactional_id": f"copier-{NAME}", "connections_max_idle_ms": 3000}
+        producer = Producer(settings("copier", **idle))
+        where = "init_transactions"
+        try:
+            producer.init_transactions(LIMIT_S)
+            while True:
+                messages = found("copier", reader)
+                if not messages:
+                    producer.poll(0)
+                    continue
+                where = "begin_transaction"
+                producer.begin_transaction()
+                ends = {}
+                for one in messages:
+                    producer.produce(TARGET, one.value(), partition=one.partition())
+                    ends[one.partition()] = one.offset() + 1
+                where = "send_offsets_to_transaction"
+                producer.send_offsets_to_transaction(
+                    [TopicPartition(SOURCE, index, end) for index, end in ends.items()],
+                    reader.consumer_group_metadata(),
+                    LIMIT_S,
+                )
+                where = "commit_transaction"
+                producer.commit_transaction(LIMIT_S)
+                at["copied"] += len(messages)
+        except KafkaException as error:
+            raised("copier", where, error)
+        reader.close()
+
+
+for work in (write, read, copy):
+    threading.Thread(target=work, daemon=True).start()
+while True:
+    time.sleep(0.1)
+    say(" ".join(["AT", *map(str, at.values())]))

@@ -1,0 +1,31 @@
+"""Programs of franz-go, built where the judge's jars are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support.kafka import CACHE, unavailable
+
+GO = Path(__file__).with_name("franz_go")
+
+
+def built(package: str, binary: str) -> Path:
+    """The program of a folder of the module, ``.`` or ``./NAME``; skips where there is no Go."""
+    compiler = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if compiler is None:
+        unavailable("`go` is not on the PATH", "a client of another language")
+    done = subprocess.run(
+        [str(compiler), "build", "-buildvcs=false", "-o", str(CACHE / binary), package],
+        cwd=GO,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode:
+        unavailable(f"franz-go can not be built: {done.stderr[-500:]}", "a client")
+    return CACHE / binary

@@ -1,0 +1,286 @@
+"""A broker of Fencepost in a cluster whose controller is Apache Kafka 4.3."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.observer import Observer, SnapshotFetched
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.replication import metadata_wire
+from tests.support.cluster import Cluster, unique
+from tests.support.kafka import Kafka, run_tool
+from tests.support.member import Member
+from tests.support.waits import until
+
+SESSION_MS = 4_000
+"""``broker.session.timeout.ms`` of the controller: short, for the tests that let it run out."""
+
+KAFKA = {
+    "auto.create.topics.enable": "true",
+    "broker.session.timeout.ms": str(SESSION_MS),
+    "metadata.log.max.record.bytes.between.snapshots": "2000",
+}
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    broker = Kafka(tmp_path_factory.mktemp("kafka"), KAFKA)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
+    one = Member(tmp_path, kafka.controller)
+    one.start()
+    yield one
+    one.kill()
+
+
+def brokers(kafka: Kafka) -> dict[int, bool]:
+    """Whether each registered broker is fenced, as the cluster's own broker says."""
+    with Cluster(kafka.bootstrap) as client:
+        answer = client.call("describe_cluster", 2, include_fenced_brokers=True)
+    return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
+
+
+def until_unfenced(kafka: Kafka, node_id: int) -> None:
+    until(lambda: brokers(kafka).get(node_id) is False, f"broker {node_id} unfenced")
+
+
+def created(bootstrap: str, name: str, replicas: list[list[int]]) -> None:
+    with Cluster(bootstrap) as client:
+        topic = {
+            "name": name,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": [
+                {"partition_index": index, "broker_ids": ids} for index, ids in enumerate(replicas)
+            ],
+        }
+        answer = client.call("create_topics", 5, timeout=10_000, topics=[topic])
+        assert answer["topics"][0]["error_code"] == "none", answer
+
+
+def partitions(bootstrap: str, name: str) -> dict[int, dict[str, object]]:
+    with Cluster(bootstrap) as client:
+        (topic,) = client.call("metadata", 8, topics=[{"name": name}])["topics"]
+    return {row["partition_index"]: row for row in topic["partitions"]}
+
+
+def leaders(bootstrap: str, name: str) -> dict[int, object]:
+    return {index: row["leader_id"] for index, row in partitions(bootstrap, name).items()}
+
+
+def test_a_broker_joins(kafka: Kafka, member: Member) -> None:
+    """Registered and unfenced, an observer of the quorum, and told nothing but a file."""
+    assert brokers(kafka) == {1: False, 101: False}
+    assert member.identity["cluster.id"] == "AAAAAAAAQACAAAAAAAAAAQ"
+    assert member.identity["node.id"] == "101"
+    told = run_tool(
+        "org.apache.kafka.tools.MetadataQuorumCommand",
+        *("--bootstrap-server", member.bootstrap, "describe", "--replication"),
+    )
+    row = next(line.split() for line in told.splitlines() if line.startswith("101"))
+    assert row[1] == member.identity["directory.id"]
+    assert row[-1] == "Observer"
+    said = run_tool(
+        "org.apache.kafka.tools.LogDirsCommand",
+        *("--bootstrap-server", member.bootstrap, "--broker-list", "101", "--describe"),
+    )
+    assert '{"broker":101,"logDirs":[{"partitions":[],"error":null' in said
+
+
+def test_features_are_those_of_the_cluster(kafka: Kafka, member: Member) -> None:
+    with Cluster(member.bootstrap) as ours, Cluster(kafka.bootstrap) as theirs:
+        told, wanted = (
+            one.call("api_versions", 4, client_software_name="a", client_software_version="1")
+            for one in (ours, theirs)
+        )
+    levels = [
+        {one["name"]: one["max_version_level"] for one in answer["finalized_features"]}
+        for answer in (told, wanted)
+    ]
+    assert levels[0] == levels[1]
+    assert told["finalized_features_epoch"] > 0
+
+
+def test_requests_for_the_controller_are_forwarded(kafka: Kafka, member: Member) -> None:
+    name = unique("t")
+    created(member.bootstrap, name, [[1], [101]])
+    until(lambda: leaders(kafka.bootstrap, name) == {0: 1, 1: 101}, "the topic at Kafka's broker")
+    until(lambda: leaders(member.bootstrap, name) == {0: 1, 1: 101}, "the topic at our broker")
+    tool = "org.apache.kafka.tools.ConfigCommand"
+    of_topic = ("--bootstrap-server", member.bootstrap, "--entity-type", "topics")
+    named = (*of_topic, "--entity-name", name)
+    run_tool("kafka.admin.ConfigCommand", *named, "--alter", "--add-config", "retention.ms=77")
+    told = run_tool("kafka.admin.ConfigCommand", *named, "--describe")
+    assert "retention.ms=77" in told, tool
+
+
+def test_topics_that_are_asked_for_are_created(kafka: Kafka, member: Member) -> None:
+    name = unique("auto")
+    with Cluster(member.bootstrap) as client:
+
+        def led() -> bool:
+            asked = client.call(
+                "metadata", 8, topics=[{"name": name}], allow_auto_topic_creation=True
+            )
+            return asked["topics"][0]["error_code"] == "none"
+
+        until(led, "the topic")
+    assert leaders(kafka.bootstrap, name)
+
+
+def test_the_coordinator_of_a_group_is_the_same_whoever_is_asked(
+    kafka: Kafka, member: Member
+) -> None:
+    with Cluster(member.bootstrap) as ours, Cluster(kafka.bootstrap) as theirs:
+        for group in map("g{}".format, range(8)):
+
+            def found(group: str = group) -> object:
+                answers = [
+                    one.call("find_coordinator", 2, key=group, key_type=0) for one in (ours, theirs)
+                ]
+                places = {(one["node_id"], one["host"], one["port"]) for one in answers}
+                return len(places) == 1 and answers[0]["error_code"] == "none"
+
+            until(found, f"the coordinator of {group}")
+
+
+def test_what_is_produced_to_it_is_read_by_others(kafka: Kafka, member: Member) -> None:
+    name = unique("t")
+    created(kafka.bootstrap, name, [[101]])
+    until(lambda: leaders(member.bootstrap, name) == {0: 101}, "the leader")
+    with Cluster(member.bootstrap) as client:
+        client.produce(name, [b"a", b"b"])
+        assert client.values(name) == [b"a", b"b"]
+
+
+def test_it_hands_over_what_it_leads_before_it_stops(kafka: Kafka, member: Member) -> None:
+    """And comes back by the same id and directory, with the epoch of the run before."""
+    name = unique("t")
+    created(kafka.bootstrap, name, [[101, 1]])
+    until(
+        lambda: sorted(partitions(kafka.bootstrap, name)[0]["isr_nodes"]) == [1, 101],  # type: ignore[call-overload]
+        "both in sync",
+    )
+    before = member.identity
+    member.stop()
+    assert partitions(kafka.bootstrap, name)[0]["leader_id"] == 1
+    assert partitions(kafka.bootstrap, name)[0]["isr_nodes"] == [1]
+    assert brokers(kafka) == {1: False, 101: True}
+    first = member.clean_shutdown_epoch
+    assert first is not None
+    assert first > 0
+    member.start()
+    assert member.identity == before
+    until(
+        lambda: sorted(partitions(kafka.bootstrap, name)[0]["isr_nodes"]) == [1, 101],  # type: ignore[call-overload]
+        "both in sync again",
+    )
+    member.stop()
+    second = member.clean_shutdown_epoch
+    assert second is not None
+    assert second > first
+
+
+def test_a_broker_that_was_killed_has_no_clean_epoch(kafka: Kafka, member: Member) -> None:
+    member.kill()
+    assert member.clean_shutdown_epoch is None
+    member.start()
+    until_unfenced(kafka, 101)
+
+
+def test_it_outlives_its_controller(tmp_path: Path) -> None:
+    own = Kafka(tmp_path / "own", KAFKA)
+    (tmp_path / "own").mkdir()
+    own.start()
+    member = Member(tmp_path / "member", own.controller)
+    member.start()
+    try:
+        name = unique("t")
+        created(own.bootstrap, name, [[101]])
+        until(lambda: leaders(member.bootstrap, name) == {0: 101}, "the leader")
+        own.kill()
+        with Cluster(member.bootstrap) as client:
+            client.produce(name, [b"a"])
+            asked = {"name": "x", "num_partitions": 1, "replication_factor": 1}
+            assert client.values(name) == [b"a"]
+        own.start()
+        until_unfenced(own, 101)
+        with Cluster(member.bootstrap) as client:
+
+            def accepted() -> bool:
+                answer = client.call("create_topics", 5, timeout=1_000, topics=[asked])
+                code = answer["topics"][0]["error_code"]
+                return code in ("none", "topic_already_exists")
+
+            until(accepted, "a controller again")
+        assert leaders(own.bootstrap, name) == {0: 101}
+        member.stop()
+    finally:
+        member.kill()
+        own.stop()
+
+
+def test_a_broker_whose_id_somebody_else_has_stops(
+    kafka: Kafka, member: Member, tmp_path: Path
+) -> None:
+    assert member.child is not None
+    os.kill(member.child.pid, signal.SIGSTOP)
+    other = Member(tmp_path / "other", kafka.controller)
+    try:
+        other.start()
+        os.kill(member.child.pid, signal.SIGCONT)
+        assert member.child.wait(60) == 1
+        assert "another broker has registered with this node id" in member.child.tail()
+        assert brokers(kafka)[101] is False
+    finally:
+        os.kill(member.child.pid, signal.SIGCONT) if member.child.returncode is None else None
+        other.kill()
+
+
+def test_without_a_controller_it_does_not_start(tmp_path: Path) -> None:
+    settings = {"initial.broker.registration.timeout.ms": "1500"}
+    member = Member(tmp_path, "127.0.0.1:1", settings=settings)
+    child = member.launch()
+    assert child.wait(60) == 1
+    assert "no controller has told the cluster's id" in child.tail()
+    assert not (tmp_path / "logs" / "meta.properties").exists()
+
+
+def test_a_snapshot_is_taken_in_pieces(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [unique("t") for _ in range(30)]
+    for name in names:
+        created(kafka.bootstrap, name, [[1], [1], [1]])
+    monkeypatch.setattr(metadata_wire, "MAX_FETCH_BYTES", 500)
+    pieces: list[int] = []
+    take = Observer.on_snapshot_fetched
+
+    def taken(observer: Observer, answer: SnapshotFetched, now_ms: float) -> list[MetadataImage]:
+        pieces.append(answer.position)
+        return take(observer, answer, now_ms)
+
+    monkeypatch.setattr(Observer, "on_snapshot_fetched", taken)
+    config = {
+        "process.roles": "broker",
+        "node.id": "102",
+        "controller.quorum.bootstrap.servers": kafka.controller,
+        "controller.listener.names": "CONTROLLER",
+    }
+    with Broker.in_thread(tmp_path, config=config) as broker:
+        until(lambda: partitions(broker.bootstrap, names[-1]), "all topics")
+        for name in names:
+            assert leaders(broker.bootstrap, name) == {0: 1, 1: 1, 2: 1}
+    assert len(pieces) > 3
+    assert sorted(pieces) == pieces

@@ -1,0 +1,119 @@
+"""``fencepost dump-log`` and Apache Kafka's DumpLogSegments read the same in metadata logs.
+
+Both kinds of file, log and snapshot, each of either broker.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from fencepost.cluster.image_records import image_values
+from fencepost.cluster.record_codec import encode
+from fencepost.cluster.records import MetadataRecord
+from fencepost.coordinator.metadata.framing import data_batch
+from tests.oracle.conftest import Written
+from tests.oracle.interchange import fencepost
+from tests.support.kafka import run_tool
+from tests.unit.cluster.test_records import random_record
+from tests.unit.coordinator.services import storage
+
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(1200)]
+
+_RECORD = re.compile(r"\| offset: (\d+) .*? (?:payload: |(\w+):? )(\{.*\})")
+
+Said = list[tuple[int, str, Any]]
+"""Offset, type and fields of each record."""
+
+
+def by_kafka(files: list[Path]) -> dict[str, Said]:
+    said = run_tool(
+        "org.apache.kafka.tools.DumpLogSegments",
+        "--cluster-metadata-decoder",
+        "--files",
+        ",".join(map(str, files)),
+    )
+    found: dict[str, Said] = {}
+    for line in said.splitlines():
+        assert "isvalid: false" not in line, line
+        if line.startswith("Dumping "):
+            rows = found[line.removeprefix("Dumping ")] = []
+        elif line.startswith("| offset"):
+            match = _RECORD.fullmatch(line)
+            assert match is not None, line
+            shown = json.loads(match[3])
+            kind = shown["type"] if match[2] is None else _control_name(match[2])
+            rows.append((int(match[1]), kind, shown["data"] if match[2] is None else shown))
+    return found
+
+
+def _control_name(shown: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", shown.replace("KRaft", "Kraft")).upper()
+
+
+def by_fencepost(files: list[Path]) -> dict[str, Said]:
+    found: dict[str, Said] = {str(file): [] for file in files}
+    for row in json.loads(fencepost("dump-log", "--records", "--format", "json", *files)):
+        if row["kind"] == "record":
+            decoded = row["decoded"]
+            found[row["file"]].append((row["offset"], decoded["type"], decoded["data"]))
+    return found
+
+
+def types(said: dict[str, Said]) -> set[str]:
+    return {kind for rows in said.values() for _, kind, _ in rows}
+
+
+def test_every_type_of_record(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    directory = tmp_path / "__cluster_metadata-0"
+    directory.mkdir()
+    kinds = get_args(MetadataRecord)
+    values = [encode(random_record(kind, "", draw)) for kind in kinds for _ in range(5)]
+    log = directory / f"{0:020}.log"
+    log.write_bytes(data_batch(values, 1_700_000_000_000))
+    ours = by_fencepost([log])
+    assert ours == by_kafka([log])
+    assert len(types(ours)) == len(kinds) == 26
+
+
+def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
+    for _ in range(2):
+        now = storage(tmp_path)
+        metadata = now.metadata
+        metadata.create_topic(f"t{metadata.epoch}", 3, {"retention.ms": "5"})
+        metadata.create_topic("gone", 1, {})
+        metadata.delete_topic("gone")
+        metadata.set_settings("", {"log.retention.ms": "8"})
+        metadata.finalize_features({"transaction.version": 1})
+        metadata.allocate_producer_ids()
+        now.logs.close()
+    now = storage(tmp_path)
+    now.metadata.write_snapshot()
+    now.metadata.create_topic("behind", 1, {})
+    now.logs.close()
+    at = tmp_path / "__cluster_metadata-0"
+    ours = by_fencepost(sorted(at.glob("*.log")) + list(at.glob("*.checkpoint")))
+    assert len(ours) == 3
+    assert ours == by_kafka(list(map(Path, ours)))
+    assert types(ours) >= {"LEADER_CHANGE", "SNAPSHOT_HEADER", "SNAPSHOT_FOOTER", "TOPIC_RECORD"}
+    assert types(ours) >= {"PARTITION_CHANGE_RECORD", "REGISTER_BROKER_RECORD"}
+    assert len(list(image_values(now.metadata.image))) > 10
+
+
+def test_a_log_and_a_snapshot_of_apache_kafka(by_kafka_metadata: list[Path]) -> None:
+    ours = by_fencepost(by_kafka_metadata)
+    assert ours == by_kafka(by_kafka_metadata)
+    assert types(ours) >= {"LEADER_CHANGE", "PARTITION_RECORD", "BEGIN_TRANSACTION_RECORD"}
+    assert types(ours) >= {"SNAPSHOT_HEADER", "SNAPSHOT_FOOTER"}
+
+
+@pytest.fixture
+def by_kafka_metadata(by_kafka: Written) -> list[Path]:
+    at = by_kafka.images["stopped"]
+    return [*at.glob("__cluster_metadata-0/*.log"), at / "bootstrap.checkpoint"]

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from bench import report
-from bench.brokers import FENCEPOST, KAFKA, SIDES
+from bench.brokers import FENCEPOST, KAFKA
 from bench.ping import pinged
 from bench.report import Samples
 from bench.suite import Figures, Local, Pair, Suite, Workload
@@ -35,10 +36,11 @@ def measure(workload: Workload | Local | Pair, side: str) -> Iterator[tuple[str,
         if isinstance(workload, Local):
             yield side, workload.run(Path(home))
             return
-        broker = SIDES[side](Path(home), workload.settings)
+        broker = workload.sides[side](Path(home), workload.settings)
         broker.start()
         try:
-            with pinged(broker.bootstrap) as longest:
+            first = broker.bootstrap.partition(",")[0]
+            with pinged(first) if workload.is_pinged else nullcontext([]) as longest:
                 figures = workload.run(broker)
             # A workload that only starts brokers leaves no time for an answer.
             if any(longest):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka
+from tests.support.kafka import Kafka, KafkaCluster
+from tests.support.member import MemberCluster
 from tests.support.processes import Child
 
 FENCEPOST, KAFKA = "fencepost", "kafka"
@@ -22,9 +23,11 @@ class Broker(Protocol):
     """A broker under test."""
 
     name: str
-    bootstrap: str
-    child: Child | None
 
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def child(self) -> Child | None: ...
     def start(self) -> object: ...
     def kill(self) -> None: ...
 
@@ -35,6 +38,53 @@ SIDES: Mapping[str, Make] = {
     FENCEPOST: lambda home, settings: Daemon(home / "data", settings),
     KAFKA: lambda home, settings: Kafka(home, settings, java_options=JAVA_OPTIONS),
 }
+
+
+class Members(MemberCluster):
+    """Ours as one :class:`Broker`, whose address is that of all."""
+
+    child = None
+
+    @property
+    def processes(self) -> Sequence[Broker]:
+        """In order of their numbers, and then the controller."""
+        return [*self.nodes, self.controller]
+
+    @property
+    def last_the_controller(self) -> Sequence[Broker]:
+        """In the order in which they are stopped."""
+        return self.processes
+
+    def kill(self) -> None:
+        """Kill -9, all at once."""
+        self.stop()
+
+
+class Kafkas(KafkaCluster):
+    """Apache Kafka's in the same way."""
+
+    child = None
+
+    @property
+    def processes(self) -> Sequence[Broker]:
+        """In order of their numbers; the first is the controller too."""
+        return self.nodes
+
+    @property
+    def last_the_controller(self) -> Sequence[Broker]:
+        """In the order in which they are stopped."""
+        return self.nodes[::-1]
+
+    def kill(self) -> None:
+        """Kill -9, all at once."""
+        self.stop()
+
+
+CLUSTERS: Mapping[str, Make] = {
+    FENCEPOST: lambda home, settings: Members(home, settings=settings),
+    KAFKA: lambda home, settings: Kafkas(home, settings=settings, java_options=JAVA_OPTIONS),
+}
+"""Three brokers of each."""
 
 
 def pid_of(broker: Broker) -> int:

@@ -23,11 +23,24 @@ VALUE = bytes(range(256)) * 4
 """1 KiB of payload."""
 
 
-def create_topic(bootstrap: str, partitions: int) -> str:
-    """A new topic of ``partitions`` partitions, ready to be written."""
+def create_topic(
+    bootstrap: str,
+    partitions: int,
+    *,
+    replicas: int = 1,
+    assignment: Sequence[Sequence[int]] | None = None,
+) -> str:
+    """A new topic of ``partitions`` partitions, ready to be written.
+
+    ``assignment``, the brokers of each partition, stands in place of ``replicas``.
+    """
     name = f"bench-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    if assignment is None:
+        new = NewTopic(name, partitions, replicas)
+    else:
+        new = NewTopic(name, partitions, replica_assignment=[list(one) for one in assignment])
+    admin.create_topics([new])[name].result(30)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         topic = admin.list_topics(name, timeout=5).topics[name]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.brokers import FENCEPOST, KAFKA, Broker
+from bench.brokers import FENCEPOST, KAFKA, SIDES, Broker, Make
 
 Figures = dict[str, float]
 
-LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B")
+LOWER_IS_BETTER = ("ms", "µs", "s", "s/GiB", "MiB", "KiB", "B", "%")
 """Units of which less is better; of every other one more is."""
 
 DEFAULTS: Mapping[str, str] = {"group.initial.rebalance.delay.ms": "0"}
@@ -30,6 +30,10 @@ class Workload:
     run: Callable[[Broker], Figures]
     settings: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
     on_kafka: bool = True
+    sides: Mapping[str, Make] = field(default_factory=lambda: SIDES)
+    """How each side's broker is made."""
+    is_pinged: bool = True
+    """Not where the broker's processor time is all that is measured: a ping has a part in it."""
 
 
 @dataclass(frozen=True)

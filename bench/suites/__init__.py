@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bench.suite import Suite
+from bench.suites.cluster import CLUSTER
 from bench.suites.data import DATA, JAVA, START
+from bench.suites.faults import FAULTS
 from bench.suites.groups import GROUPS
+from bench.suites.growth import GROWTH
 from bench.suites.log import LOG
 from bench.suites.metrics import METRICS
 from bench.suites.mqtt import MQTT
@@ -25,6 +28,9 @@ SUITES: dict[str, Suite] = {
         TXN,
         LOG,
         PARTITIONS_SUITE,
+        CLUSTER,
+        FAULTS,
+        GROWTH,
         SOCKETS,
         METRICS,
         SECURITY,

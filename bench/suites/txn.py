@@ -21,9 +21,9 @@ TIMEOUT_MS = 600_000
 """Transaction timeout of the open ones: longer than the measurement."""
 
 
-def one_record(broker: Broker) -> Figures:
+def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
     """Transactions of one record, one after the other."""
-    topic = create_topic(broker.bootstrap, 1)
+    topic = create_topic(broker.bootstrap, 1, replicas=replicas)
     producer = _producer(broker.bootstrap, topic)
     producer.init_transactions(30)
     samples: list[float] = []

@@ -1,0 +1,180 @@
+"""Three brokers: what replication costs, how far a follower is behind. For failover see faults."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Producer
+
+from bench.brokers import CLUSTERS, Broker, Kafkas, Members, cpu_seconds
+from bench.clients import VALUE, create_topic, fill, until
+from bench.suite import DEFAULTS, Figures, Suite, Workload
+from bench.suites.txn import one_record
+
+SETTINGS = {
+    **DEFAULTS,
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+}
+"""As a cluster of three is set up; one broker may go."""
+
+RECORDS = 200_000
+LAG_S, LOOK_S = 8.0, 0.1
+"""How long is produced to a follower, and how often it is looked at."""
+
+SETTLE_S, IDLE_S = 10.0, 30.0
+"""Before an idle cluster is watched, and how long it is."""
+
+VICTIM = 2
+"""No broker on either side's controller."""
+
+DEADLINE_S = 60.0
+
+
+Nodes = Members | Kafkas
+
+
+def nodes(broker: Broker) -> Nodes:
+    """The cluster that it is. TypeError for a single one."""
+    if not isinstance(broker, Nodes):
+        raise TypeError(f"{broker.name} is a single broker")
+    return broker
+
+
+def processor_s(cluster: Nodes) -> float:
+    """Of all brokers so far, and of a controller that is a process of its own."""
+    return sum(cpu_seconds(one) for one in cluster.processes)
+
+
+def produce(partitions: int) -> Callable[[Broker], Figures]:
+    """Records of 1 KiB, acks=all, on three replicas; MB/s of payload."""
+
+    def run(broker: Broker) -> Figures:
+        cluster = nodes(broker)
+        topic = create_topic(broker.bootstrap, partitions, replicas=3)
+        fill(broker.bootstrap, topic, RECORDS // 10)  # a JVM warms up
+        begin = processor_s(cluster)
+        seconds = fill(broker.bootstrap, topic, RECORDS)
+        megabytes = RECORDS * len(VALUE) / 1e6
+        spent = processor_s(cluster) - begin
+        return {
+            "MB/s": megabytes / seconds,
+            "processor time of all brokers for 1 GB ms": spent / megabytes * 1e6,
+        }
+
+    return run
+
+
+def follower(rate: float) -> Callable[[Broker], Figures]:
+    """How far a follower's file is behind while its leader is sent ``rate`` MB/s, acks=1."""
+
+    def run(broker: Broker) -> Figures:
+        cluster = nodes(broker)
+        topic = create_topic(broker.bootstrap, 1, assignment=[[2, 3]])
+        producer = Producer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "acks": 1,
+                "linger.ms": 5,
+                "batch.size": 1_000_000,
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 400_000,
+            }
+        )
+        sizes = [functools.partial(_stored, cluster, number, topic) for number in (2, 3)]
+        lags: list[int] = []
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_S):
+                behind, ahead = sizes[1](), sizes[0]()
+                lags.append(ahead - behind)
+
+        watch = threading.Thread(target=look)
+        watch.start()
+        sent, begin = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begin) < LAG_S:
+            with contextlib.suppress(BufferError):
+                for _ in range(min(5000, int(rate * 1e6 * passed / len(VALUE)) - sent)):
+                    producer.produce(topic, VALUE)
+                    sent += 1
+            producer.poll(0.001)
+        if producer.flush(DEADLINE_S):
+            raise TimeoutError("records are not acknowledged")
+        end = time.perf_counter()
+        over.set()
+        watch.join()
+        until(lambda: sizes[1]() == sizes[0](), "the follower has all", DEADLINE_S)
+        return {
+            "produced MB/s": sent * len(VALUE) / 1e6 / (end - begin),
+            "median lag MiB": statistics.median(lags) / (1 << 20),
+            "largest lag MiB": max(lags) / (1 << 20),
+            "has all after the last ack s": time.perf_counter() - end,
+        }
+
+    return run
+
+
+def _stored(cluster: Nodes, number: int, topic: str) -> int:
+    """Bytes of records that a broker has of the topic's first partition."""
+    folder = cluster.node(number).data_dir / f"{topic}-0"
+    return sum(path.stat().st_size for path in folder.glob("*.log"))
+
+
+def idle(broker: Broker) -> Figures:
+    """What a broker costs that nobody asks for anything, and all processes together."""
+    cluster = nodes(broker)
+    create_topic(broker.bootstrap, 12, replicas=3)
+    time.sleep(SETTLE_S)
+    one = cluster.node(VICTIM)
+    begin, of_one, of_all = time.perf_counter(), cpu_seconds(one), processor_s(cluster)
+    time.sleep(IDLE_S)
+    passed = time.perf_counter() - begin
+    return {
+        "a broker, of a core %": (cpu_seconds(one) - of_one) / passed * 100,
+        "all processes, of a core %": (processor_s(cluster) - of_all) / passed * 100,
+    }
+
+
+def start(broker: Broker) -> Figures:
+    """All are stopped in order, and started at once; until a record is acknowledged by all.
+
+    After a kill a start waits until the former process's session has ended, 9 s on either side.
+    """
+    cluster = nodes(broker)
+    topic = create_topic(broker.bootstrap, 1, replicas=3)
+    fill(broker.bootstrap, topic, 1)
+    for one in cluster.last_the_controller:
+        if one.child is not None:
+            one.child.terminate()
+    begin = time.perf_counter()
+    cluster.start()
+    listening = time.perf_counter() - begin
+    fill(broker.bootstrap, topic, 1)
+    return {"all listen s": listening, "acks=all s": time.perf_counter() - begin}
+
+
+def _workload(name: str, run: Callable[[Broker], Figures]) -> Workload:
+    return Workload(name, run, SETTINGS, sides=CLUSTERS, is_pinged=run is not idle)
+
+
+CLUSTER = Suite(
+    "cluster",
+    "Three brokers on one machine, three replicas and min.insync.replicas=2 where nothing else is "
+    "said. Fencepost's controller is a process of its own, Apache Kafka's is in its first broker.",
+    (
+        _workload("produce, acks=all, 1 partition", produce(1)),
+        _workload("produce, acks=all, 6 partitions", produce(6)),
+        _workload("a follower, 150 MB/s to its leader", follower(150)),
+        _workload("one-record transactions", functools.partial(one_record, replicas=3)),
+        _workload("idle", idle),
+        _workload("start after a clean stop", start),
+    ),
+)

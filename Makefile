@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow lint console oracle containers crash lives compared-lives mqtt spark package sbom bench readme docs matrix clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow sim lint console oracle containers crash lives compared-lives mqtt spark package sbom bench readme docs matrix clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +49,8 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 # enough (MEMORY= is the disk). A kill finds there what it finds on a disk; power loss is simulated. What
 # passed leaves nothing there.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
-TEST_RUN := $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/plugin tests/fuzz tests/unit tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_failed_appends.py
+# A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
+TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/plugin tests/fuzz tests/unit tests/sim tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
@@ -80,10 +81,14 @@ containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a
 	$(if $(ARGS),,$(RUN) pytest --target=container -m judge tests/spark)
 
 crash: export POWER_STATES ?= $(or $(N),10500)
-crash: $(VENV)/.dev  ## kills and power loss at every step, a simulated fleet of groups, histories of logs (N=100000: more of each)
+crash: export CLUSTER_POINTS ?= 300
+crash: $(VENV)/.dev  ## kills and power loss at every step, also of three brokers (CLUSTER_POINTS=all), a fleet of groups, histories of logs (N=100000: more of each)
 	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
 	$(RUN) pytest --quiet -s --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py
 	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet --numprocesses 2 --dist load tests/unit/logcore/test_histories.py
+
+sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks that fail, from seeds (SEED=1 N=1000)
+	$(RUN) tests.sim.run --processes 2 --seed $(or $(SEED),1) --count $(or $(N),1000)
 
 lives: $(VENV)/.dev  ## a long life of clients that ask anything (SEED=7 N=1000000)
 	$(RUN) pytest -s tests/lives/test_lives.py --seed $(or $(SEED),1) --requests $(or $(N),1000000)

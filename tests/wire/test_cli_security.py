@@ -87,8 +87,8 @@ def test_a_profile_and_an_option_say_the_same(
     )
     nothing = {"FENCEPOST_BOOTSTRAP": None}
     named = {**nothing, "FENCEPOST_PROFILES": str(profiles), "FENCEPOST_PROFILE": "safe"}
-    one = cli("", "cluster", "info", **named)
-    other = cli("", "cluster", "info", "--command-config", str(settings), **nothing)
+    one = cli("", "topics", "list", **named)
+    other = cli("", "topics", "list", "--command-config", str(settings), **nothing)
     assert one.stdout == other.stdout
     # The file of settings is nearer than the profile; it alone says who logs in.
     settings.write_text(settings.read_text().replace("username=alice", "username=nobody"))

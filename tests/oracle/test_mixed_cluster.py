@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import cast
 
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.tools.ports import hold_port
-from fencepost.logcore.checkpoints import MetaProperties, write_meta_properties
-from fencepost.logcore.fs import OsFileSystem
 from tests.support.cluster import Cluster, unique
-from tests.support.kafka import Kafka, run_tool
+from tests.support.kafka import Kafka, Quorum, run_tool
 from tests.support.member import Member
+from tests.support.mixed import formatted
 from tests.support.waits import until
 
-CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAQ"
-"""What the oracle's storage is formatted with."""
-
 KAFKAS, OURS = 2, 101
-
-
-@dataclass
-class Quorum:
-    """A controller, as :class:`Kafka` wants to know one."""
-
-    node_id: int
-    controller: str
 
 
 @pytest.fixture(scope="module", params=["apart", "combined"])
 def is_combined(request: pytest.FixtureRequest) -> bool:
     """Whether Fencepost's broker is the controller, too."""
     return bool(request.param == "combined")
-
-
-def formatted(directory: Path, node_id: int) -> Path:
-    """A directory of a cluster with the id that the oracle expects."""
-    directory.mkdir(exist_ok=True)
-    meta = MetaProperties(CLUSTER_ID, node_id, uuid.uuid4())
-    write_meta_properties(OsFileSystem(), str(directory), meta)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +48,7 @@ def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> I
 def kafka(
     member: Member, controller: str, is_combined: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    quorum = cast("Kafka", Quorum(OURS if is_combined else 3000, controller))
+    quorum = Quorum(OURS if is_combined else 3000, controller)
     broker = Kafka(tmp_path_factory.mktemp("kafka"), node_id=KAFKAS, controller=quorum)
     broker.start()
     yield broker

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ TESTS = CACHE / "tests"
 
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
+
+CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAQ"
+"""What storage is formatted with."""
 
 # The judge shares the machine with what it judges: small heap, one collector thread, quick warm-up.
 JAVA_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -125,6 +129,15 @@ def run_tool(main: str, *arguments: str, deadline_s: float = 240) -> str:
     return done.stdout
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """A controller of somebody else, as :class:`Kafka` wants to know one."""
+
+    node_id: int
+    controller: str
+    """HOST:PORT."""
+
+
 class Kafka:
     """One Apache Kafka, broker and controller in one process.
 
@@ -141,7 +154,7 @@ class Kafka:
         *,
         java_options: Sequence[str] = JAVA_OPTIONS,
         node_id: int = 1,
-        controller: Kafka | None = None,
+        controller: Kafka | Quorum | None = None,
         replicas: int = 1,
         is_broker: bool = True,
     ) -> None:
@@ -177,7 +190,7 @@ class Kafka:
                 "kafka.tools.StorageTool",
                 "format",
                 "-t",
-                "AAAAAAAAQACAAAAAAAAAAQ",
+                CLUSTER_ID,
                 "-c",
                 str(properties),
             )

@@ -1,0 +1,155 @@
+"""Brokers of Apache Kafka and of Fencepost in one cluster, whose controllers are either's."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fencepost.coordinator.tools.ports import hold_port
+from fencepost.logcore.checkpoints import MetaProperties, write_meta_properties
+from fencepost.logcore.fs import OsFileSystem
+from tests.support.kafka import CLUSTER_ID, JAVA_OPTIONS, Kafka, Quorum
+from tests.support.member import Member
+from tests.support.targets import SETTINGS
+
+JAVA, PYTHON = "J", "P"
+"""In a layout: a node of Apache Kafka, a node of Fencepost."""
+
+FIRST_CONTROLLER = 100
+
+Node = Kafka | Member
+
+
+def formatted(directory: Path, node_id: int) -> Path:
+    """A directory of a node of ours, in a cluster with the id that those of Kafka expect."""
+    directory.mkdir(parents=True, exist_ok=True)
+    meta = MetaProperties(CLUSTER_ID, node_id, uuid.uuid4())
+    write_meta_properties(OsFileSystem(), str(directory), meta)
+    return directory
+
+
+class MixedCluster:
+    """Brokers numbered from 1, and controllers from 100, each in a process of its own, on loopback.
+
+    ``layout`` has a letter for each broker, as ``JPP``: the first is Apache Kafka's, two are
+    Fencepost's. ``controllers`` is ``J`` or ``JJJ``, or ``P`` for the one that Fencepost can be.
+    Layouts of one letter are clusters like any other.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: str,
+        settings: Mapping[str, str] = SETTINGS,
+        *,
+        controllers: str = JAVA,
+        java_options: Sequence[str] = JAVA_OPTIONS,
+    ) -> None:
+        self.name = f"{layout} under {controllers}"
+        """As tests and figures tell of it."""
+        self.layout = layout
+        self._directory = directory
+        self._java_options = java_options
+        replicas = str(min(3, len(layout)))
+        self._voters: dict[str, str] = {}
+        """What each node of Kafka is told, where these are the controllers."""
+        self._addresses: list[str] = []
+        """HOST:PORT of each controller."""
+        self._common = {
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            **settings,
+        }
+        self.controllers: list[Node] = (
+            [self._controller_of_ours()]
+            if controllers == PYTHON
+            else [*self._controllers_of_kafka(len(controllers))]
+        )
+        self.nodes: list[Node] = [
+            self._broker(number, letter) for number, letter in enumerate(layout, 1)
+        ]
+
+    def _controllers_of_kafka(self, count: int) -> list[Kafka]:
+        made = [
+            Kafka(self._room(node_id), self._common, node_id=node_id, is_broker=False)
+            for node_id in range(FIRST_CONTROLLER, FIRST_CONTROLLER + count)
+        ]
+        voters = ",".join(f"{one.node_id}@{one.controller}" for one in made)
+        for one in made:
+            one.tell({"controller.quorum.voters": voters})
+        self._voters = {"controller.quorum.voters": voters}
+        self._addresses = [one.controller for one in made]
+        return made
+
+    def _controller_of_ours(self) -> Member:
+        held = hold_port()
+        weakref.finalize(self, held.close)
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        self._voters, self._addresses = {}, [address]
+        settings = {
+            **self._common,
+            "process.roles": "controller",
+            "listeners": f"CONTROLLER://{address}",
+        }
+        made = Member(
+            self._room(FIRST_CONTROLLER), address, node_id=FIRST_CONTROLLER, settings=settings
+        )
+        formatted(made.data_dir, FIRST_CONTROLLER)
+        return made
+
+    def _broker(self, node_id: int, letter: str) -> Node:
+        room, own = self._room(node_id), {"broker.rack": f"rack-{node_id}", **self._common}
+        if letter == PYTHON:
+            return Member(room, ",".join(self._addresses), node_id=node_id, settings=own)
+        return Kafka(
+            room,
+            {**own, **self._voters},
+            java_options=self._java_options,
+            node_id=node_id,
+            controller=Quorum(FIRST_CONTROLLER, self._addresses[0]),
+            replicas=min(3, len(self.layout)),
+        )
+
+    def _room(self, node_id: int) -> Path:
+        room = self._directory / str(node_id)
+        room.mkdir(parents=True, exist_ok=True)
+        return room
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all brokers."""
+        return ",".join(one.bootstrap for one in self.nodes)
+
+    @property
+    def all_nodes(self) -> list[Node]:
+        """Brokers, and then controllers."""
+        return [*self.nodes, *self.controllers]
+
+    def node(self, node_id: int) -> Node:
+        """The broker or controller of that number."""
+        return next(one for one in self.all_nodes if one.node_id == node_id)
+
+    def address(self, controller: Node) -> str:
+        """HOST:PORT of a controller."""
+        return self._addresses[self.controllers.index(controller)]
+
+    def numbers(self, letter: str) -> list[int]:
+        """Of the brokers of one maker."""
+        return [number for number, one in enumerate(self.layout, 1) if one == letter]
+
+    def start(self) -> MixedCluster:
+        """Start the controllers, then all brokers at once; each is waited for."""
+        for some in (self.controllers, self.nodes):
+            with ThreadPoolExecutor(len(some)) as threads:
+                list(threads.map(lambda one: one.start(), some))
+        return self
+
+    def stop(self) -> None:
+        """Kill all that run."""
+        for one in self.all_nodes:
+            if one.child is not None:
+                one.kill()

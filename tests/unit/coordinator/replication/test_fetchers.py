@@ -338,7 +338,8 @@ class BrokenDisk(OsFileSystem):
     broken = ""
 
     def write(self, handle, buffers, position):
-        if self.broken and self.broken in str(Path(f"/proc/self/fd/{handle}").resolve()):
+        path = Path(f"/proc/self/fd/{handle}").resolve()
+        if self.broken and path.parent.name == self.broken:
             raise OSError(errno.EIO, "broken")
         return super().write(handle, buffers, position)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 from kio.schema.errors import ErrorCode
 from kio.serial.errors import SerialError
@@ -23,10 +24,12 @@ from fencepost.coordinator.wire.pieces import LONG_BYTES, read_in_steps, reader
 from fencepost.coordinator.wire.precheck import (
     Cut,
     Frame,
+    Walker,
     check,
     check_in_steps,
-    prepare_check,
+    checked,
     read_uvarint,
+    walker,
     without,
 )
 from fencepost.coordinator.wire.schema import (
@@ -89,8 +92,9 @@ def decode_request(
     if len(frame) <= SMALL_FRAME_BYTES:
         frame = bytes(frame)  # indexing a view costs twice as much as indexing bytes
     head = _head(frame, versions)
-    cuts = check(head.cls, frame, head.end, max_objects)
-    return _request(head, _read(head.cls, frame, head.end, cuts))
+    kind = head.kind
+    cuts = checked(kind.walk, frame, head.end, max_objects)
+    return _request(head, _read(kind.cls, kind.read, frame, head.end, cuts))
 
 
 def decode_request_in_steps(
@@ -107,7 +111,7 @@ def decode_request_in_steps(
     Arrays of more than ``long_bytes`` are decoded element by element.
     """
     head = _head(frame, versions)
-    cls, pos = head.cls, head.end
+    cls, pos = head.kind.cls, head.end
     walk = yield from check_in_steps(cls, frame, pos, max_objects, long_bytes)
     yield
     if walk.cuts:
@@ -119,14 +123,29 @@ def decode_request_in_steps(
         raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
 
 
+class _Kind(NamedTuple):
+    """What reading the requests of one version takes."""
+
+    cls: type
+    is_flexible: bool
+    walk: Walker
+    read: Any
+
+
+@cache
+def _kind(api_key: int, version: int) -> _Kind:
+    cls = message_class(api_key, version, "request")
+    return _Kind(cls, is_flexible(api_key, version), walker(cls), reader(cls))
+
+
 class _Head(NamedTuple):
-    """A request's header: what it says, where it ends, and of what class the body is."""
+    """A request's header: what it says, where it ends, and of what kind the body is."""
 
     api_key: int
     version: int
     correlation_id: int
     client_id: str | None
-    cls: type
+    kind: _Kind
     end: int
 
 
@@ -139,10 +158,10 @@ def _head(frame: Frame, versions: Mapping[int, tuple[int, int]]) -> _Head:
     if served is None or not served[0] <= version <= served[1]:
         raise UnsupportedVersion(api_key, version, correlation_id)
     client_id, end = _client_id(frame, size)
-    if is_flexible(api_key, version):
+    kind = _kind(api_key, version)
+    if kind.is_flexible:
         end = _skip_header_tags(frame, end)
-    cls = message_class(api_key, version, "request")
-    return _Head(api_key, version, correlation_id, client_id, cls, end)
+    return _Head(api_key, version, correlation_id, client_id, kind, end)
 
 
 def _request(head: _Head, body: Entity) -> Request:
@@ -166,6 +185,8 @@ def _client_id(frame: Frame, size: int) -> tuple[str | None, int]:
 
 def _skip_header_tags(frame: Frame, pos: int) -> int:
     try:
+        if not frame[pos]:
+            return pos + 1
         count, pos = read_uvarint(frame, pos)
         if count > _TOO_MANY_HEADER_TAGS:
             raise MalformedRequest("the header has too many tagged fields")
@@ -180,32 +201,30 @@ def _skip_header_tags(frame: Frame, pos: int) -> int:
 
 def prepare(api_key: int, version: int) -> None:
     """Compile what this version needs; otherwise its first request and response would do it."""
-    request, response = (message_class(api_key, version, side) for side in ("request", "response"))
-    prepare_check(request)
-    reader(request)
-    compile_writer(response)
+    _kind(api_key, version)
+    compile_writer(message_class(api_key, version, "response"))
 
 
-def _read(cls: type, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
+def _read(cls: type, read: Any, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
     """Decode a message that has been checked."""
     if cuts:
         frame, pos = without(frame, cuts, pos, len(frame)), 0
     if len(frame) <= SMALL_FRAME_BYTES:
-        return _decoded(cls, frame, pos)
+        return _decoded(cls, read, frame, pos)
     collecting = gc.isenabled()
     # Nothing that is built here is garbage yet. The collector would look through it again and
     # again, which takes several times as long as building it.
     gc.disable()
     try:
-        return _decoded(cls, frame, pos)
+        return _decoded(cls, read, frame, pos)
     finally:
         if collecting:
             gc.enable()
 
 
-def _decoded(cls: type, frame: Frame, pos: int) -> Entity:
+def _decoded(cls: type, read: Any, frame: Frame, pos: int) -> Entity:
     try:
-        return reader(cls)(_read_only(frame), pos)[0]
+        return read(_read_only(frame), pos)[0]
     except _NOT_READ as error:
         raise MalformedRequest(f"not a {cls.__name__}: {error}") from error
 
@@ -350,7 +369,8 @@ def decode_response(
     if response_header_is_tagged(api_key, version):
         pos = _skip_header_tags(frame, pos)
     cls = message_class(api_key, version, "response")
-    return correlation_id, _read(cls, frame, pos, check(cls, frame, pos, max_objects))
+    cuts = check(cls, frame, pos, max_objects)
+    return correlation_id, _read(cls, reader(cls), frame, pos, cuts)
 
 
 def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk | InFile]:

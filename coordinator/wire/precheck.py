@@ -12,8 +12,9 @@ Kafka skips unknown tagged fields, kio refuses them. The walk finds them, and no
 are to stand in the place of their sections.
 
 The walker is compiled from the schema once per message class, like the writer: numbers are stepped
-over together, and only lengths, counts and tags are looked at. Arrays are walked over in steps. The
-walk notes where the long ones are, because they are decoded in steps, too (``pieces.py``).
+together, and only lengths, counts and tags are looked at. Arrays of a large message are walked over
+in steps. That walk notes where the long ones are, because they are decoded in steps, too
+(``pieces.py``).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fencepost.coordinator.wire.errors import MalformedRequest
 from fencepost.coordinator.wire.limits import MAX_STRING_BYTES, UNKNOWN_TAG_OBJECTS
 from fencepost.coordinator.wire.schema import FIXED_SIZES, FieldInfo, fields_of
-from fencepost.coordinator.wire.steps import Steps, finish
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.coordinator.wire.writer import Source, uvarint
 
 Frame = bytes | bytearray | memoryview
@@ -66,8 +67,11 @@ class Walk:
         """Where the structures with long arrays end."""
 
 
-Walker = Callable[[Frame, int, int, Walk], "int | Steps[int]"]
-"""Walks over one instance of a class; gives the position after it, or the steps to there."""
+Walker = Callable[[Frame, int, int, Walk], int]
+"""Walks over one instance of a class; gives the position after it."""
+
+Stepper = Callable[[Frame, int, int, Walk], "int | Steps[int]"]
+"""Does the same in steps, where the instance may hold many things."""
 
 
 def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
@@ -121,8 +125,8 @@ def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
 class _Source(Source):
     """A walker's body. ``b`` is the frame, ``p`` the position, ``e`` the end, ``w`` the walk.
 
-    In one that ``notes`` long arrays, ``o`` is where the structure begins, ``s`` where an array
-    begins, and ``f`` where its first element does.
+    One that works in steps ``notes`` long arrays: ``o`` is where the structure begins, ``s`` where
+    an array begins, and ``f`` where its first element does.
     """
 
     def __init__(self, *, notes: bool) -> None:
@@ -166,7 +170,8 @@ def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
 def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> None:
     if field.struct is not None:
         walk = src.name(_compile(field.struct, notes=src.notes), "walk")
-        call = f"{'yield from ' if _has_loops(field.struct) else ''}{walk}(b, p, e, w)"
+        in_steps = src.notes and _has_loops(field.struct)
+        call = f"{'yield from ' if in_steps else ''}{walk}(b, p, e, w)"
         src.flush(indent)
         if field.nullable and field.tag is None and not field.is_array:
             src.line(indent, "p += 1")
@@ -203,7 +208,8 @@ def _field(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> No
         inner = indent + "        "
         _single(src, inner, field, flexible=flexible)
         src.flush(inner)
-        src.line(inner, "yield")
+        if src.notes:
+            src.line(inner, "yield")
         if notes:
             known = src.name((field, flexible), "known")
             src.line(indent, f"    if p - s > w.long_bytes: note(w, o, s, f, p, {known})")
@@ -218,7 +224,7 @@ def _is_loop(field: FieldInfo) -> bool:
 
 @cache
 def _has_loops(cls: type) -> bool:
-    """Whether the walker of ``cls`` works in steps. Tagged fields are never large."""
+    """Whether ``cls`` is walked over in steps where it is large. Tagged fields never are."""
     return any(
         _is_loop(field) or (field.struct is not None and _has_loops(field.struct))
         for field in fields_of(cls).plain
@@ -248,7 +254,8 @@ def _tag_walker(field: FieldInfo) -> Walker:
     src = _Source(notes=False)
     _field(src, "    ", field, flexible=True)
     src.flush("    ")
-    return _compiled(src, f"tag {field.name}")
+    walker: Walker = _compiled(src, f"tag {field.name}")
+    return walker
 
 
 def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, FieldInfo]) -> int:
@@ -265,7 +272,7 @@ def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, Fi
             raise MalformedRequest("a tagged field is longer than the message")
         if tag in known:
             cuts_before = len(walk.cuts)
-            if _finished(_tag_walker(known[tag])(frame, pos, pos + size, walk)) != pos + size:
+            if _tag_walker(known[tag])(frame, pos, pos + size, walk) != pos + size:
                 raise MalformedRequest(f"tagged field {tag} does not have the size it says")
             kept.append((tag, pos, pos + size, walk.cuts[cuts_before:]))
             del walk.cuts[cuts_before:]
@@ -279,20 +286,15 @@ def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, Fi
     return pos
 
 
-def _finished(result: int | Steps[int]) -> int:
-    return result if isinstance(result, int) else finish(result)
-
-
-def _compiled(src: _Source, label: str) -> Walker:
+def _compiled(src: _Source, label: str) -> Any:
     if src.notes:
         src.line("    ", "if o in w.long: w.ends[o] = p")
     src.line("    ", "return p")
-    walker: Walker = src.function("def walk(b, p, e, w):", f"walker of {label}")
-    return walker
+    return src.function("def walk(b, p, e, w):", f"walker of {label}")
 
 
 @cache
-def _compile(cls: type, *, notes: bool) -> Walker:
+def _compile(cls: type, *, notes: bool) -> Any:
     info = fields_of(cls)
     src = _Source(notes=notes and _has_loops(cls))
     for field in info.plain:
@@ -305,9 +307,10 @@ def _compile(cls: type, *, notes: bool) -> Walker:
     return _compiled(src, f"{cls.__module__}.{cls.__qualname__}")
 
 
-def prepare_check(cls: type) -> None:
-    """Compile what :func:`check` takes for messages of ``cls``."""
-    _compile(cls, notes=False)
+def walker(cls: type) -> Walker:
+    """What :func:`check` takes for messages of ``cls``."""
+    found: Walker = _compile(cls, notes=False)
+    return found
 
 
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
@@ -316,14 +319,18 @@ def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
     Returns what must be replaced before, by :func:`without`: unknown tagged fields. Bytes behind
     the message are ignored, as Kafka ignores them. Raises MalformedRequest.
     """
+    return checked(walker(cls), frame, pos, budget)
+
+
+def checked(walk_over: Walker, frame: Frame, pos: int, budget: int) -> list[Cut]:
+    """Do as :func:`check`, with the :func:`walker` of the class."""
     walk = Walk(budget)
+    end = len(frame)
     try:
-        after = _compile(cls, notes=False)(frame, pos, len(frame), walk)
-        if not isinstance(after, int):
-            after = finish(after)
+        after = walk_over(frame, pos, end, walk)
     except (IndexError, struct.error) as error:
         raise MalformedRequest(TOO_SHORT) from error
-    if after > len(frame):
+    if after > end:
         raise MalformedRequest(TOO_SHORT)
     return walk.cuts
 
@@ -335,10 +342,10 @@ def check_in_steps(cls: type, frame: Frame, pos: int, budget: int, long_bytes: i
     return walk
 
 
-def _walked(walker: Walker, frame: Frame, pos: int, walk: Walk) -> Steps[None]:
+def _walked(walk_over: Stepper, frame: Frame, pos: int, walk: Walk) -> Steps[None]:
     end = len(frame)
     try:
-        after = walker(frame, pos, end, walk)
+        after = walk_over(frame, pos, end, walk)
         if not isinstance(after, int):
             after = yield from after
     except (IndexError, struct.error) as error:

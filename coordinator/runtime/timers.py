@@ -8,6 +8,9 @@ timer has already gone off, because only what is still in the queue is looked at
 Deadlines are wall-clock times (machines compute them from the ``now_ms`` they are given), but the
 wait is measured on the monotonic clock: a jump of the wall clock must not expire every session.
 
+Nearly every deadline is that of a session, which each heartbeat puts off. So a timer that is put
+off stays in its place in the queue, and moves when that comes up: once a session, not each time.
+
 A deadline passes for good only once the loop has read what had arrived by then: after a pause of
 the process, or of the loop, the heartbeats of everybody who lives lie unread in their sockets.
 
@@ -33,6 +36,28 @@ record, and thousands of sessions may expire at the same moment."""
 Fire = Callable[[Hashable, int], None]
 
 
+class _Timer:
+    """A key of some :class:`Timers`, and when it is due."""
+
+    __slots__ = ("deadline_ms", "due_ms", "key", "owner", "place", "sequence")
+
+    def __init__(self, owner: Timers, key: Hashable) -> None:
+        self.owner = owner
+        self.key = key
+        self.due_ms = 0
+        """On the monotonic clock."""
+        self.deadline_ms = 0
+        """On the wall clock."""
+        self.sequence = 0
+        """Those that are due at the same time fire in the order in which they were set."""
+        self.place: Entry
+        """Where it stands in the queue: at its time, or before it."""
+
+
+Entry = tuple[int, int, _Timer]
+"""When to look at a timer, and a sequence number. That is unique, so timers are never compared."""
+
+
 class TimerQueue:
     """Waits for the earliest deadline of all :class:`Timers` made by :meth:`timers`."""
 
@@ -42,9 +67,7 @@ class TimerQueue:
         self._clock = clock
         self._loop = loop
         self._pass_seconds = pass_ms / 1000
-        # (due on the monotonic clock, sequence number, wall-clock deadline, owner, key): the
-        # sequence number is unique, so keys are never compared.
-        self._queue: SortedList = SortedList()
+        self._queue: SortedList[Entry] = SortedList()
         self._sequence = 0
         self._handle: asyncio.TimerHandle | None = None
         self._armed_ms: int | None = None
@@ -64,20 +87,25 @@ class TimerQueue:
         horizon_ms = self._clock.monotonic_ms() if by_ms is None else by_ms
         # Real time, not the daemon's clock: it bounds our own use of the processor.
         end = time.perf_counter() + self._pass_seconds
-        fired = 0
+        fired = moved = 0
         try:
             while self._queue and self._queue[0][0] <= horizon_ms:
-                if fired and time.perf_counter() >= end:
+                if (fired or (moved and by_ms is not None)) and time.perf_counter() >= end:
                     break
-                _, _, deadline_ms, owner, key = self._queue.pop(0)
+                _, sequence, timer = self._queue.pop(0)
+                if sequence != timer.sequence:
+                    self._place(timer)
+                    moved += 1
+                    continue
+                key = timer.key
                 fired += 1
                 # The machine must not see a time before its own deadline, whatever the wall
                 # clock did meanwhile.
-                now_ms = max(deadline_ms, self._clock.now_ms())
+                now_ms = max(timer.deadline_ms, self._clock.now_ms())
                 if self.on_fire is not None:
                     self.on_fire(key, now_ms)
                 with survived("timer", key=key):
-                    owner.expire(key, now_ms)
+                    timer.owner.expire(key, now_ms)
         finally:
             self._arm()
         return fired
@@ -92,29 +120,37 @@ class TimerQueue:
 
     def __iter__(self) -> Iterator[tuple[int, Hashable]]:
         """When each is due, on the monotonic clock, and its key; the earliest first."""
-        return ((due_ms, key) for due_ms, _, _, _, key in self._queue)
+        due = sorted((timer.due_ms, timer.sequence, timer.key) for _, _, timer in self._queue)
+        return ((due_ms, key) for due_ms, _, key in due)
 
-    def add(
-        self, owner: Timers, key: Hashable, deadline_ms: int, now_ms: int | None = None
-    ) -> Entry:
-        """Put a timer into the queue (called by :class:`Timers`)."""
+    def set(self, timer: _Timer, deadline_ms: int, now_ms: int | None, *, is_new: bool) -> None:
+        """Have a timer fire at ``deadline_ms`` (called by :class:`Timers`)."""
         wait_ms = deadline_ms - (self._clock.now_ms() if now_ms is None else now_ms)
-        due_ms = self._clock.monotonic_ms() + wait_ms
-        self._sequence += 1
-        entry: Entry = (due_ms, self._sequence, deadline_ms, owner, key)
-        self._queue.add(entry)
+        timer.due_ms = due_ms = self._clock.monotonic_ms() + wait_ms
+        timer.deadline_ms = deadline_ms
+        self._sequence = timer.sequence = self._sequence + 1
+        if is_new:
+            self._place(timer)
+        elif due_ms < timer.place[0]:
+            self._queue.discard(timer.place)
+            self._place(timer)
+        else:
+            return
         if self._armed_ms is None or due_ms < self._armed_ms:
             self._disarm()
             self._arm()
-        return entry
 
-    def discard(self, entry: Entry) -> None:
+    def _place(self, timer: _Timer) -> None:
+        """Put a timer into the queue, at its time."""
+        timer.place = timer.due_ms, timer.sequence, timer
+        self._queue.add(timer.place)
+
+    def discard(self, timer: _Timer) -> None:
         """Take a timer out of the queue (called by :class:`Timers`).
 
-        The loop's timer stays as it is: going off for nothing costs less than setting it anew at
-        every heartbeat.
+        The loop's timer stays as it is: going off for nothing costs less than setting it anew.
         """
-        self._queue.discard(entry)
+        self._queue.discard(timer.place)
 
     def _arm(self) -> None:
         if self._handle is not None or not self._queue:
@@ -140,12 +176,12 @@ class TimerQueue:
 class Timers:
     """The timers of one shard."""
 
-    __slots__ = ("_entries", "_fire", "_queue")
+    __slots__ = ("_fire", "_queue", "_timers")
 
     def __init__(self, queue: TimerQueue, fire: Fire) -> None:
         self._queue = queue
         self._fire = fire
-        self._entries: dict[Hashable, Entry] = {}
+        self._timers: dict[Hashable, _Timer] = {}
 
     def set(self, key: Hashable, deadline_ms: int | None, now_ms: int | None = None) -> None:
         """Let ``key`` fire at ``deadline_ms`` (wall clock), or never with None.
@@ -153,30 +189,31 @@ class Timers:
         ``now_ms`` is the instant that the deadline was counted from, which is later than now where
         a timer set it that fires after the wall clock was set back.
         """
-        old = self._entries.pop(key, None)
-        if old is not None:
-            self._queue.discard(old)
+        timer = self._timers.get(key)
         if deadline_ms is not None:
-            self._entries[key] = self._queue.add(self, key, deadline_ms, now_ms)
+            is_new = timer is None
+            if timer is None:
+                timer = self._timers[key] = _Timer(self, key)
+            self._queue.set(timer, deadline_ms, now_ms, is_new=is_new)
+        elif timer is not None:
+            del self._timers[key]
+            self._queue.discard(timer)
 
     def clear(self) -> None:
         """Cancel all."""
-        for entry in self._entries.values():
-            self._queue.discard(entry)
-        self._entries.clear()
+        for timer in self._timers.values():
+            self._queue.discard(timer)
+        self._timers.clear()
 
     def deadline_ms(self, key: Hashable) -> int | None:
         """When ``key`` will fire; None if it is not set."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry[2]
+        timer = self._timers.get(key)
+        return None if timer is None else timer.deadline_ms
 
     def expire(self, key: Hashable, now_ms: int) -> None:
         """``key`` is due (called by :class:`TimerQueue`)."""
-        del self._entries[key]
+        del self._timers[key]
         self._fire(key, now_ms)
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-
-Entry = tuple[int, int, int, Timers, Hashable]
+        return len(self._timers)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Hashable
+from random import Random
 
 import pytest
 from structlog.testing import capture_logs
@@ -249,3 +250,46 @@ async def test_closed_queue_is_silent(queue: TimerQueue, clock: ManualClock) -> 
     clock.advance(100)
     assert queue.run_due() == 0
     assert fired.fired == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_put_off_and_brought_forward_they_fire_as_if_each_were_set_anew(
+    clock: ManualClock, seed: int
+) -> None:
+    queue = TimerQueue(clock, asyncio.get_running_loop(), 60_000)
+    random = Random(seed)
+    fired = Recorder()
+    timers = queue.timers(fired)
+    due: dict[int, tuple[int, int]] = {}
+    for turn in range(300):
+        key = random.randrange(8)
+        if random.random() < 0.1:
+            timers.set(key, None)
+            due.pop(key, None)
+        else:
+            due[key] = clock.now_ms() + random.randrange(1, 40), turn
+            timers.set(key, due[key][0])
+        assert [at for at, _ in queue] == sorted(at for at, _ in due.values())
+        assert len(queue) == len(timers) == len(due)
+        clock.advance(random.randrange(10))
+        order = sorted((at, key) for key, at in due.items() if at[0] <= clock.now_ms())
+        fired.fired.clear()
+        assert queue.run_due() == len(order)
+        assert [one for one, _ in fired.fired] == [one for _, one in order]
+        for _, one in order:
+            del due[one]
+
+
+async def test_a_pass_over_those_put_off_is_bounded_by_time(clock: ManualClock) -> None:
+    queue = TimerQueue(clock, asyncio.get_running_loop(), 0)
+    fired = Recorder()
+    timers = queue.timers(fired)
+    for deadline in (1_001, 1_500):
+        for key in range(5):
+            timers.set(key, deadline)
+    timers.set("due", 1_002)
+    clock.advance(2)
+    for _ in range(5):
+        assert queue.run_due(clock.monotonic_ms()) == 0
+    assert queue.run_due(clock.monotonic_ms()) == 1
+    assert fired.fired == [("due", 1_002)]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable
+from functools import lru_cache
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
@@ -16,10 +18,14 @@ from fencepost.coordinator.handlers.answers import answer
 from fencepost.coordinator.handlers.rights import refused_topics, sight_of
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
 
 _ZERO_ID = bytes(16)
+
+MAX_KEPT_ANSWERS: Final = 1_024
+"""Answers to members to whom there is nothing to tell that are kept, of 200 bytes each."""
 
 
 @handles(ApiKey.CONSUMER_GROUP_HEARTBEAT, versions=(0, 1), permission="READ Group, DESCRIBE Topic")
@@ -81,21 +87,38 @@ def _id_bytes(topic_id: uuid.UUID | None) -> bytes:
 
 def _response(ctx: Context, result: ConsumerHeartbeatResult) -> Entity:
     make = ctx.respond
-    assignment = None
-    if result.assignment is not None:
-        assignment = make.Assignment(
-            topic_partitions=tuple(
-                make.TopicPartitions(topic_id=uuid.UUID(bytes=topic_id), partitions=partitions)
-                for topic_id, partitions in result.assignment
-            )
+    member_id, epoch, interval_ms = (
+        result.member_id,
+        result.member_epoch,
+        result.heartbeat_interval_ms,
+    )
+    if result.assignment is None:
+        return _unchanged(make, member_id, epoch, interval_ms)
+    assignment = make.Assignment(
+        topic_partitions=tuple(
+            make.TopicPartitions(topic_id=uuid.UUID(bytes=topic_id), partitions=partitions)
+            for topic_id, partitions in result.assignment
         )
+    )
+    return _told(make, member_id, epoch, interval_ms, assignment)
+
+
+def _told(
+    make: ResponseFactory, member_id: str, epoch: int, interval_ms: int, assignment: Entity | None
+) -> Entity:
     return make.ConsumerGroupHeartbeatResponse(
         error_code=ErrorCode.none,
-        member_id=result.member_id,
-        member_epoch=result.member_epoch,
-        heartbeat_interval_ms=result.heartbeat_interval_ms,
+        member_id=member_id,
+        member_epoch=epoch,
+        heartbeat_interval_ms=interval_ms,
         assignment=assignment,
     )
+
+
+@lru_cache(maxsize=MAX_KEPT_ANSWERS)
+def _unchanged(make: ResponseFactory, member_id: str, epoch: int, interval_ms: int) -> Entity:
+    """What nearly every heartbeat is answered, the same again and again."""
+    return _told(make, member_id, epoch, interval_ms, None)
 
 
 def _refused(ctx: Context, code: ErrorCode, message: str | None) -> Entity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import cache
 
 from kio.schema.errors import ErrorCode
 
@@ -10,6 +11,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.groups.commands import Heartbeat
 
 
@@ -19,7 +21,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     body, respond = ctx.body, ctx.respond
 
     def refuse(code: ErrorCode) -> Entity:
-        return respond.HeartbeatResponse(error_code=code)
+        return _told(respond, code)
 
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return refuse(ErrorCode.group_authorization_failed)
@@ -31,6 +33,11 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
     )
     return answer(
         ctx.broker.groups.submit(body.group_id, command, ctx.origin),
-        lambda _: respond.HeartbeatResponse(error_code=ErrorCode.none),
+        lambda _: _told(respond, ErrorCode.none),
         refuse,
     )
+
+
+@cache
+def _told(respond: ResponseFactory, code: ErrorCode) -> Entity:
+    return respond.HeartbeatResponse(error_code=code)

@@ -4,11 +4,14 @@ Fed with bytes, it gives out requests; fed with answers, it gives out bytes to w
 however the bytes are cut on their way in. Whoever uses it asks for the next request when the one
 before is answered: a large request may still be read from the memory that the next bytes go to.
 
-Large requests and answers are decoded and encoded in steps.
+Large requests and answers are decoded and encoded in steps. A member's heartbeats are the same
+bytes again and again, but for the number by which the answer finds its request: what such bytes say
+is decoded once. An answer that its handler keeps, and gives again, is encoded once.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, cast
@@ -33,6 +36,16 @@ WRITE_BYTES: Final = 262_144
 is copied into the transport's buffer, and there moved to the front after every send: with megabytes
 at a time that costs more than the sending itself."""
 
+_REPEATED: Final = frozenset({ApiKey.HEARTBEAT, ApiKey.CONSUMER_GROUP_HEARTBEAT})
+"""Requests that a client sends again and again as they are; the lower byte of their keys."""
+
+_SHORT_BYTES: Final = 512
+"""Of a request that is kept for the next one, and of an answer: each connection may have both."""
+
+_ID: Final = struct.Struct(">i")
+_ID_START, _ID_END = 4, 8
+"""Where the number of a request stands in its frame, and behind the length of an answer."""
+
 
 class RequestStream:
     """Requests in, responses out, in the same order.
@@ -42,7 +55,17 @@ class RequestStream:
     piece (:meth:`next_piece`).
     """
 
-    __slots__ = ("_kept", "_limits", "_versions", "frames", "size_bytes", "unsent", "unsent_bytes")
+    __slots__ = (
+        "_answered",
+        "_beat",
+        "_kept",
+        "_limits",
+        "_versions",
+        "frames",
+        "size_bytes",
+        "unsent",
+        "unsent_bytes",
+    )
 
     def __init__(
         self,
@@ -60,6 +83,10 @@ class RequestStream:
         """Responses that are not written yet."""
         self.unsent_bytes = 0
         """Those of them that are in memory."""
+        self._beat: tuple[bytes, Request] | None = None
+        """The last heartbeat: what its frame was but for its number, and what it said."""
+        self._answered: tuple[Entity, bytes] | None = None
+        """The last short answer, and its frame."""
 
     def next_request(self) -> Request | Steps[Request | None] | None:
         """The next request, None if bytes are missing.
@@ -76,11 +103,26 @@ class RequestStream:
         if self.size_bytes > FIRST_BUFFER_BYTES:
             return self._decoded(frame)
         try:
+            if _ID_END < self.size_bytes <= _SHORT_BYTES and frame[1] in _REPEATED:
+                return self._heartbeat(bytes(frame))
             return decode_request(
                 frame, self._versions, max_objects=self._limits.max_request_objects
             )
         except UnsupportedVersion as error:
             return self._refused(error)
+
+    def _heartbeat(self, frame: bytes) -> Request:
+        """Decode what may be the same as the last time."""
+        said, beat = frame[:_ID_START] + frame[_ID_END:], self._beat
+        if beat is None or beat[0] != said:
+            request = decode_request(
+                frame, self._versions, max_objects=self._limits.max_request_objects
+            )
+            self._beat = said, request
+            return request
+        known = beat[1]
+        number: int = _ID.unpack_from(frame, _ID_START)[0]
+        return Request(known.api_key, known.api_version, number, known.client_id, known.body)
 
     def _with_frame(self, frame: bytes) -> Steps[Request | None]:
         request = yield from self._decoded(memoryview(frame))
@@ -109,12 +151,21 @@ class RequestStream:
 
     def answer(self, request: Request, entity: Entity) -> Steps[None] | None:
         """Encode the response to the last request: at once, or in steps. Raises EncodeError."""
+        answered = self._answered
+        if answered is not None and answered[0] is entity:
+            frame = answered[1]
+            number = _ID.pack(request.correlation_id)
+            self.put((frame[:_ID_START] + number + frame[_ID_END:],))
+            return None
         chunks = encode_response_in_steps(
             request.api_key, request.api_version, request.correlation_id, entity
         )
         if not isinstance(chunks, list):
             return self._put_in_steps(chunks)
         self.put(chunks)
+        first = chunks[0]
+        if type(first) is bytes and len(chunks) == 1 and len(first) <= _SHORT_BYTES:
+            self._answered = entity, first
         return None
 
     def _put_in_steps(self, steps: Steps[list[Chunk | InFile]]) -> Steps[None]:

@@ -248,3 +248,45 @@ def test_what_nobody_takes_is_forgotten() -> None:
     answered(stream, one, answer_to(one))
     stream.drop_unsent()
     assert (list(stream.unsent), stream.unsent_bytes) == ([], 0)
+
+
+def beats(*members: str) -> bytes:
+    return b"".join(
+        request(ApiKey.HEARTBEAT, 4, number, group_id="g", member_id=member)
+        for number, member in enumerate(members)
+    )
+
+
+def test_heartbeats_that_say_the_same_are_read_once_and_others_are_not_taken_for_them() -> None:
+    members = ["m", "m", "n", "n", "m", "\N{BLACK STAR}", "m" * 600, "m" * 600, "m"]
+    seen, out, end = served([beats(*members)])
+    assert end is None
+    assert [number for _, _, number, _, _ in seen] == list(range(len(members)))
+    assert [body.member_id for *_, body in seen] == members
+    assert {client for _, _, _, client, _ in seen} == {"client"}
+    assert seen[0][4] is seen[1][4]
+    assert seen[1][4] is not seen[4][4]
+    assert served(singly(beats(*members))) == (seen, out, end)
+
+
+def test_an_older_version_is_not_taken_for_the_same() -> None:
+    older = request(ApiKey.HEARTBEAT, 3, 1, group_id="g", member_id="m")
+    seen, _, end = served([heartbeat(0), older, heartbeat(2)])
+    assert ([version for _, version, *_ in seen], end) == ([4, 3, 4], None)
+    assert type(seen[0][4]) is not type(seen[1][4])
+
+
+def test_an_answer_that_is_given_again_is_the_same_but_for_its_number() -> None:
+    stream = RequestStream(SERVED, LIMITS)
+    make = response_factory(ApiKey.HEARTBEAT, 4)
+    one, other, equal = (make.message(throttle_time_ms=each) for each in (1, 2, 1))
+    told, expected = [], []
+    for number, entity in enumerate([one, one, equal, other, one, one]):
+        for _ in feed(stream, heartbeat(number - 2)):
+            asked = stream.next_request()
+        assert isinstance(asked, Request)
+        answered(stream, asked, entity)
+        assert stream.unsent_bytes == sum(map(len, stream.unsent))  # type: ignore[arg-type]
+        told.append(b"".join(written(stream)))
+        expected.append(b"".join(encode_response(ApiKey.HEARTBEAT, 4, number - 2, entity)))  # type: ignore[arg-type]
+    assert told == expected

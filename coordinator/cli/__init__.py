@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "acls": "list, add and remove rules of who may do what, and say which one decides",
-    "cluster": "show brokers, features and API versions",
+    "cluster": "show brokers, features and API versions; make a cluster of a broker",
     "configs": "show and change settings of topics, brokers and groups",
     "completion": "print what makes a shell complete these commands",
     "console": "show a cluster in a browser",

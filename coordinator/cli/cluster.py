@@ -1,4 +1,4 @@
-"""``fencepost cluster``: who serves, and what they can do."""
+"""``fencepost cluster``: who serves, and what they can do; and how a cluster begins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.cluster_promote import promote
 from fencepost.coordinator.cli.features import COLUMNS as FEATURE_COLUMNS
 from fencepost.coordinator.cli.features import feature_levels
 from fencepost.coordinator.cli.output import CommandGroup, counted, emit, table_options, text_of
@@ -37,7 +38,10 @@ RELEASES = {int(level): release for level, release in (pair.split("=") for pair 
 
 @click.group("cluster", cls=CommandGroup)
 def command() -> None:
-    """Look at a cluster as a whole."""
+    """Look at a cluster as a whole, and make one of a broker that stands alone."""
+
+
+command.add_command(promote)
 
 
 @command.command("info")

@@ -130,7 +130,7 @@ def command(
     status = serve(
         data_dir,
         listen=listen,
-        pairs=(*_from_environment(os.environ), *pairs),
+        pairs=(*settings_in_environment(os.environ), *pairs),
         config_file=config_file,
         add_scram=_users_to_add(os.environ.pop(USERS, ""), add_scram),
         log_level=log_level.upper(),
@@ -155,7 +155,7 @@ def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
     return [line for line in map(str.strip, found) if line and not line.startswith("#")]
 
 
-def _from_environment(environment: Mapping[str, str]) -> list[str]:
+def settings_in_environment(environment: Mapping[str, str]) -> list[str]:
     """KEY=VALUE of each variable with :data:`SETTING`: Kafka's keys know no underscore."""
     return [
         f"{name.removeprefix(SETTING).lower().replace('_', '.')}={value}"

@@ -6,7 +6,7 @@ Source: the format of ``java.util.Properties.load``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 SUFFIX = ".properties"
 
@@ -15,6 +15,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _PARTS = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.)|$)", re.DOTALL)
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_LETTER_OF = {char: letter for letter, char in _LETTERS.items()}
 
 
 def parse(raw: bytes) -> dict[str, str]:
@@ -30,6 +31,28 @@ def parse(raw: bytes) -> dict[str, str]:
             key, value = (_unescaped(part) for part in match.groups())
             found[key] = value
     return found
+
+
+def text_of(settings: Mapping[str, str]) -> bytes:
+    r"""A file that :func:`parse` reads as these settings, and Java as well."""
+    lines = [f"{_escaped(key, ' =:#!')}={_escaped(value)}\n" for key, value in settings.items()]
+    return "".join(lines).encode("ascii")
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """With a backslash where needed: at the beginning a blank would be lost."""
+    out: list[str] = []
+    for at, char in enumerate(text):
+        if char == "\\" or char in more or (char in _BLANKS and at == 0):
+            out.append("\\" + _LETTER_OF.get(char, char))
+        elif char in _LETTER_OF:
+            out.append("\\" + _LETTER_OF[char])
+        elif " " <= char <= "~":
+            out.append(char)
+        else:
+            units = char.encode("utf-16-be", "surrogatepass")
+            out += [f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)]
+    return "".join(out)
 
 
 def _logical_lines(text: str) -> Iterator[str]:

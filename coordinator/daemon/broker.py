@@ -37,7 +37,13 @@ from fencepost.coordinator.config.listeners import (
 from fencepost.coordinator.config.logs import configure_quietly
 from fencepost.coordinator.config.roles import Roles, roles_of
 from fencepost.coordinator.daemon import first_contact
-from fencepost.coordinator.daemon.data_directory import has_identity, identify, lock
+from fencepost.coordinator.daemon.data_directory import (
+    has_identity,
+    identify,
+    lock,
+    metadata_of_before,
+    note_joined,
+)
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.daemon.serving import Listeners, certificates_of, check_listeners
 from fencepost.coordinator.data.cleaner import Cleaner
@@ -299,7 +305,12 @@ class Broker:
             cluster_id = await member.find_cluster_id() if is_new else ""
             meta = identify(self.fs, directory, node_id, cluster_id)
             addresses = {name: self.advertised_on(name) for name in self._listeners.all}
+            before = None
+            if part is None:
+                before = await threads.run(partial(metadata_of_before, self.fs, directory))
             image = await member.join(meta, addresses, previous)
+            if before is not None:
+                note_joined(self.fs, directory, before, image)
             observed = ObservedMetadata(self.config, node_id=meta.node_id)
             observed.install(image)
             self._storage = await threads.run(

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import uuid
 
+import structlog
+
+from fencepost.cluster.handover import left_behind
+from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.metadata.quorum_state import is_of_apache_kafka
+from fencepost.coordinator.metadata.quorum_state import (
+    is_of_apache_kafka,
+    is_of_member,
+    is_ours,
+    note_membership,
+    promoted_as,
+    stand_alone,
+)
 from fencepost.logcore.checkpoints import (
     LOCK,
     META_PROPERTIES,
@@ -18,6 +29,8 @@ from fencepost.logcore.checkpoints import (
     write_meta_properties,
 )
 from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem
+
+_log = structlog.get_logger(__name__)
 
 METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
 _BEFORE_ITS_METADATA = frozenset(
@@ -39,6 +52,8 @@ def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
         held = fs.lock(f"{directory}/{LOCK}")
         try:
             _refuse_foreign(fs, directory, is_member)
+            if not is_member:
+                _go_on_alone(fs, f"{directory}/{METADATA_DIRECTORY}")
         except BaseException:
             fs.close(held)
             raise
@@ -63,6 +78,12 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
             f"the data directory {directory} is Apache Kafka's: {metadata} has {QUORUM_STATE}."
             " Give another one; to take over its partitions see `fencepost log import`"
         )
+    if is_of_member(fs, metadata):
+        raise BrokerError(
+            f"the data directory {directory} is that of a broker which has joined controllers"
+            " elsewhere; what it knew before is the past. Start it with process.roles=broker and"
+            " its controllers; for the way back see `fencepost cluster promote --help`"
+        )
     foreign = sorted(names - _BEFORE_ITS_METADATA)
     missing = META_PROPERTIES
     if META_PROPERTIES in names:
@@ -75,6 +96,60 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
             " none of this broker. Give it a directory that is empty or not there yet; to"
             " take over partitions of Apache Kafka see `fencepost log import`"
         )
+
+
+def _go_on_alone(fs: FileSystem, log: str) -> None:
+    """What controllers were given is not all any more."""
+    snapshot = promoted_as(fs, log)
+    if snapshot is not None:
+        stand_alone(fs, log)
+        _log.warning(
+            "the broker goes on alone: what `fencepost cluster promote` has written holds no more,"
+            " and its controllers must not be used",
+            end_offset=snapshot.end_offset,
+        )
+
+
+def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
+    """What a broker knew while it stood alone; None if it never has, or has joined controllers.
+
+    Raises BrokerError if no controllers were given all of that; MetadataError, OSError.
+    """
+    log = f"{directory}/{METADATA_DIRECTORY}"
+    if not is_ours(fs, log) or is_of_member(fs, log):
+        return None
+    from fencepost.coordinator.metadata.stopped import read_stopped  # noqa: PLC0415 - needed once in a directory's life
+
+    found = read_stopped(fs, log)
+    if found is None:
+        return None
+    if promoted_as(fs, log) != (found.image.offset + 1, found.image.epoch):
+        if not found.image.topics:
+            return None  # there is nothing to lose
+        raise BrokerError(
+            f"the data directory {directory} is that of a broker that stands alone, and no"
+            " controller knows what is in it: call `fencepost cluster promote`, and start the"
+            " controllers from what that writes"
+        )
+    return found.image
+
+
+def note_joined(
+    fs: FileSystem, directory: str, before: MetadataImage, after: MetadataImage
+) -> None:
+    """Let the controllers' metadata be the truth from now on. Raises BrokerError, OSError.
+
+    ``after`` are those with which the broker has joined. It has written nothing yet.
+    """
+    reasons = left_behind(before, after)
+    if reasons:
+        more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+        raise BrokerError(
+            f"the cluster did not begin with what {directory} holds:"
+            f" {'; '.join(reasons[:3])}{more}. Its controllers have to be started from what the"
+            " last `fencepost cluster promote` has written"
+        )
+    note_membership(fs, f"{directory}/{METADATA_DIRECTORY}")
 
 
 def has_identity(fs: FileSystem, directory: str) -> bool:

@@ -74,6 +74,9 @@ class Storage:
         """All partitions."""
         if beside is not None:
             self.logs.load(self._observe())
+        elif observed is None:
+            # The mark of its stop says so, should it become a broker of controllers (KIP-966).
+            self.logs.broker_epoch = self.metadata.broker_epoch
         self.topics = TopicAdmin(self.metadata, config, node_id)
         """Creating, changing and deleting topics."""
         self.replicas = Replicas(self.logs, self.commits, config, clock, node_id=node_id)

@@ -6,7 +6,8 @@ Source: the schemas ``LeaderChangeMessage``, ``SnapshotHeaderRecord``, ``Snapsho
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fencepost.logcore.batch import ControlType, LogRecord, encode_batch, parse_control
@@ -16,13 +17,20 @@ from fencepost.logcore.fields import FieldReader, FieldWriter
 _VERSION: Final = (0).to_bytes(2)
 """Of a control record's key, and of its value."""
 
+_VOTERS_MAY_CHANGE: Final = (1).to_bytes(2)
+"""Level 1 of kraft.version: with records of voters."""
+
 
 def _control_batch(
     kind: ControlType, value: FieldWriter, now_ms: int, base_offset: int, epoch: int
 ) -> bytes:
-    value.tags({})
-    record = LogRecord(base_offset, now_ms, _VERSION + kind.to_bytes(2), value.done())
+    record = _record(kind, value, now_ms, base_offset)
     return encode_batch((record,), leader_epoch=epoch, control=True)
+
+
+def _record(kind: ControlType, value: FieldWriter, now_ms: int, offset: int) -> LogRecord:
+    value.tags({})
+    return LogRecord(offset, now_ms, _VERSION + kind.to_bytes(2), value.done())
 
 
 def _value() -> FieldWriter:
@@ -42,11 +50,52 @@ def leader_change(leader_id: int, now_ms: int) -> bytes:
     return _control_batch(ControlType.LEADER_CHANGE, value, now_ms, 0, 0)
 
 
-def snapshot_header(last_timestamp_ms: int, now_ms: int, epoch: int) -> bytes:
-    """The first batch of a snapshot; it tells the time of the last record that it contains."""
+class Voter(NamedTuple):
+    """A controller that votes, as the others reach it: one listener, by which they connect."""
+
+    node_id: int
+    directory_id: UUID
+    listener: str
+    host: str
+    port: int
+
+
+def snapshot_header(
+    last_timestamp_ms: int, now_ms: int, epoch: int, voters: Sequence[Voter] = ()
+) -> bytes:
+    """The first batch of a snapshot; it tells the time of the last record that it contains.
+
+    ``voters`` are those of a quorum whose voters may change (kraft.version 1, KIP-853). Without
+    any it has a record less for them and one less for that version, and they stand in each voter's
+    settings.
+    """
     value = _value()
     value.int64(last_timestamp_ms)
-    return _control_batch(ControlType.SNAPSHOT_HEADER, value, now_ms, 0, epoch)
+    records = [_record(ControlType.SNAPSHOT_HEADER, value, now_ms, 0)]
+    if voters:
+        version = _value()
+        version.raw(_VOTERS_MAY_CHANGE)
+        records.append(_record(ControlType.KRAFT_VERSION, version, now_ms, 1))
+        records.append(_record(ControlType.KRAFT_VOTERS, _voters_value(voters), now_ms, 2))
+    return encode_batch(records, leader_epoch=epoch, control=True)
+
+
+def _voters_value(voters: Sequence[Voter]) -> FieldWriter:
+    value = _value()
+    value.count(len(voters))
+    for one in voters:
+        value.int32(one.node_id)
+        value.raw(one.directory_id.bytes)
+        value.count(1)
+        value.string(one.listener)
+        value.string(one.host)
+        value.raw(one.port.to_bytes(2))
+        value.tags({})
+        value.raw(bytes(2))
+        value.raw(_VOTERS_MAY_CHANGE)
+        value.tags({})
+        value.tags({})
+    return value
 
 
 def snapshot_footer(now_ms: int, base_offset: int, epoch: int) -> bytes:

@@ -11,12 +11,13 @@ Source: ``Snapshots``, ``RecordsSnapshotWriter``, ``FileRawSnapshotWriter``; KIP
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.cluster.image_records import image_values
-from fencepost.coordinator.metadata.control_records import snapshot_footer, snapshot_header
+from fencepost.coordinator.metadata.control_records import Voter, snapshot_footer, snapshot_header
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
 from fencepost.logcore.batch import (
@@ -53,11 +54,20 @@ def snapshots(fs: FileSystem, directory: str) -> list[SnapshotId]:
 
 
 def write_snapshot(
-    fs: FileSystem, directory: str, image: MetadataImage, now_ms: int, last_timestamp_ms: int
+    fs: FileSystem,
+    directory: str,
+    image: MetadataImage,
+    now_ms: int,
+    last_timestamp_ms: int,
+    voters: Sequence[Voter] = (),
 ) -> SnapshotId:
-    """Write the snapshot of an image; older ones are gone then. Raises OSError."""
+    """Write the snapshot of an image; older ones are gone then. Raises OSError.
+
+    ``voters`` are those of a quorum that the log is of, if they are to stand in it.
+    """
     own = SnapshotId(image.offset + 1, image.epoch)
-    batches, offset = [snapshot_header(last_timestamp_ms, now_ms, own.epoch)], 1
+    batches = [snapshot_header(last_timestamp_ms, now_ms, own.epoch, voters)]
+    offset = next(header.next_offset for _, header in iter_headers(batches[0]))
     for values in in_chunks(list(image_values(image))):
         batches.append(data_batch(values, now_ms, base_offset=offset, epoch=own.epoch))
         offset += len(values)

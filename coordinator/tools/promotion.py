@@ -1,0 +1,418 @@
+"""A broker that stands alone becomes one of a new cluster, whose controllers are Apache Kafka's.
+
+Its metadata are Apache Kafka's records already, so they need no more than the form in which
+controllers find theirs: for each a directory with its identity and a snapshot, from which it goes
+on. The broker's own directory stays as it is but for a note, and stays usable, until the broker has
+joined the controllers.
+
+Every step that can be cut short is made again by the next call. A controller's directory gets its
+identity last: Apache Kafka does not start on one without, and never begins an empty cluster there.
+
+Source: ``Formatter``, ``KafkaMetadataLog``; KIP-630 (snapshots), KIP-853 (voters).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fencepost.cluster.handover import handed_over
+from fencepost.coordinator.config import properties
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
+from fencepost.coordinator.config.listeners import (
+    ADVERTISED,
+    BETWEEN_BROKERS,
+    CONTROLLER_LISTENERS,
+    LISTENERS,
+    PROTOCOLS,
+    advertised_listeners,
+    client_listeners,
+    parse_address,
+)
+from fencepost.coordinator.config.roles import BOOTSTRAP, ROLES, VOTERS, roles_of
+from fencepost.coordinator.metadata.control_records import Voter
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.quorum_state import (
+    is_of_member,
+    is_ours,
+    note_promotion,
+)
+from fencepost.coordinator.metadata.snapshots import SnapshotId, write_snapshot
+from fencepost.coordinator.metadata.stopped import StoppedMetadata, read_stopped
+from fencepost.logcore.checkpoints import (
+    CLEAN_SHUTDOWN,
+    LOCK,
+    META_PROPERTIES,
+    QUORUM_STATE,
+    CheckpointError,
+    MetaProperties,
+    read_meta_properties,
+    write_meta_properties,
+)
+from fencepost.logcore.fs import FileSystem, replace_file
+from fencepost.logcore.values import dataclass
+
+METADATA_DIRECTORY: Final = f"{METADATA_TOPIC}-0"
+BROKER_FILE: Final = "broker.properties"
+CONTROLLER_FILE: Final = "controller.properties"
+_CONTROLLER: Final = "controller-"
+_METADATA: Final = "metadata"
+
+_OWN: Final = frozenset(
+    {
+        *(LISTENERS, ADVERTISED, BETWEEN_BROKERS, CONTROLLER_LISTENERS, PROTOCOLS),
+        *(ROLES, BOOTSTRAP, VOTERS, "node.id", "broker.id", "broker.rack"),
+        *("log.dir", "log.dirs", "metadata.log.dir", "security.inter.broker.protocol"),
+    }
+)
+"""Settings that say what a node is and where: each has its own."""
+
+_ONE_REPLICA: Final = (
+    "offsets.topic.replication.factor",
+    "transaction.state.log.replication.factor",
+    "transaction.state.log.min.isr",
+)
+"""More than one broker there is not yet: what Apache Kafka's default of 3 would keep away."""
+
+
+class PromotionError(Exception):
+    """The broker can not become that of a cluster; the message says why. Nothing was changed."""
+
+
+class Controller(NamedTuple):
+    """One of the controllers, by its id and where it listens."""
+
+    node_id: int
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def of(cls, text: str) -> Controller:
+        """That of ID@HOST:PORT. Raises ValueError."""
+        node_id, found, address = text.partition("@")
+        if not found or not node_id.isdecimal():
+            raise ValueError(f"{text!r} is not ID@HOST:PORT")
+        return cls(int(node_id), *parse_address(address))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for."""
+
+    data_dir: Path
+    output: Path
+    controllers: Sequence[Controller]
+    settings: Mapping[str, str]
+    """Those that the broker was started with."""
+    listen: str
+    """Where it listened, if the settings do not say it."""
+    controller_settings: Mapping[str, str]
+    """More for the controllers alone."""
+    static: bool = False
+    """Whether the voters stand in each node's settings, and so stay the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be written, all of it checked."""
+
+    wanted: Wanted
+    meta: MetaProperties
+    metadata: StoppedMetadata
+    broker_settings: Mapping[str, str]
+    controller_settings: Mapping[int, Mapping[str, str]]
+    warnings: Sequence[str]
+
+    @property
+    def snapshot(self) -> SnapshotId:
+        """What the controllers begin with."""
+        return SnapshotId(self.metadata.image.offset + 1, self.metadata.image.epoch)
+
+    def directory_of(self, node_id: int) -> Path:
+        """Where everything of a controller goes."""
+        return self.wanted.output / f"{_CONTROLLER}{node_id}"
+
+
+@contextmanager
+def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
+    """Keep brokers away from a data directory. Raises PromotionError if one is there; OSError."""
+    if fs.read_file(f"{data_dir}/{META_PROPERTIES}") is None:
+        raise PromotionError(f"{data_dir} is no data directory of a broker")
+    try:
+        lock = fs.lock(f"{data_dir}/{LOCK}")
+    except BlockingIOError as error:
+        raise PromotionError(f"{data_dir} is in use by a running broker: stop it first") from error
+    try:
+        yield
+    finally:
+        fs.close(lock)
+
+
+def make_plan(fs: FileSystem, wanted: Wanted) -> Plan:
+    """Check what is asked for. The caller holds the lock of the data directory.
+
+    Raises PromotionError, MetadataError, ConfigError, OSError.
+    """
+    meta, metadata = _read(fs, str(wanted.data_dir))
+    config = BrokerConfig(wanted.settings)
+    if config.int("node.id") != meta.node_id:
+        raise PromotionError(
+            f"{wanted.data_dir} belongs to node.id {meta.node_id}, the configuration says"
+            f" {config.int('node.id')}"
+        )
+    _check_controllers(fs, wanted, meta)
+    listeners = _listeners(config, wanted.listen)
+    of_broker = _broker_settings(wanted, meta, config, listeners)
+    roles_of(BrokerConfig({key: text for key, text in of_broker.items() if key != "log.dirs"}))
+    return Plan(
+        wanted,
+        meta,
+        metadata,
+        of_broker,
+        {one.node_id: _controller_settings(wanted, one, of_broker) for one in wanted.controllers},
+        [*_warnings(fs, wanted, metadata, config, listeners, of_broker)],
+    )
+
+
+def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetadata]:
+    """Whose directory it is, and its metadata; only of a broker that stands alone."""
+    log = f"{directory}/{METADATA_DIRECTORY}"
+    try:
+        meta = read_meta_properties(fs, directory)
+    except CheckpointError as error:
+        raise PromotionError(f"{directory}/{META_PROPERTIES} is damaged: {error}") from error
+    if meta is None or not is_ours(fs, log):
+        raise PromotionError(f"{directory} is no data directory of a broker that stands alone")
+    if is_of_member(fs, log):
+        raise PromotionError(
+            f"{directory} is that of a broker which has joined controllers already"
+        )
+    metadata = read_stopped(fs, log)
+    if metadata is None or meta.node_id not in metadata.image.brokers:
+        raise PromotionError(
+            f"{directory} has no metadata of this broker: start it once, and stop it"
+        )
+    others = sorted(metadata.image.brokers.keys() - {meta.node_id})
+    if others:
+        raise PromotionError(
+            f"{directory} is that of the controller of other brokers {others}; promoted is a broker"
+            " that stands alone"
+        )
+    return meta, metadata
+
+
+def _check_controllers(fs: FileSystem, wanted: Wanted, meta: MetaProperties) -> None:
+    ids = [one.node_id for one in wanted.controllers]
+    if not ids:
+        raise PromotionError("there is no cluster without a controller")
+    if len({*ids}) < len(ids):
+        raise PromotionError("two controllers have the same id")
+    if meta.node_id in ids:
+        raise PromotionError(
+            f"the id {meta.node_id} is the broker's own: in a cluster no two nodes have the same,"
+            " be they brokers or controllers"
+        )
+    if len({one.address for one in wanted.controllers}) < len(ids):
+        raise PromotionError("two controllers have the same address")
+    output = str(wanted.output)
+    names = fs.list_directory(output) or ()
+    known = {f"{_CONTROLLER}{one}" for one in ids}
+    for name in sorted(names):
+        if name.startswith(_CONTROLLER) and name not in known:
+            raise PromotionError(f"{output} holds {name} of other controllers: remove it first")
+    for one in ids:
+        at = f"{output}/{_CONTROLLER}{one}/{_METADATA}"
+        if fs.read_file(f"{at}/{METADATA_DIRECTORY}/{QUORUM_STATE}") is not None:
+            raise PromotionError(
+                f"the controller {one} has been started on {at}, which is its own now: stop it and"
+                " remove that, or give another --output"
+            )
+
+
+def _listeners(config: BrokerConfig, listen: str) -> dict[str, ListenerConfig]:
+    """Where the broker listens, by the listeners' names."""
+    found = client_listeners(config)
+    if found:
+        return found
+    first = next(iter(advertised_listeners(config).values()), ListenerConfig())
+    try:
+        host, port = parse_address(listen)
+    except ValueError as error:
+        raise PromotionError(str(error)) from error
+    return {first.name: ListenerConfig(first.name, host, port, first.protocol)}
+
+
+def _broker_settings(
+    wanted: Wanted,
+    meta: MetaProperties,
+    config: BrokerConfig,
+    listeners: Mapping[str, ListenerConfig],
+) -> dict[str, str]:
+    """What the broker is started with from now on: what it had, and its place in the cluster."""
+    names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)] or ["CONTROLLER"]
+    advertised = {**listeners, **advertised_listeners(config)}
+    told = {key: text for key, text in wanted.settings.items() if key not in _OWN}
+    protocols = {one.name: str(one.protocol) for one in listeners.values()}
+    protocols |= dict(_pair(entry) for entry in config.items(PROTOCOLS))
+    protocols.setdefault(names[0], SecurityProtocol.PLAINTEXT)
+    between = config.text(BETWEEN_BROKERS) or (
+        config.text("security.inter.broker.protocol") or "PLAINTEXT"
+    )
+    if between not in listeners:
+        between = next(iter(listeners))
+    found = {
+        ROLES: "broker",
+        "node.id": str(meta.node_id),
+        "log.dirs": str(wanted.data_dir.absolute()),
+        LISTENERS: ",".join(_listener_text(name, one) for name, one in listeners.items()),
+        ADVERTISED: ",".join(_listener_text(name, one) for name, one in advertised.items()),
+        PROTOCOLS: ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        BETWEEN_BROKERS: between,
+        CONTROLLER_LISTENERS: names[0],
+        **_quorum(wanted),
+    }
+    if config.text("broker.rack"):
+        found["broker.rack"] = config.text("broker.rack") or ""
+    return {**found, **dict.fromkeys(_ONE_REPLICA, "1"), **told}
+
+
+def _pair(entry: str) -> tuple[str, str]:
+    name, _, protocol = entry.partition(":")
+    return name.strip().upper(), protocol.strip().upper()
+
+
+def _listener_text(name: str, one: ListenerConfig) -> str:
+    host = f"[{one.host}]" if ":" in one.host else one.host
+    return f"{name}://{host}:{one.port}"
+
+
+def _quorum(wanted: Wanted) -> dict[str, str]:
+    """How nodes find the controllers."""
+    if wanted.static:
+        return {VOTERS: ",".join(f"{one.node_id}@{one.address}" for one in wanted.controllers)}
+    return {BOOTSTRAP: ",".join(one.address for one in wanted.controllers)}
+
+
+def _controller_settings(
+    wanted: Wanted, controller: Controller, broker: Mapping[str, str]
+) -> dict[str, str]:
+    """What a controller is started with: what holds for topics and for who may do what.
+
+    Settings that mean nothing to it are passed over by Apache Kafka.
+    """
+    name = broker[CONTROLLER_LISTENERS]
+    own = f"listener.name.{name.lower()}."
+    told = {
+        key: text
+        for key, text in broker.items()
+        if key not in _OWN
+        and not key.startswith("fencepost.")
+        and (not key.startswith("listener.name.") or key.startswith(own))
+    }
+    room = wanted.output.absolute() / f"{_CONTROLLER}{controller.node_id}"
+    return {
+        ROLES: "controller",
+        "node.id": str(controller.node_id),
+        "log.dirs": str(room / _METADATA),
+        LISTENERS: f"{name}://{controller.address}",
+        CONTROLLER_LISTENERS: name,
+        PROTOCOLS: broker[PROTOCOLS],
+        **_quorum(wanted),
+        **told,
+        **wanted.controller_settings,
+    }
+
+
+def _warnings(
+    fs: FileSystem,
+    wanted: Wanted,
+    metadata: StoppedMetadata,
+    config: BrokerConfig,
+    listeners: Mapping[str, ListenerConfig],
+    broker: Mapping[str, str],
+) -> Iterator[str]:
+    """What the operator should know, and nobody else will say in time."""
+    if fs.read_file(f"{wanted.data_dir}/{CLEAN_SHUTDOWN}") is None:
+        yield "the broker was not stopped cleanly: it will check its logs when it starts"
+    advertised = {**listeners, **advertised_listeners(config)}
+    for name, one in advertised.items():
+        if _is_local(one.host) and not all(_is_local(each.host) for each in wanted.controllers):
+            yield (
+                f"{name} is advertised as {one.host}, which brokers on other machines do not reach:"
+                f" set {ADVERTISED}"
+            )
+        if one.port == 0:
+            yield f"{name} has another port after each start: clients will not find the broker"
+    protocols = dict(map(_pair, broker[PROTOCOLS].split(",")))
+    of_controllers = protocols.get(broker[CONTROLLER_LISTENERS], "PLAINTEXT")
+    asks_nobody = of_controllers in (SecurityProtocol.PLAINTEXT, SecurityProtocol.SSL)
+    if "authorizer.class.name" in wanted.settings and asks_nobody:
+        yield (
+            "the controllers ask nobody who they are, and have rules: without User:ANONYMOUS (or"
+            " the names of the certificates) in super.users no broker may register"
+        )
+    between = listeners[broker[BETWEEN_BROKERS]]
+    if between.is_sasl and "sasl.mechanism.inter.broker.protocol" not in wanted.settings:
+        yield (
+            f"brokers will reach each other by {between.name}, and have to log in there: set"
+            " sasl.mechanism.inter.broker.protocol and what it logs in with"
+        )
+    if metadata.image.features.get("share.version", 0) == 0:
+        yield (
+            "share groups and streams groups are off, as they were here; kafka-features upgrade"
+            " turns them on once brokers of Apache Kafka serve them"
+        )
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
+    """Write all of it. The caller holds the lock of the data directory. Raises OSError."""
+    wanted, output = plan.wanted, str(plan.wanted.output)
+    fs.make_directory(output)
+    fs.make_private(output)  # settings may hold passwords
+    ids = {one.node_id: _directory_id(fs, plan, one.node_id) for one in wanted.controllers}
+    listener = plan.broker_settings[CONTROLLER_LISTENERS]
+    voters = [
+        Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in wanted.controllers
+    ]
+    image = handed_over(plan.metadata.image, plan.meta.node_id)
+    for one in wanted.controllers:
+        room = str(plan.directory_of(one.node_id))
+        metadata = f"{room}/{_METADATA}"
+        log = f"{metadata}/{METADATA_DIRECTORY}"
+        fs.make_directory(log)
+        fs.make_private(log)  # what users' passwords have become is in there
+        last_ms = plan.metadata.last_timestamp_ms
+        write_snapshot(fs, log, image, now_ms, last_ms, () if wanted.static else voters)
+        settings = properties.text_of(plan.controller_settings[one.node_id])
+        replace_file(fs, room, CONTROLLER_FILE, settings)
+        for path in (metadata, room, output):
+            fs.sync_directory(path)
+        owner = MetaProperties(plan.meta.cluster_id, one.node_id, ids[one.node_id])
+        write_meta_properties(fs, metadata, owner)
+    replace_file(fs, output, BROKER_FILE, properties.text_of(plan.broker_settings))
+    fs.sync_directory(str(wanted.output.absolute().parent))
+    note_promotion(fs, f"{wanted.data_dir}/{METADATA_DIRECTORY}", plan.snapshot)
+
+
+def _directory_id(fs: FileSystem, plan: Plan, node_id: int) -> uuid.UUID:
+    """That of an earlier call, or a new one."""
+    try:
+        known = read_meta_properties(fs, str(plan.directory_of(node_id) / _METADATA))
+    except CheckpointError:
+        known = None
+    if known is not None and (known.cluster_id, known.node_id) == (plan.meta.cluster_id, node_id):
+        return known.directory_id
+    return uuid.uuid4()

@@ -58,6 +58,7 @@ from fencepost.groups.offset_store import OffsetStore, StoredOffset
 from fencepost.groups.records import (
     GroupMetadataKey,
     GroupMetadataValue,
+    Key,
     OffsetCommitKey,
     OffsetCommitValue,
     Value,
@@ -70,6 +71,7 @@ from fencepost.logcore.machine import (
     ProducerStamp,
     Record,
     Token,
+    Written,
 )
 
 Handler = Callable[[Shard, DecisionBuilder, Token, Any], None]
@@ -186,7 +188,8 @@ class GroupMachine:
 
         Raises ``CorruptRecordError``: to go on would be to lose state.
         """
-        decoded = records.decode(record)
+        says = record.says if type(record) is Written else records.decode(record)
+        decoded = cast("tuple[Key, Value | None] | None", says)
         if decoded is not None and type(decoded[1]) is OffsetCommitValue:  # nearly every record
             commit = cast("tuple[OffsetCommitKey, OffsetCommitValue]", decoded)
             self._replay_offset(commit[0], StoredOffset(commit[1], offset), stamp)

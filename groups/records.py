@@ -28,7 +28,7 @@ from fencepost.groups.consumer_records import (
 )
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
-from fencepost.logcore.machine import Record
+from fencepost.logcore.machine import Record, Written
 from fencepost.logcore.values import dataclass
 
 NO_TIMESTAMP: Final = -1
@@ -163,7 +163,10 @@ def _offset_value(value: OffsetCommitValue) -> bytes:
 
 def offset_commit(group_id: str, topic: str, partition: int, value: OffsetCommitValue) -> Record:
     """Return the record that commits one offset."""
-    return Record(_offset_key(group_id, topic, partition), _offset_value(value))
+    key, data = _offset_key(group_id, topic, partition), _offset_value(value)
+    if value.expire_timestamp_ms != NO_TIMESTAMP or value.topic_id == _ZERO_ID:
+        return Record(key, data)  # which says less than the value
+    return Written.of(key, data, (OffsetCommitKey(group_id, topic, partition), value))
 
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> Record:

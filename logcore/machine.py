@@ -8,7 +8,8 @@ never changes:
    nothing that a restart would have to know.
 2. The runtime appends ``Decision.records`` to the machine's partition as one batch.
 3. The runtime calls ``replay`` for every appended record: this alone changes durable state, both
-   live and at load, so what a restart rebuilds is what ran.
+   live and at load, so what a restart rebuilds is what ran. Live it may be told what the record
+   says (:class:`Written`), where reading it again would cost as much as all the rest.
 4. The runtime arms ``Decision.timers``, runs ``Decision.effects`` and gives ``Decision.replies``.
 
 If step 2 fails, the shard is unloaded and loaded again from its log; there is no rollback code.
@@ -52,6 +53,20 @@ class Record(NamedTuple):
 
     key: bytes
     value: bytes | None
+
+
+class Written(Record):
+    """A record just made, which its machine need not read again to apply it."""
+
+    says: object
+    """What reading it tells."""
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes | None, says: object) -> Written:
+        """Return the record of these bytes."""
+        record = tuple.__new__(cls, (key, value))
+        record.says = says
+        return record
 
 
 @made_often

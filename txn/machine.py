@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from fencepost.logcore.machine import (
     Decision,
@@ -21,6 +21,7 @@ from fencepost.logcore.machine import (
     Record,
     Reply,
     Token,
+    Written,
 )
 from fencepost.txn import add_partitions, admin, completion, end_txn, init_producer, records, state
 from fencepost.txn.commands import (
@@ -147,7 +148,8 @@ class TxnMachine:
         """
         shard = self._shard
         shard.last_offset = offset
-        decoded = records.decode(record)
+        says = record.says if type(record) is Written else records.decode(record)
+        decoded = cast("records.Decoded | None", says)
         if decoded is None:
             shard.passed_over += 1
             return

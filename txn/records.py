@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
-from fencepost.logcore.machine import Record
+from fencepost.logcore.machine import Record, Written
 from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
 from fencepost.txn.epochs import NO_EPOCH
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
@@ -54,7 +54,10 @@ def encode(transactional_id: str, txn: TransactionMetadata, transaction_version:
     """
     promised = txn.client_transaction_version >= TV2 or txn.is_kept
     flexible = transaction_version >= FLEXIBLE_VERSION or promised
-    return Record(encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible))
+    key, value = encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible)
+    if not flexible or (txn.state is TransactionState.EMPTY and txn.partitions):
+        return Record(key, value)  # which says less than ``txn``
+    return Written.of(key, value, Decoded(transactional_id, txn))
 
 
 def tombstone(transactional_id: str) -> Record:

@@ -20,7 +20,7 @@ from fencepost.groups.records import (
 )
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
-from fencepost.logcore.machine import Record
+from fencepost.logcore.machine import Record, Written
 
 TIME = 1_700_000_000_000
 TOPIC_ID = bytes(range(1, 17))
@@ -207,6 +207,30 @@ texts = st.text(max_size=20)
 )
 def test_offsets_round_trip(value):
     assert decode_value(OFFSET_KEY, records.offset_commit("g", "t", 0, value).value.hex()) == value
+
+
+@given(
+    texts,
+    st.integers(0, 2**31 - 1),
+    st.builds(
+        OffsetCommitValue,
+        st.integers(-1, 2**63 - 1),
+        st.integers(-1, 2**31 - 1),
+        texts | st.just("m" * 127),
+        st.integers(-1, 2**63 - 1),
+        st.just(-1) | st.integers(0, 2**63 - 1),
+        st.none() | st.just(bytes(16)) | st.binary(min_size=16, max_size=16),
+    ),
+)
+def test_what_a_new_record_says_is_what_a_reader_reads(name, partition, value):
+    record = records.offset_commit(name, name, partition, value)
+    says = record.says if type(record) is Written else None
+    read = records.decode(Record(*record))
+    if value.expire_timestamp_ms == -1 and value.topic_id != bytes(16):
+        assert says == read
+        assert list(map(type, says)) == list(map(type, read))
+    else:
+        assert says is None
 
 
 @given(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.logcore.errors import CorruptRecordError
-from fencepost.logcore.machine import Record
+from fencepost.logcore.machine import Record, Written
 from fencepost.txn import records
 from fencepost.txn.epochs import Identity
 from fencepost.txn.state import TransactionMetadata, TransactionState
@@ -199,11 +199,16 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20
         start_ms=INT64,
         last_update_ms=INT64,
         client_transaction_version=st.integers(0, 2**15 - 1),
+        next_producer_epoch=st.integers(-1, 2**15 - 1),
     ),
 )
 def test_any_state_comes_back(transactional_id: str, txn: TransactionMetadata) -> None:
     key = records.encode_key(transactional_id)
     assert records.decode(Record(key, records.encode_value(txn, 1))) == (transactional_id, txn)
+    for version in (0, 1):
+        record = records.encode(transactional_id, txn, version)
+        says = record.says if type(record) is Written else None
+        assert says == (records.decode(Record(*record)) if (record.value or b"")[1] else None)
     decoded = records.decode(Record(key, records.encode_value(txn, 0)))
     assert decoded is not None
     assert decoded.txn is not None

@@ -110,6 +110,7 @@ class Heartbeats:
     def restart(self, image: MetadataImage, now_ms: int) -> None:
         """Know no more than the image tells."""
         self._contacts.clear()
+        self._elections.clear()
         for broker in image.brokers.values():
             self.register(broker.broker_id, broker.epoch, image.offset)
             if not broker.fenced:

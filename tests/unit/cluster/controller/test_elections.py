@@ -179,3 +179,16 @@ def test_no_balance_without_auto_leader_rebalance() -> None:
     cluster = imbalanced({"leader_rebalance": False})
     cluster.pass_time(400_000, beating=(0, 1, 2))
     assert leaders(cluster) == [1] * 5
+
+
+def test_who_becomes_active_again_asks_once_for_each_partition() -> None:
+    """What waited in its former term is found anew, or has been settled by somebody else."""
+    cluster = Cluster()
+    cluster.create("a", [0], [1])
+    cluster.fence(0, 1)
+    cluster.controller.begin(cluster.now_ms)
+    cluster.unfence(1)
+    cluster.controller.begin(cluster.now_ms)
+    waiting, cause = cluster.controller.heartbeats.take_elections(1_000)
+    assert [index for _, index in waiting] == [0]
+    assert cause == "the controller has become active"

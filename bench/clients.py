@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.raw import encode
+from tests.support.cluster import Cluster
+from tests.support.raw import Answer, encode
 
 VALUE = bytes(range(256)) * 4
 """1 KiB of payload."""
@@ -122,6 +123,41 @@ def drain(
         return time.perf_counter() - begin
     finally:
         consumer.close()
+
+
+def joined_group(members: Sequence[Cluster], group: str) -> list[Answer]:
+    """Have these make up a group of the classic protocol; what each was answered to its JoinGroup.
+
+    RuntimeError if they do not all come into its first generation.
+    """
+    for one in members:
+        one.send(
+            "join_group",
+            3,
+            group_id=group,
+            session_timeout=300_000,
+            rebalance_timeout=300_000,
+            protocol_type="consumer",
+            protocols=[{"name": "range", "metadata": b""}],
+        )
+    joined = [one.receive() for one in members]
+    ids = [each["member_id"] for answer in joined for each in answer["members"]]
+    if len(ids) != len(members):
+        raise RuntimeError(f"{len(ids)} of {len(members)} members in the first generation")
+    for one, answer in zip(members, joined, strict=True):
+        leads = answer["member_id"] == answer["leader"]
+        one.send(
+            "sync_group",
+            3,
+            group_id=group,
+            member_id=answer["member_id"],
+            generation_id=answer["generation_id"],
+            assignments=[{"member_id": each, "assignment": b"x"} for each in ids if leads],
+        )
+    for one in members:
+        if (error := one.receive()["error_code"]) != "none":
+            raise RuntimeError(error)
+    return joined
 
 
 def until(probe: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:

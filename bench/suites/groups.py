@@ -10,7 +10,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, TopicPartition
 
 from bench.brokers import Broker, cpu_seconds, resident_mib
-from bench.clients import Burst, create_topic, framed, until
+from bench.clients import Burst, create_topic, framed, joined_group, until
 from bench.suite import DEFAULTS, Figures, Suite, Workload
 from fencepost.coordinator.runtime.key_partition import partition_for
 from tests.support.cluster import GROUP, Cluster, unique
@@ -173,25 +173,7 @@ def _classic_group(cluster: Cluster) -> tuple[str, str, int]:
     """A stable group of one member: (group, member, generation)."""
     group = unique("bench")
     cluster.coordinator(group, GROUP)
-    joined = cluster.call(
-        "join_group",
-        3,
-        group_id=group,
-        session_timeout=300_000,
-        rebalance_timeout=300_000,
-        protocol_type="consumer",
-        protocols=[{"name": "range", "metadata": b""}],
-    )
-    _expect(joined["error_code"])
-    mine = {"generation_id": joined["generation_id"], "member_id": joined["member_id"]}
-    synced = cluster.call(
-        "sync_group",
-        3,
-        group_id=group,
-        assignments=[{"member_id": joined["member_id"], "assignment": b""}],
-        **mine,
-    )
-    _expect(synced["error_code"])
+    (joined,) = joined_group([cluster], group)
     return group, joined["member_id"], joined["generation_id"]
 
 

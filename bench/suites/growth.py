@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from bench.brokers import Broker, pid_of, resident_mib
-from bench.clients import Burst, framed
+from bench.clients import Burst, framed, joined_group
 from bench.suite import DEFAULTS, Figures, Local, Suite, Workload
 from bench.suites.log import lookup
 from fencepost.logcore.batch import LogRecord, encode_batch
@@ -174,7 +174,7 @@ def classic_members(broker: Broker) -> Figures:
         with ExitStack() as stack:
             members = [stack.enter_context(Cluster(broker.bootstrap)) for _ in range(count)]
             with Meter(broker, count) as joins:
-                joined = _joined(members, group)
+                joined = joined_group(members, group)
             figures[at("a join and sync, classic protocol,", count, "members", "µs")] = (
                 joins.each_us
             )
@@ -193,37 +193,6 @@ def classic_members(broker: Broker) -> Figures:
                 _burst(broker, frames * rounds)
             figures[at("a heartbeat, classic protocol,", count, "members", "µs")] = beats.each_us
     return figures
-
-
-def _joined(members: list[Cluster], group: str) -> list[Answer]:
-    for one in members:
-        one.send(
-            "join_group",
-            3,
-            group_id=group,
-            session_timeout=300_000,
-            rebalance_timeout=300_000,
-            protocol_type="consumer",
-            protocols=[{"name": "range", "metadata": b""}],
-        )
-    joined = [one.receive() for one in members]
-    ids = [each["member_id"] for answer in joined for each in answer["members"]]
-    if len(ids) != len(members):
-        raise RuntimeError(f"{len(ids)} of {len(members)} members in the first generation")
-    for one, answer in zip(members, joined, strict=True):
-        leads = answer["member_id"] == answer["leader"]
-        one.send(
-            "sync_group",
-            3,
-            group_id=group,
-            member_id=answer["member_id"],
-            generation_id=answer["generation_id"],
-            assignments=[{"member_id": each, "assignment": b"x"} for each in ids if leads],
-        )
-    for one in members:
-        if (error := one.receive()["error_code"]) != "none":
-            raise RuntimeError(error)
-    return joined
 
 
 def fetches(broker: Broker) -> Figures:

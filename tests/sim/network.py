@@ -175,9 +175,12 @@ class Network:
         connection = self._connections.get(key)
         if connection is None:
             connection = self._connections[key] = _Connection()
+        leads_nowhere = False
         if connection.incarnation != other.incarnation:
-            connection.incarnation = other.incarnation
-            connection.begin_anew()
+            leads_nowhere = any(one.generation == connection.generation for one in connection.calls)
+            if not leads_nowhere:
+                connection.incarnation = other.incarnation
+                connection.begin_anew()
         call = _Call(source, source.incarnation, other, answer, connection, connection.generation)
         connection.calls.append(call)
         self.scheduler.after(timeout_ms, self._time_out, call)
@@ -186,7 +189,9 @@ class Network:
         if (source.name, target) in self.cut:
             connection.is_broken = True
             return
-        if self.scheduler.chance(self.weather.lost):
+        if leads_nowhere or self.scheduler.chance(self.weather.lost):
+            # Whose process is gone as well: who waits for an answer of it has not noticed, and so
+            # does not reach the next one before all that is under way has failed.
             self._lose(call)
             return
         arrival = max(connection.last_arrival, self.scheduler.now + self._latency())

@@ -56,6 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--turns", type=int, default=9, help="faults in turn in tests/crash/test_cluster_faults.py"
     )
+    parser.addoption(
+        "--layouts",
+        default="few",
+        help="few, all or as JPP/JJJ: whose brokers and controllers those are",
+    )
     parser.addoption("--seed", type=int, help="the life that the test_lives.py lead")
     parser.addoption("--requests", type=int, help="how many requests that life sends")
     parser.addoption("--inputs", type=int, help="how much strangers send in tests/fuzz")

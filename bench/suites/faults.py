@@ -1,4 +1,4 @@
-"""The faults of tests/crash/test_cluster_faults.py, on three brokers of each."""
+"""The faults of tests/crash/test_cluster_faults.py, on three brokers of each and of both makers."""
 
 from __future__ import annotations
 
@@ -8,44 +8,68 @@ from pathlib import Path
 
 from bench.brokers import FENCEPOST, JAVA_OPTIONS, KAFKA
 from bench.suite import Figures, Pair, Suite
-from tests.support.failover import SETTINGS, TURNS, AtWork, Nodes, at_work, turn
-from tests.support.kafka import KafkaCluster
-from tests.support.member import MemberCluster
+from tests.support import failover
+from tests.support.failover import ASSIGNED, SETTINGS, SOURCE, TURNS, WAYS, AtWork, Nodes, at_work
+from tests.support.mixed import JAVA, PYTHON, MixedCluster
 
 TAKEN = {"kill": "kill -9", "stop": "SIGTERM", "freeze": "SIGSTOP"}
+MAKERS = {JAVA: KAFKA, PYTHON: FENCEPOST}
+MIXTURES = "JPP", "JJP"
+
+
+def _at_work(home: Path, layout: str, controllers: str, end: ExitStack) -> AtWork:
+    """The clients of a cluster that has just started, and lives until the end."""
+    cluster = MixedCluster(
+        home / layout, layout, SETTINGS, controllers=controllers, java_options=JAVA_OPTIONS
+    )
+    end.callback(cluster.stop)
+    return end.enter_context(at_work(Nodes(cluster.start())))
+
+
+def _turn(work: AtWork, way: str, topic: str, index: int = 0) -> Figures:
+    took = failover.turn(work.nodes, work.writer, way, topic, index)
+    return {
+        f"{TAKEN[way]}, pause of the partition that it led s": took.led_pause_s,
+        f"{TAKEN[way]}, longest pause of any partition s": took.pause_s,
+        f"{TAKEN[way]}, from its return to full ISRs s": took.full_s,
+    }
 
 
 def faults(home: Path) -> Iterator[tuple[str, Figures]]:
     """Take leaders away in three ways, on each side in turn: both live all the time."""
-    clusters: dict[str, MemberCluster | KafkaCluster] = {
-        FENCEPOST: MemberCluster(home / FENCEPOST, settings=SETTINGS),
-        KAFKA: KafkaCluster(
-            home / KAFKA, settings=SETTINGS, java_options=JAVA_OPTIONS, has_controller=True
-        ),
-    }
     with ExitStack() as end:
-        sides: list[tuple[str, AtWork]] = []
-        for side, cluster in clusters.items():
-            end.callback(cluster.stop)
-            sides.append((side, end.enter_context(at_work(Nodes(cluster.start())))))
+        sides = [
+            (FENCEPOST, _at_work(home, "PPP", PYTHON, end)),
+            (KAFKA, _at_work(home, "JJJ", JAVA, end)),
+        ]
         for way, topic in TURNS:
             sides.reverse()
             for side, work in sides:
-                took = turn(work.nodes, work.writer, way, topic)
-                yield (
-                    side,
-                    {
-                        f"{TAKEN[way]}, longest pause of producing s": took.pause_s,
-                        f"{TAKEN[way]}, from its return to full ISRs s": took.full_s,
-                    },
-                )
+                yield side, _turn(work, way, topic)
+
+
+def both_ways(home: Path) -> Iterator[tuple[str, Figures]]:
+    """Take a leader of each maker away whose successor is the other's, under Java's controller."""
+    for layout in MIXTURES:
+        with ExitStack() as end:
+            work = _at_work(home, layout, JAVA, end)
+            makers = [[layout[number - 1] for number in one] for one in ASSIGNED[SOURCE]]
+            for way in WAYS:
+                for leader, heir in ((JAVA, PYTHON), (PYTHON, JAVA)):
+                    index = next(at for at, one in enumerate(makers) if one[:2] == [leader, heir])
+                    yield MAKERS[leader], _turn(work, way, SOURCE, index)
 
 
 FAULTS = Suite(
     "faults",
     "Three brokers, of which one is killed, stopped or frozen in turn, and comes back: the leader "
-    "of a topic's first partition, of the groups' and of the transactions' topic. An idempotent "
-    "producer (acks=all), a transactional pipeline and a group of two go on meanwhile. "
-    "broker.session.timeout.ms=2000, replica.lag.time.max.ms=2000, min.insync.replicas=2.",
-    (Pair("a leader goes", faults),),
+    "of a topic's first partition, of the groups' and of the transactions' topic. In mixed "
+    "clusters, under Apache Kafka's controller, it is a leader of the column's whose successor is "
+    "the other's. An idempotent producer (acks=all), a transactional pipeline and groups of both "
+    "protocols go on meanwhile. broker.session.timeout.ms=2000, replica.lag.time.max.ms=2000, "
+    "min.insync.replicas=2.",
+    (
+        Pair("a leader goes", faults),
+        Pair("a leader goes, mixed, the other's takes over", both_ways),
+    ),
 )

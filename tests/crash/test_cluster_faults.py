@@ -1,16 +1,19 @@
 """Three brokers and a controller as processes, of which one is killed, stopped or frozen in turn.
 
-An idempotent producer, a transactional pipeline and a consumer group go on meanwhile
+An idempotent producer, a transactional pipeline and groups of both protocols go on meanwhile
 (``tests/support/failover.py``). Afterwards nothing is lost, doubled or out of order, transactions
 are whole, offsets never went back, and the replicas hold the same bytes.
 
 Nine turns take every way to the leaders of all three topics, about a minute; with ``--turns 3``, as
-CI has it, every way and every topic is there once.
+CI has it, every way and every topic is there once. The brokers are ours, or ours and Apache Kafka's
+under controllers of either: there the active controller goes as well, after each three turns.
+``--layouts all`` has every mixture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import threading
 import zlib
@@ -24,6 +27,8 @@ from confluent_kafka import KafkaException, TopicPartition
 from fencepost.logcore.dump import read_batches
 from fencepost.logcore.fs import OsFileSystem
 from tests.support.failover import (
+    CONTROLLER_TURNS,
+    DEADLINE_S,
     OFFSETS,
     PARTITIONS,
     SETTINGS,
@@ -32,34 +37,62 @@ from tests.support.failover import (
     TRANSACTIONS,
     TURNS,
     WAYS,
+    Group,
     Nodes,
     Writer,
     at_work,
+    settled,
     turn,
 )
-from tests.support.member import MemberCluster
+from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.mixed import MixedCluster
 from tests.support.pipeline import Clients
-from tests.support.waits import until
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
+
+
+PURE = "PPP/P"
+FEW = [PURE, "JPP/JJJ", "JJP/J", "JPP/P"]
+LAYOUTS = [*FEW, "JJP/JJJ", "JPP/J", "JJP/P"]
+"""Brokers and controllers: J is Apache Kafka's, P is Fencepost's."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    asked = metafunc.config.getoption("--layouts")
+    names = {"few": FEW, "all": LAYOUTS}.get(asked) or asked.split(",")
+    metafunc.parametrize("layout", names)
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    made = MemberCluster(tmp_path, settings=SETTINGS)
+def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
+    brokers, controllers = layout.split("/")
+    made = MixedCluster(tmp_path, brokers, SETTINGS, controllers=controllers)
     try:
         made.start()
         yield Nodes(made)
+    except OracleMissingError as missing:
+        unavailable(str(missing))
     finally:
         Nodes(made).stop()
+
+
+def turns_of(layout: str, count: int) -> list[tuple[str, str]]:
+    """As many of brokers; where there are Apache Kafka's, a controller's after each three."""
+    brokers = list(itertools.islice(itertools.cycle(TURNS), count))
+    if layout == PURE:
+        return brokers
+    # Each layout begins with another one, so that few turns of each have them all.
+    first = LAYOUTS.index(layout) if layout in LAYOUTS else 0
+    controllers = itertools.islice(itertools.cycle(CONTROLLER_TURNS), first, None)
+    return [one for at in range(0, count, 3) for one in (*brokers[at : at + 3], next(controllers))]
 
 
 class Watch(threading.Thread):
     """Asks for the group's offsets again and again: none may be before one that was committed."""
 
-    def __init__(self, clients: Clients, committed: dict[int, int]) -> None:
+    def __init__(self, clients: Clients, group: Group) -> None:
         super().__init__(name="watch", daemon=True)
-        self._consumer, self._committed = clients.consumer("group"), committed
+        self._consumer, self._committed = clients.consumer(group.name), group.committed
         self.stopping = threading.Event()
         self.looks = 0
         self.back: list[tuple[int, int, int]] = []
@@ -81,21 +114,28 @@ class Watch(threading.Thread):
             self.back.append((index, floor, found))
 
 
-def test_nothing_is_lost_doubled_or_reordered(nodes: Nodes, pytestconfig: pytest.Config) -> None:
-    turns = TURNS[: pytestconfig.getoption("--turns")]
+def test_nothing_is_lost_doubled_or_reordered(
+    nodes: Nodes, layout: str, pytestconfig: pytest.Config
+) -> None:
     with at_work(nodes) as work:
         writer = work.writer
-        watch = Watch(work.clients, work.committed)
-        watch.start()
+        watches = [Watch(work.clients, group) for group in work.groups]
+        for watch in watches:
+            watch.start()
         try:
-            figures = [turn(nodes, writer, *one) for one in turns]
+            figures = [
+                turn(nodes, writer, *one)
+                for one in turns_of(layout, pytestconfig.getoption("--turns"))
+            ]
             work.finish()
         finally:
-            watch.stopping.set()
-            watch.join(90)
+            for watch in watches:
+                watch.stopping.set()
+            for watch in watches:
+                watch.join(DEADLINE_S)
     assert writer.refused == []
-    assert watch.looks > 0
-    assert watch.back == []
+    assert [watch.back for watch in watches] == [[], []]
+    assert all(watch.looks for watch in watches)
     check_records(work.clients, writer)
     check_replicas(nodes)
     for way in WAYS:
@@ -103,9 +143,10 @@ def test_nothing_is_lost_doubled_or_reordered(nodes: Nodes, pytestconfig: pytest
         pause_s = statistics.median(one.pause_s for one in of_way)
         full_s = statistics.median(one.full_s for one in of_way)
         print(f"{way}: longest pause {pause_s:.2f} s, full ISR after {full_s:.2f} s (medians)")
-    print(f"{writer.sent} records, offsets asked for {watch.looks} times;")
+    print(f"{layout}: {len(figures)} turns, {writer.sent} records;", end=" ")
+    print(f"offsets asked for {[watch.looks for watch in watches]} times;")
     print(f"the pipeline began anew after {work.pipeline.failures}, commits refused with", end=" ")
-    print([dict(one.refused) for one in work.members])
+    print([dict(one.refused) for one in work.groups])
 
 
 def check_records(clients: Clients, writer: Writer) -> None:
@@ -132,11 +173,10 @@ def check_replicas(nodes: Nodes) -> None:
     """All brokers end at once; then their files have the same batches, byte for byte."""
     names = [f"{topic}-{index}" for topic in (SOURCE, TARGET) for index in range(PARTITIONS)]
     names += [f"{OFFSETS}-0", f"{TRANSACTIONS}-0"]
-    until(nodes.has_isr, "all in sync")
-    until(
+    settled(nodes.has_isr, "all in sync")
+    settled(
         lambda: all(len({len(log) for log in logs_of(nodes, name)}) == 1 for name in names),
         "followers have all",
-        poll_s=0.5,
     )
     nodes.stop()
     for name in names:

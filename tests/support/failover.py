@@ -1,36 +1,50 @@
-"""Three brokers of which one is killed, stopped or frozen, ours or Apache Kafka's, under clients.
+"""Three brokers of which one is killed, stopped or frozen, ours, Apache Kafka's, or of both makers.
 
-An idempotent producer, a transactional pipeline and a consumer group go on meanwhile. A *turn*
-takes the broker that leads a topic's first partition away and brings it back, and tells how long
-nothing could be produced, and how long it took until every ISR was full again.
+An idempotent producer, a transactional pipeline and groups of both protocols go on meanwhile. A
+*turn* takes the broker that leads a topic's first partition away and brings it back, or the active
+controller, and tells how long nothing could be produced, and how long it took until every ISR was
+full again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.cluster import Cluster
-from tests.support.kafka import KafkaCluster
-from tests.support.member import Member, MemberCluster
+from tests.support.mixed import MixedCluster, Node
 from tests.support.pipeline import Clients, Pipeline
-from tests.support.raw import Answer
+from tests.support.raw import Answer, ConnectionLostError
 from tests.support.waits import until
 
 SOURCE, TARGET, PARTITIONS = "in", "out", 3
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 """Of one partition each: its leader coordinates all."""
 
+ASSIGNED = {
+    SOURCE: [[2, 1, 3], [3, 2, 1], [1, 3, 2]],
+    TARGET: [[1, 2, 3], [2, 3, 1], [3, 1, 2]],
+    OFFSETS: [[3, 1, 2]],
+    TRANSACTIONS: [[1, 2, 3]],
+}
+"""Replicas of each partition, of which the first one leads when a turn begins: what is done to the
+leaders of three topics is done to each broker."""
+
+CONTROLLER = "the controller"
 WAYS = "kill", "stop", "freeze"
+CONTROLLER_FIRST = "kill both"
+"""The active controller is killed and then the leader, who has no successor until it is back."""
+
 TURNS = [
     (way, (SOURCE, OFFSETS, TRANSACTIONS)[(shift + number) % 3])
     for shift in range(3)
@@ -39,8 +53,24 @@ TURNS = [
 """What is done to the leader of which topic's first partition. The first three have every way and
 every topic."""
 
+CONTROLLER_TURNS = [("kill", CONTROLLER), (CONTROLLER_FIRST, OFFSETS), ("freeze", CONTROLLER)]
+CONTROLLER_TURNS += [("stop", CONTROLLER), (CONTROLLER_FIRST, SOURCE)]
+"""What is done to the active controller."""
+
 PATIENCE = {"socket.timeout.ms": 3000, "metadata.recovery.strategy": "none", "log_level": 0}
 """A client notices a frozen broker by nothing else; librdkafka would wait for a minute."""
+
+DEADLINE_S = 180.0
+"""A JVM may take a minute to start on a machine that is busy otherwise."""
+
+LONGER_THAN_SESSIONS_S = 3.0
+
+UNHEARD = OSError, ConnectionLostError
+"""Who has just come back, or is about to go, may leave a question without an answer."""
+
+T = TypeVar("T")
+
+PROTOCOLS = "classic", "consumer"
 
 SETTINGS = {
     "broker.heartbeat.interval.ms": "500",
@@ -60,20 +90,19 @@ SETTINGS = {
 class Nodes:
     """The processes of a cluster of three. Each start is waited for."""
 
-    def __init__(self, cluster: MemberCluster | KafkaCluster) -> None:
+    def __init__(self, cluster: MixedCluster) -> None:
         self.cluster = cluster
         self.bootstrap = cluster.bootstrap
 
     def stop(self) -> None:
         """Kill all that run."""
         self.cluster.stop()
-        if isinstance(self.cluster, MemberCluster):
-            for one in (*self.cluster.nodes, self.cluster.controller):
-                if one.child is not None:
-                    self._keep(one)
+        for one in self.cluster.all_nodes:
+            if one.child is not None:
+                self._keep(one)
 
     @staticmethod
-    def _keep(one: Member) -> None:
+    def _keep(one: Node) -> None:
         """Leave what a process that is gone has said beside its data, for who looks into it."""
         assert one.child is not None
         with (one.data_dir.parent / "output.txt").open("a", encoding="utf-8") as file:
@@ -88,7 +117,7 @@ class Nodes:
     def has_isr(self, witness: int = 1, *, without: int = 0) -> bool:
         """Whether every ISR has all brokers, or all but one, as far as ``witness`` knows."""
         expected = {1, 2, 3} - {without}
-        parts = self.partitions(SOURCE, TARGET, OFFSETS, TRANSACTIONS, witness=witness)
+        parts = self.partitions(*ASSIGNED, witness=witness)
         full = [set(part["isr_nodes"]) == expected for part in parts]
         return len(full) == 2 * PARTITIONS + 2 and all(full)
 
@@ -96,27 +125,49 @@ class Nodes:
         """Who leads the first partition."""
         return int(self.partitions(topic)[0]["leader_id"])
 
+    def elect_preferred(self) -> None:
+        """Have every partition led by the first of its replicas; all are in sync."""
+        with Cluster(self.cluster.node(1).bootstrap) as client:
+            client.call("elect_leaders", 2, election_type=0, topic_partitions=None, timeout=5_000)
+
+    def is_led_as_preferred(self, witness: int = 1) -> bool:
+        """Whether every leader is the first of its replicas, as far as ``witness`` knows."""
+        parts = self.partitions(*ASSIGNED, witness=witness)
+        return all(part["leader_id"] == part["replica_nodes"][0] for part in parts)
+
+    def active_controller(self, *, without: int = 0) -> int | None:
+        """The number of the quorum's leader, None while there is none; one of them is not asked."""
+        asked = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+        for one in self.cluster.controllers:
+            if one.node_id == without:
+                continue
+            with contextlib.suppress(*UNHEARD), Cluster(self.cluster.address(one)) as client:
+                answer = client.call("describe_quorum", 1, topics=asked)
+                for part in (part for topic in answer["topics"] for part in topic["partitions"]):
+                    if part["error_code"] == "none":
+                        return int(part["leader_id"])
+        return None
+
     def down(self, node_id: int, way: str) -> None:
-        """Take a broker away."""
+        """Take a broker or a controller away."""
         child = self.cluster.node(node_id).child
         assert child is not None
         if way == "kill":
             child.kill()
         elif way == "stop":
-            child.terminate()
+            child.terminate(deadline_s=DEADLINE_S)
         else:
             os.kill(child.pid, signal.SIGSTOP)
 
     def back(self, node_id: int, way: str) -> None:
         """Bring it back."""
-        broker = self.cluster.node(node_id)
-        assert broker.child is not None
+        node = self.cluster.node(node_id)
+        assert node.child is not None
         if way == "freeze":
-            os.kill(broker.child.pid, signal.SIGCONT)
+            os.kill(node.child.pid, signal.SIGCONT)
             return
-        if isinstance(broker, Member):
-            self._keep(broker)
-        broker.start()
+        self._keep(node)
+        node.start()
 
 
 class Writer(threading.Thread):
@@ -131,8 +182,8 @@ class Writer(threading.Thread):
         self.sent = 0
         self.acknowledged: list[list[int]] = [[] for _ in range(PARTITIONS)]
         self.refused: list[str] = []
-        self.longest_s = 0.0
-        """Between two acknowledgements of one partition, since it was last set to zero."""
+        self.longest_s = [0.0] * PARTITIONS
+        """Between two acknowledgements of each partition, since it was last set to zero."""
         self._last = [time.monotonic()] * PARTITIONS
 
     def run(self) -> None:
@@ -145,51 +196,62 @@ class Writer(threading.Thread):
                 )
                 self.sent += 1
             self._producer.poll(0)
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(DEADLINE_S) == 0
 
     def _delivered(self, error: object, message: Message) -> None:
         if error is not None:
             self.refused.append(str(error))
             return
         index, now = message.partition(), time.monotonic()
-        self.longest_s = max(self.longest_s, now - self._last[index])
+        self.longest_s[index] = max(self.longest_s[index], now - self._last[index])
         self._last[index] = now
         self.acknowledged[index].append(int(message.value()))
 
     def goes_on(self, what: str) -> None:
         """Wait until something newly written was acknowledged in every partition."""
         begin = self.sent
-        until(lambda: all(one and one[-1] >= begin for one in self.acknowledged), what)
+        settled(lambda: all(one and one[-1] >= begin for one in self.acknowledged), what)
+
+
+class Group:
+    """Two members of one protocol, and what they have seen and committed between them."""
+
+    def __init__(self, clients: Clients, protocol: str) -> None:
+        self.name = f"group-{protocol}"
+        self.seen: set[int] = set()
+        self.committed: dict[int, int] = {}
+        """Offsets by partition: the last that any member was told to be committed."""
+        self.refused: Counter[str] = Counter()
+        self.members = [GroupMember(clients, self, protocol) for _ in range(2)]
 
 
 class GroupMember(threading.Thread):
     """A member of a group that commits what it has seen, and notes what was committed."""
 
-    def __init__(self, clients: Clients, seen: set[int], committed: dict[int, int]) -> None:
+    def __init__(self, clients: Clients, group: Group, protocol: str) -> None:
         super().__init__(name="member", daemon=True)
-        self._clients, self._seen, self._committed = clients, seen, committed
+        self._clients, self._group, self._protocol = clients, group, protocol
         self.stopping = threading.Event()
-        self.refused: Counter[str] = Counter()
 
     def run(self) -> None:
         """Until ``stopping``."""
-        consumer = self._clients.consumer("group")
+        consumer = self._clients.consumer(self._group.name, protocol=self._protocol)
         consumer.subscribe([SOURCE])
         while not self.stopping.is_set():
             found = [one for one in consumer.consume(1_000, 0.2) if not one.error()]
             if found:
-                self._seen.update(int(one.value()) for one in found)
+                self._group.seen.update(int(one.value()) for one in found)
                 self._commit(consumer)
         consumer.close()
 
     def _commit(self, consumer: Consumer) -> None:
+        committed = self._group.committed
         try:
             for one in consumer.commit(asynchronous=False):
                 if one.error is None and one.offset >= 0:
-                    before = self._committed.get(one.partition, 0)
-                    self._committed[one.partition] = max(before, one.offset)
+                    committed[one.partition] = max(committed.get(one.partition, 0), one.offset)
         except KafkaException as error:
-            self.refused[error.args[0].name()] += 1
+            self._group.refused[error.args[0].name()] += 1
 
 
 class AtWork:
@@ -198,69 +260,126 @@ class AtWork:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         self.clients = Clients(nodes.bootstrap, PATIENCE)
-        self.seen: set[int] = set()
-        self.committed: dict[int, int] = {}
-        """Offsets of the group, by partition."""
         self.writer = Writer(nodes.bootstrap)
         self.pipeline = Pipeline(self.clients, "pipeline", SOURCE, TARGET)
-        self.members = [GroupMember(self.clients, self.seen, self.committed) for _ in range(2)]
+        self.groups = [Group(self.clients, protocol) for protocol in PROTOCOLS]
+
+    @property
+    def threads(self) -> list[Writer | Pipeline | GroupMember]:
+        """All that go on by themselves."""
+        members = [member for group in self.groups for member in group.members]
+        return [self.writer, self.pipeline, *members]
 
     def finish(self) -> None:
         """Write no more, and wait until all has been read and copied."""
         self.writer.stopping.set()
-        self.writer.join(90)
-        until(lambda: self.seen == set(range(self.writer.sent)), "the group has read all")
-        until(
+        self.writer.join(DEADLINE_S)
+        wanted = set(range(self.writer.sent))
+        for group in self.groups:
+            settled(lambda seen=group.seen: seen == wanted, f"{group.name} has read all")
+        settled(
             lambda: len(self.clients.messages(TARGET, PARTITIONS)) >= self.writer.sent,
             "all is copied",
-            poll_s=0.5,
         )
 
 
 @contextmanager
 def at_work(nodes: Nodes) -> Iterator[AtWork]:
     """Make the topics, and have the clients at work."""
-    topics = [NewTopic(name, PARTITIONS, 3) for name in (SOURCE, TARGET)]
     admin = AdminClient({"bootstrap.servers": nodes.bootstrap})
+    topics = [
+        NewTopic(name, len(parts), replica_assignment=parts) for name, parts in ASSIGNED.items()
+    ]
     for made in admin.create_topics(topics).values():
         made.result(30)
     work = AtWork(nodes)
-    threads = (work.writer, work.pipeline, *work.members)
-    for one in threads:
+    for one in work.threads:
         one.start()
     try:
-        until(lambda: len(work.committed) == PARTITIONS, "the group is at work")
-        until(lambda: nodes.partitions(TRANSACTIONS), "transactions are under way")
+        for group in work.groups:
+            settled(lambda found=group.committed: len(found) == PARTITIONS, f"{group.name} commits")
         yield work
     finally:
-        for one in threads:
+        for one in work.threads:
             one.stopping.set()
-        for one in threads:
-            one.join(90)
+        for one in work.threads:
+            one.join(DEADLINE_S)
 
 
 class Figures(NamedTuple):
-    """Of one turn, in seconds: the longest pause of producing, and until every ISR was full."""
+    """Of one turn, in seconds.
+
+    The longest pause of any partition, that of the partition whose leader went, and until every
+    ISR was full.
+    """
 
     way: str
     pause_s: float
+    led_pause_s: float
     full_s: float
 
 
-def turn(nodes: Nodes, writer: Writer, way: str, topic: str) -> Figures:
-    """One broker goes and comes back."""
-    until(nodes.has_isr, "all in sync")
-    victim = nodes.leader(topic)
+def settled(probe: Callable[[], T | None], what: str) -> T:
+    """Wait for a state of the cluster, with the patience that a JVM needs on a busy machine."""
+
+    def seen() -> T | None:
+        with contextlib.suppress(*UNHEARD):
+            return probe()
+        return None
+
+    return until(seen, what, deadline_s=DEADLINE_S, poll_s=0.05)
+
+
+def turn(nodes: Nodes, writer: Writer, way: str, topic: str, index: int = 0) -> Figures:
+    """A broker goes that leads a partition, or the active controller, and comes back."""
+    settled(nodes.has_isr, "all in sync")
+    settled(lambda: nodes.is_led_as_preferred() or nodes.elect_preferred(), "preferred leaders")
+    if topic == CONTROLLER:
+        return controller_turn(nodes, writer, way)
+    controller = None
+    victim = ASSIGNED[topic][index][0]
     witness = victim % 3 + 1
-    what = f"{way} of {victim}, leader of {topic}"
-    writer.longest_s = 0.0
+    what = f"{way} of {victim}, leader of {topic}-{index}"
+    led = next(number for number, one in enumerate(ASSIGNED[SOURCE]) if one[0] == victim)
+    writer.longest_s = [0.0] * PARTITIONS
+    if way == CONTROLLER_FIRST:
+        controller = settled(nodes.active_controller, "a controller")
+        way = "kill"
+        nodes.down(controller, way)
     nodes.down(victim, way)
-    until(lambda: nodes.has_isr(witness, without=victim), f"every ISR is without it: {what}")
+    if controller is not None:
+        nodes.back(controller, way)
+    settled(lambda: nodes.has_isr(witness, without=victim), f"every ISR is without it: {what}")
     writer.goes_on(f"producing goes on: {what}")
-    pause_s = writer.longest_s
+    pauses = list(writer.longest_s)
     begin = time.monotonic()
     nodes.back(victim, way)
-    until(lambda: nodes.has_isr(witness), f"every ISR is full: {what}")
-    figures = Figures(way, pause_s, time.monotonic() - begin)
-    print(f"{what}: {figures.pause_s:.2f} s, {figures.full_s:.2f} s")
+    settled(lambda: nodes.has_isr(witness), f"every ISR is full: {what}")
+    return told(what, Figures(way, max(pauses), pauses[led], time.monotonic() - begin))
+
+
+def controller_turn(nodes: Nodes, writer: Writer, way: str) -> Figures:
+    """The active controller goes, is missed by no leader, and comes back."""
+    victim = settled(nodes.active_controller, "a controller")
+    what = f"{way} of {victim}, the controller"
+    writer.longest_s = [0.0] * PARTITIONS
+    nodes.down(victim, way)
+    # Longer than a session: who could not be heard meanwhile must not be lost for that.
+    end = time.monotonic() + LONGER_THAN_SESSIONS_S
+    writer.goes_on(f"producing goes on: {what}")
+    settled(lambda: time.monotonic() > end, what)
+    if len(nodes.cluster.controllers) > 1:
+        settled(lambda: nodes.active_controller(without=victim), f"another controller: {what}")
+    writer.goes_on(f"producing still goes on: {what}")
+    pause_s = max(writer.longest_s)
+    begin = time.monotonic()
+    nodes.back(victim, way)
+    settled(nodes.active_controller, f"a controller: {what}")
+    settled(nodes.has_isr, f"every ISR is full: {what}")
+    return told(what, Figures(way, pause_s, pause_s, time.monotonic() - begin))
+
+
+def told(what: str, figures: Figures) -> Figures:
+    """Print them."""
+    print(f"{what}: {figures.pause_s:.2f} s, {figures.full_s:.2f} s", flush=True)
     return figures

@@ -263,8 +263,7 @@ class Kafka:
 class KafkaCluster:
     """Several Apache Kafkas on loopback, numbered from 1; the first is the controller as well.
 
-    With ``has_controller`` that is one more, number 100, in a process of its own. A target as one
-    of them is: any test of one broker can run against it.
+    A target as one of them is: any test of one broker can run against it.
     """
 
     name = "kafka"
@@ -276,26 +275,19 @@ class KafkaCluster:
         settings: Mapping[str, str] = SETTINGS,
         *,
         java_options: Sequence[str] = JAVA_OPTIONS,
-        has_controller: bool = False,
     ) -> None:
-        self.controller: Kafka | None = None
-        if has_controller:
-            room = directory / "kafka-100"
-            room.mkdir(parents=True, exist_ok=True)
-            self.controller = Kafka(room, settings, node_id=100, is_broker=False)
         self.nodes: list[Kafka] = []
         for node_id in range(1, count + 1):
             room = directory / f"kafka-{node_id}"
             room.mkdir(parents=True, exist_ok=True)
             own = {"broker.rack": f"rack-{node_id}", **settings}
-            active = self.controller or (self.nodes[0] if self.nodes else None)
             self.nodes.append(
                 Kafka(
                     room,
                     own,
                     java_options=java_options,
                     node_id=node_id,
-                    controller=active,
+                    controller=self.nodes[0] if self.nodes else None,
                     replicas=min(3, count),
                 )
             )
@@ -312,20 +304,15 @@ class KafkaCluster:
 
     def start(self) -> KafkaCluster:
         """Start all of them at once."""
-        for one in self.all_nodes:
+        for one in self.nodes:
             one.launch()
-        for one in self.all_nodes:
+        for one in self.nodes:
             one.wait()
         return self
 
-    @property
-    def all_nodes(self) -> list[Kafka]:
-        """Brokers, and a controller that is a process of its own."""
-        return [*self.nodes, *([] if self.controller is None else [self.controller])]
-
     def stop(self) -> None:
         """End all of them, as one of them is ended."""
-        for one in self.all_nodes:
+        for one in self.nodes:
             if one.child is not None:
                 one.kill()
 

@@ -39,12 +39,13 @@ class Clients:
         made.init_transactions(60)
         return made
 
-    def consumer(self, group: str) -> Consumer:
+    def consumer(self, group: str, *, protocol: str = "classic") -> Consumer:
         """Reads what is committed, and commits nothing by itself."""
         return Consumer(
             {
                 **self._common,
                 "group.id": group,
+                "group.protocol": protocol,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

@@ -11,6 +11,7 @@ from typing import Protocol
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka, KafkaCluster
 from tests.support.member import MemberCluster
+from tests.support.mixed import JAVA, PYTHON, MixedCluster
 from tests.support.processes import Child
 
 FENCEPOST, KAFKA = "fencepost", "kafka"
@@ -80,11 +81,49 @@ class Kafkas(KafkaCluster):
         self.stop()
 
 
+class Mixed(MixedCluster):
+    """Brokers of both in one cluster under Apache Kafka's controller, led by those of ``leads``."""
+
+    child = None
+
+    def __init__(self, home: Path, layout: str, settings: Mapping[str, str], leads: str) -> None:
+        super().__init__(home, layout, settings, java_options=JAVA_OPTIONS)
+        self._leaders = self.numbers(leads)
+
+    @property
+    def processes(self) -> Sequence[Broker]:
+        """In order of their numbers, and then the controller."""
+        return self.all_nodes
+
+    @property
+    def last_the_controller(self) -> Sequence[Broker]:
+        """In the order in which they are stopped."""
+        return self.all_nodes
+
+    def assignment(self, partitions: int) -> list[list[int]]:
+        """Replicas of partitions that the leading brokers share out among them."""
+        numbers = sorted(self.numbers(JAVA) + self.numbers(PYTHON))
+        first = [self._leaders[index % len(self._leaders)] for index in range(partitions)]
+        return [[one, *(other for other in numbers if other != one)] for one in first]
+
+    def kill(self) -> None:
+        """Kill -9, all at once."""
+        self.stop()
+
+
 CLUSTERS: Mapping[str, Make] = {
     FENCEPOST: lambda home, settings: Members(home, settings=settings),
     KAFKA: lambda home, settings: Kafkas(home, settings=settings, java_options=JAVA_OPTIONS),
 }
 """Three brokers of each."""
+
+
+def led_by_each(layout: str) -> Mapping[str, Make]:
+    """Mixed clusters of a layout, whose leaders are those of the side."""
+    return {
+        FENCEPOST: lambda home, settings: Mixed(home, layout, settings, PYTHON),
+        KAFKA: lambda home, settings: Mixed(home, layout, settings, JAVA),
+    }
 
 
 def pid_of(broker: Broker) -> int:

@@ -1,4 +1,7 @@
-"""Three brokers: what replication costs, how far a follower is behind. For failover see faults."""
+"""Three brokers: what replication costs, how far a follower is behind. For failover see faults.
+
+Of Fencepost, of Apache Kafka, and of both in one cluster.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import functools
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import Producer
 
-from bench.brokers import CLUSTERS, Broker, Kafkas, Members, cpu_seconds
+from bench.brokers import CLUSTERS, Broker, Kafkas, Make, Members, Mixed, cpu_seconds, led_by_each
 from bench.clients import VALUE, create_topic, fill, until
 from bench.suite import DEFAULTS, Figures, Suite, Workload
 from bench.suites.txn import one_record
@@ -38,7 +41,7 @@ VICTIM = 2
 DEADLINE_S = 60.0
 
 
-Nodes = Members | Kafkas
+Nodes = Members | Kafkas | Mixed
 
 
 def nodes(broker: Broker) -> Nodes:
@@ -58,7 +61,8 @@ def produce(partitions: int) -> Callable[[Broker], Figures]:
 
     def run(broker: Broker) -> Figures:
         cluster = nodes(broker)
-        topic = create_topic(broker.bootstrap, partitions, replicas=3)
+        assigned = cluster.assignment(partitions) if isinstance(cluster, Mixed) else None
+        topic = create_topic(broker.bootstrap, partitions, replicas=3, assignment=assigned)
         fill(broker.bootstrap, topic, RECORDS // 10)  # a JVM warms up
         begin = processor_s(cluster)
         seconds = fill(broker.bootstrap, topic, RECORDS)
@@ -161,17 +165,29 @@ def start(broker: Broker) -> Figures:
     return {"all listen s": listening, "acks=all s": time.perf_counter() - begin}
 
 
-def _workload(name: str, run: Callable[[Broker], Figures]) -> Workload:
-    return Workload(name, run, SETTINGS, sides=CLUSTERS, is_pinged=run is not idle)
+def _workload(
+    name: str, run: Callable[[Broker], Figures], sides: Mapping[str, Make] = CLUSTERS
+) -> Workload:
+    return Workload(name, run, SETTINGS, sides=sides, is_pinged=run is not idle)
 
 
 CLUSTER = Suite(
     "cluster",
     "Three brokers on one machine, three replicas and min.insync.replicas=2 where nothing else is "
-    "said. Fencepost's controller is a process of its own, Apache Kafka's is in its first broker.",
+    "said. Fencepost's controller is a process of its own, Apache Kafka's is in its first broker. "
+    "Mixed clusters have Apache Kafka's controller, a process of its own; JPP is one broker of "
+    "Apache Kafka and two of Fencepost, JJP two and one, and all partitions are led by the "
+    "column's.",
     (
         _workload("produce, acks=all, 1 partition", produce(1)),
         _workload("produce, acks=all, 6 partitions", produce(6)),
+        *(
+            _workload(
+                f"produce, acks=all, {count}, {layout}", produce(partitions), led_by_each(layout)
+            )
+            for layout in ("JPP", "JJP")
+            for partitions, count in ((1, "1 partition"), (6, "6 partitions"))
+        ),
         _workload("a follower, 150 MB/s to its leader", follower(150)),
         _workload("one-record transactions", functools.partial(one_record, replicas=3)),
         _workload("idle", idle),

@@ -1,18 +1,26 @@
 """The metadata of a broker that stood alone, as the controllers of a cluster are to find them.
 
-They find what they would have left behind had that broker been theirs, the only one, and shut down
-in an orderly way: it is fenced, and its partitions have no leader until it comes. The first leader
-epoch that they begin is above any that is in its logs.
+And the way back. The controllers find what they would have left behind had that broker been theirs,
+the only one, and shut down in an orderly way: it is fenced, and its partitions have no leader until
+it comes. The first leader epoch that they begin is above any that is in its logs.
 
 Source: ``ReplicationControlManager.handleBrokerFenced`` with one broker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from uuid import UUID
 
 from fencepost.cluster.delta import MetadataDelta
-from fencepost.cluster.image import NO_LEADER, MetadataImage, PartitionRegistration
+from fencepost.cluster.image import (
+    BROKER_RESOURCE,
+    NO_LEADER,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
 from fencepost.cluster.records import BrokerRegistrationChangeRecord, PartitionChangeRecord
 
 _FENCED = 1
@@ -60,4 +68,66 @@ def _follow(
 ) -> bool:
     return len(before) <= len(after) and all(
         is_.leader_epoch > was.leader_epoch for was, is_ in zip(before, after, strict=False)
+    )
+
+
+def taken_back(
+    image: MetadataImage,
+    broker_id: int,
+    directory_id: UUID,
+    features: Mapping[str, tuple[int, int]],
+) -> tuple[MetadataImage, list[str]]:
+    """The image with this broker as the only one, and why it can not be that; nothing if it can.
+
+    ``features`` are those that a broker supports which stands alone. It has to be in the ISR of
+    every partition; replicas elsewhere, other brokers and the controllers are forgotten, and so are
+    features that are switched off without loss: those of share groups and streams groups.
+    """
+    reasons: list[str] = []
+    levels = {name: level for name, level in image.features.items() if name in features}
+    for name, level in levels.items():
+        low, high = features[name]
+        if not low <= level <= high:
+            reasons.append(
+                f"{name} is at {level}, and a broker that stands alone knows {low}-{high}"
+            )
+    topics: dict[str, TopicImage] = {}
+    alone: dict[PartitionRegistration, PartitionRegistration] = {}
+    for name, topic in image.topics.items():
+        missing = [
+            str(index) for index, one in enumerate(topic.partitions) if broker_id not in one.isr
+        ]
+        if missing:
+            reasons.append(f"it is not in the ISR of {name}, partitions {', '.join(missing)}")
+        for one in {*topic.partitions} - alone.keys():
+            alone[one] = _alone(one, broker_id, directory_id)
+        partitions = tuple(alone[one] for one in topic.partitions)
+        topics[name] = TopicImage(name, topic.topic_id, partitions)
+    own = {one: known for one, known in image.brokers.items() if one == broker_id}
+    configs = {
+        (kind, name): values
+        for (kind, name), values in image.configs.items()
+        if kind != BROKER_RESOURCE or name in ("", str(broker_id))
+    }
+    after = replace(
+        image,
+        features=levels,
+        brokers=own,
+        controllers={},
+        topics=topics,
+        topics_by_id={one.topic_id: one for one in topics.values()},
+        configs=configs,
+        step=None,
+    )
+    return after, reasons
+
+
+def _alone(one: PartitionRegistration, broker_id: int, directory_id: UUID) -> PartitionRegistration:
+    return PartitionRegistration(
+        replicas=(broker_id,),
+        isr=(broker_id,),
+        leader=broker_id,
+        leader_epoch=one.leader_epoch,
+        partition_epoch=one.partition_epoch + 1,
+        directories=(directory_id,),
     )

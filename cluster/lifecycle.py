@@ -26,6 +26,9 @@ STALE_BROKER_EPOCH: Final = 77
 CATCH_UP_INTERVAL_MS: Final = 10
 """Between heartbeats while the broker waits to have caught up with the metadata."""
 
+UNHEARD_INTERVAL_MS: Final = 100
+"""Between two registrations of which no controller has heard the first."""
+
 SHUTDOWN_INTERVAL_MS: Final = 50
 """From the first heartbeat that asks for a controlled shutdown to the second."""
 
@@ -254,15 +257,24 @@ class Lifecycle:
     # --- answers ---
 
     def on_failure(self, now_ms: float) -> list[Step]:
-        """A request was not answered, or with an error: again after an interval, and not before."""
+        """A request was not answered, or with an error: again after an interval, and not before.
+
+        That of a registration which found nobody is short: the broker serves nobody until then.
+        """
+        interval_ms = self._intervals.heartbeat_ms
+        if not self._registered:
+            interval_ms = min(UNHEARD_INTERVAL_MS, interval_ms)
+        return self._again(now_ms, interval_ms)
+
+    def _again(self, now_ms: float, interval_ms: int) -> list[Step]:
         self._in_flight = self._at_once = False
-        self._schedule(now_ms, self._intervals.heartbeat_ms)
+        self._schedule(now_ms, interval_ms)
         return []
 
     def on_registered(self, error: int, broker_epoch: int, now_ms: float) -> list[Step]:
         """The answer to a registration."""
         if error:
-            return self.on_failure(now_ms)
+            return self._again(now_ms, self._intervals.heartbeat_ms)
         self._in_flight = False
         self._registered = True
         self._register_until_ms = math.inf

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fencepost.coordinator.cli.cluster_promote import promote
+from fencepost.coordinator.cli.changes import execute_option, show_only
+from fencepost.coordinator.cli.cluster_promote import promote, stand_alone
 from fencepost.coordinator.cli.features import COLUMNS as FEATURE_COLUMNS
 from fencepost.coordinator.cli.features import feature_levels
-from fencepost.coordinator.cli.output import CommandGroup, counted, emit, table_options, text_of
+from fencepost.coordinator.cli.output import (
+    CommandGroup,
+    counted,
+    emit,
+    shared_options,
+    table_options,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +50,7 @@ def command() -> None:
 
 
 command.add_command(promote)
+command.add_command(stand_alone)
 
 
 @command.command("info")
@@ -149,6 +158,34 @@ def describe(session: Session, form: str) -> None:
     if problems:
         shown = [{**row, "problem": ", ".join(row["problems"])} for row in problems]
         emit(shown, PROBLEM_COLUMNS, form)
+
+
+@command.command("unregister")
+@click.argument("broker", type=click.IntRange(min=0), metavar="BROKER")
+@execute_option
+@shared_options
+def unregister(session: Session, broker: int, *, execute: bool) -> None:
+    """Have the cluster forget BROKER, which has stopped and has no replicas any more."""
+    from fencepost.coordinator.cli.queries import replicas
+
+    known = {one.broker: one for one in replicas.brokers(session)}
+    if broker not in known:
+        have = ", ".join(str(one) for one in sorted(known))
+        raise click.ClickException(f"there is no broker {broker}; there are {have}")
+    if known[broker].fenced is False:
+        raise click.ClickException(f"broker {broker} is up: stop it first")
+    held = sum(broker in one.replicas for one in replicas.partition_states(session))
+    if held:
+        raise click.ClickException(
+            f"broker {broker} has {counted(held, 'replica')}: move them first, with"
+            " `fencepost topics reassign`"
+        )
+    if not execute:
+        click.echo(f"broker {broker} would be forgotten")
+        show_only()
+        return
+    replicas.unregister(session, broker)
+    click.echo(f"broker {broker} is forgotten")
 
 
 def _broker_row(

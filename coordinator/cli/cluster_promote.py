@@ -1,4 +1,4 @@
-"""``fencepost cluster promote``: a broker that stands alone becomes one of a new cluster."""
+"""``fencepost cluster promote`` and ``stand-alone``: into a new cluster, and the way back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import key_values
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ next:
        bin/kafka-server-start.sh {first}
   2. start this broker as one of theirs, where it was:
        fencepost serve --config-file {broker}
-the way back, until that has begun: start it as before, and forget {output}"""
+the way back, until that has begun: start it as before, and remove {output};
+after that: fencepost cluster stand-alone"""
 
 
 @click.command("promote")
@@ -157,3 +159,51 @@ def _tell(plan: Plan) -> None:
             output=wanted.output,
         )
     )
+
+
+@click.command("stand-alone")
+@click.argument(
+    "data_dir", metavar="DATA_DIR", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option(
+    "--from",
+    "controllers",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The directory (log.dirs) of a controller, which is stopped; may be repeated: a majority"
+    " of them is needed.",
+)
+@execute_option
+def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool) -> None:
+    """Let a broker that was promoted stand alone again: the way back.
+
+    Give it all replicas before (`topics reassign --to-brokers`), wait until they are in sync, and
+    stop producers, all brokers, this one last, and the controllers. What these knew becomes the
+    broker's own: topics, settings, users, rules, quotas, and the producer ids given out meanwhile.
+    """
+    from fencepost.coordinator.metadata.errors import MetadataError
+    from fencepost.coordinator.tools import way_back
+    from fencepost.coordinator.tools.promotion import PromotionError, held
+    from fencepost.logcore.fs import OsFileSystem
+
+    fs = OsFileSystem()
+    try:
+        with held(fs, data_dir):
+            plan = way_back.make_plan(fs, data_dir, controllers)
+            if plan.image is None:
+                click.echo("the broker has not joined any controllers: it stands alone")
+            else:
+                click.echo(
+                    f"{len(plan.image.topics)} topics, {plan.image.partition_count} partitions,"
+                    f" producer ids from {plan.image.next_producer_id} on"
+                )
+            for text in plan.forgotten:
+                click.echo(f"forgotten: {text}")
+            if not execute:
+                show_only()
+                return
+            way_back.carry_out(fs, plan, int(time.time() * 1000))
+    except (PromotionError, MetadataError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("done: start it as before it was promoted")

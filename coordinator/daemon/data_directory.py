@@ -82,7 +82,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
         raise BrokerError(
             f"the data directory {directory} is that of a broker which has joined controllers"
             " elsewhere; what it knew before is the past. Start it with process.roles=broker and"
-            " its controllers; for the way back see `fencepost cluster promote --help`"
+            " its controllers; for the way back see `fencepost cluster stand-alone --help`"
         )
     foreign = sorted(names - _BEFORE_ITS_METADATA)
     missing = META_PROPERTIES

@@ -380,7 +380,7 @@ def _is_local(host: str) -> bool:
 def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
     """Write all of it. The caller holds the lock of the data directory. Raises OSError."""
     wanted, output = plan.wanted, str(plan.wanted.output)
-    fs.make_directory(output)
+    _make_output(fs, wanted.output.absolute())
     fs.make_private(output)  # settings may hold passwords
     ids = {one.node_id: _directory_id(fs, plan, one.node_id) for one in wanted.controllers}
     listener = plan.broker_settings[CONTROLLER_LISTENERS]
@@ -403,8 +403,15 @@ def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
         owner = MetaProperties(plan.meta.cluster_id, one.node_id, ids[one.node_id])
         write_meta_properties(fs, metadata, owner)
     replace_file(fs, output, BROKER_FILE, properties.text_of(plan.broker_settings))
-    fs.sync_directory(str(wanted.output.absolute().parent))
     note_promotion(fs, f"{wanted.data_dir}/{METADATA_DIRECTORY}", plan.snapshot)
+
+
+def _make_output(fs: FileSystem, path: Path) -> None:
+    """Make the directory, so that it is there after a power loss, and those above it."""
+    made = [one for one in (path, *path.parents[:-1]) if not fs.is_directory(str(one))]
+    fs.make_directory(str(path))
+    for one in reversed(made or [path]):
+        fs.sync_directory(str(one.parent))
 
 
 def _directory_id(fs: FileSystem, plan: Plan, node_id: int) -> uuid.UUID:

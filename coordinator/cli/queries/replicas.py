@@ -252,3 +252,14 @@ def elect(
         topic, index = missing[0]
         raise ApiError(ErrorCode.unknown_topic_or_partition, "ElectLeaders", f"{topic}-{index}")
     return found
+
+
+def unregister(session: Session, broker: int) -> None:
+    """Have the cluster forget a broker. Raises ApiError."""
+    answer = session.client.call(
+        "UnregisterBroker",
+        to_node=session.controller,
+        check=False,
+        entity=lambda f: f.message(broker_id=broker),
+    )
+    check(answer.error_code, "UnregisterBroker", None, answer.error_message)

@@ -152,6 +152,16 @@ def test_a_refused_registration_is_tried_again_by_the_same_incarnation(error: in
     assert life.now - began == Intervals().heartbeat_ms
 
 
+def test_a_registration_that_nobody_has_heard_is_tried_again_soon() -> None:
+    """Controllers that start together with the broker keep it waiting no longer than they need."""
+    life = Life()
+    assert life.sent() == ME
+    began = life.now
+    life.life.on_failure(life.now)
+    assert life.sent() == ME
+    assert life.now - began == rules.UNHEARD_INTERVAL_MS
+
+
 def test_a_heartbeat_without_an_answer_is_sent_again_after_an_interval() -> None:
     life = Life().running()
     life.sent()

@@ -157,6 +157,8 @@ class DecisionBuilder:
     twice, the later call holds. ``stamp`` is that of the decision.
     """
 
+    __slots__ = ("_effects", "_events", "_replies", "_timers", "now_ms", "records", "stamp")
+
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
         self.records: list[Record] = []

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fencepost.coordinator.errors import ClusterAuthorizationError
 from fencepost.coordinator.metadata.topic_admin import unlimited
-from fencepost.coordinator.runtime.origin import Origin
+from fencepost.coordinator.runtime.origin import Origin, origin_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
 from fencepost.coordinator.security.principal import Session
@@ -177,7 +177,7 @@ class Context:
     @property
     def origin(self) -> Origin:
         """The client, for the history."""
-        return Origin(self.client_id, self.peer_host)
+        return origin_of(self.client_id, self.peer_host)
 
 
 def with_wait(answer: Entity, throttle_ms: int) -> tuple[Entity, int]:

@@ -39,7 +39,7 @@ from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBud
 from fencepost.coordinator.net.sending import SENT_PER_TURN_BYTES, send_next, socket_of
 from fencepost.coordinator.net.throttling import is_gone, throttle_of, throttled
 from fencepost.coordinator.runtime.background import SLICE_MS, call_later
-from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work
+from fencepost.coordinator.runtime.turns import Job, Turns, Wait, Work, is_to_come
 from fencepost.coordinator.security.principal import Principal, Session, plain_host
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime
@@ -502,7 +502,7 @@ class Connection(asyncio.BufferedProtocol):
             context.throttle = throttle_of(context, self._server.throttles, spent)
         try:
             entity: Any = self._server.registry.handler(context.api_key).run(context)
-            if isinstance(entity, GeneratorType) or hasattr(type(entity), "__await__"):
+            if is_to_come(type(entity)):
                 entity = yield from self._result(entity, spent)
         except asyncio.CancelledError:
             self.close("the request was cancelled")

@@ -47,7 +47,7 @@ from fencepost.coordinator.runtime.errors import (
     ShardError,
 )
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.runtime.shard_about import About, blame, trigger
+from fencepost.coordinator.runtime.shard_about import About, Turn, blame, trigger
 from fencepost.coordinator.runtime.shard_load import replay_log
 from fencepost.coordinator.runtime.shard_state import LOADING_STATES, SHARD_TRANSITIONS, ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
@@ -130,15 +130,6 @@ class ShardServices:
 
 class _LeadershipLostError(Exception):
     """The partition is led in another epoch by now, here or elsewhere."""
-
-
-class _Turn:
-    """What one turn answers, and how many of its effects are still under way."""
-
-    def __init__(self) -> None:
-        self.replies: list[Reply] = []
-        self.effects = 0
-        self.has_ended = False
 
 
 Build = Callable[[Partition, int], Machine]
@@ -295,7 +286,7 @@ class ShardRuntime:
         """
         if self._in_turn:
             raise InvariantViolation(f"{self.name}: a turn began inside another")
-        turn = _Turn()
+        turn = Turn()
         self._in_turn = True
         self._about, self._origin = about, origin
         try:
@@ -332,7 +323,7 @@ class ShardRuntime:
         elif turn.replies:
             self._hold(turn.replies)
 
-    def _attempt_done(self, turn: _Turn) -> None:
+    def _attempt_done(self, turn: Turn) -> None:
         """An effect of the turn was attempted; the last one of them lets the replies go."""
         turn.effects -= 1
         if turn.has_ended and not turn.effects:
@@ -342,13 +333,15 @@ class ShardRuntime:
         """Give replies once all they could have seen is committed."""
         if not replies:
             return
-        release = partial(self._release, replies, self._next_offset, self._loads)
-        if self._commits.is_idle or not self._commits.after((self.partition,), release):
+        if not self._commits.is_idle:
+            release = partial(self._release, replies, self._next_offset, self._loads)
+            if self._commits.after((self.partition,), release):
+                self._hold(replies)
+                return
+        if self._held:
             self._held.pop(id(replies), None)
-            for reply in replies:
-                self._answer(reply)
-        else:
-            self._hold(replies)
+        for reply in replies:
+            self._answer(reply)
 
     def _hold(self, replies: list[Reply]) -> None:
         """See to it that replies, or an effect before them, wait for replicas only so long."""
@@ -401,7 +394,7 @@ class ShardRuntime:
         _log.info("shard lost its leadership", shard=self.name, leader_epoch=self.leader_epoch)
         self.end()
 
-    def _carry_out(self, decision: Decision, now_ms: int, turn: _Turn) -> None:
+    def _carry_out(self, decision: Decision, now_ms: int, turn: Turn) -> None:
         if decision.records:
             self._append(decision.records, decision.stamp, now_ms)
         for timer in decision.timers:

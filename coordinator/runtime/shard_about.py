@@ -1,12 +1,23 @@
-"""What a turn of a shard is about, for the log and the history."""
+"""A turn of a shard: what comes of it, and what it is about, for the log and the history."""
 
 from __future__ import annotations
 
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.logcore.machine import ProducerStamp, Reply
 
 About = tuple[str, object]
 """``request``, ``upkeep``, ``report``, ``timer``, ``marker`` or ``load``; its command or key."""
+
+
+class Turn:
+    """What one turn answers, and how many of its effects are still under way."""
+
+    __slots__ = ("effects", "has_ended", "replies")
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.effects = 0
+        self.has_ended = False
 
 
 def trigger(about: About | None) -> str | None:

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import cache
+from types import GeneratorType
 from typing import Any, TypeVar
 
 from fencepost.coordinator.runtime.background import SLICE_MS
@@ -27,6 +29,14 @@ T = TypeVar("T")
 
 Work = Generator[Wait | None, None, T]
 """Steps that may wait."""
+
+
+def _is_to_come(kind: type) -> bool:
+    return kind is GeneratorType or hasattr(kind, "__await__")
+
+
+is_to_come: Callable[[type], bool] = cache(_is_to_come)
+"""Whether what is of a class is no result: it is work in steps, or can be waited for."""
 
 
 class Job:

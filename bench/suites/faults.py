@@ -70,6 +70,6 @@ FAULTS = Suite(
     "min.insync.replicas=2.",
     (
         Pair("a leader goes", faults),
-        Pair("a leader goes, mixed, the other's takes over", both_ways),
+        Pair("mixed, the other's takes over", both_ways),
     ),
 )

@@ -251,6 +251,38 @@ def topics_resized(old: MetadataImage, new: MetadataImage) -> bool:
     )
 
 
+def racks_of(image: MetadataImage, name: str) -> tuple[tuple[str, ...], ...]:
+    """Return the racks of each partition's replicas, in order; nothing where no broker has one."""
+    topic, racks = image.topics.get(name), _racks(image)
+    if topic is None or not racks:
+        return ()
+    return tuple(
+        tuple(sorted(racks[one] for one in partition.replicas if one in racks))
+        for partition in topic.partitions
+    )
+
+
+def racks_changed(old: MetadataImage, new: MetadataImage) -> bool:
+    """Whether the replicas of a topic that is in both are on other racks, or may be."""
+    if old.brokers is not new.brokers and _racks(old) != _racks(new):
+        return True
+    if old.topics is new.topics or not _racks(new):
+        return False
+    for topic_id in changed_topics(old, new):
+        before, after = old.topics_by_id.get(topic_id), new.topics_by_id.get(topic_id)
+        if before is None or after is None:
+            continue
+        pairs = zip(before.partitions, after.partitions, strict=False)
+        if any(one is not two and one.replicas != two.replicas for one, two in pairs):
+            return True
+    return False
+
+
+def _racks(image: MetadataImage) -> dict[int, str]:
+    brokers = image.brokers.values()
+    return {one.broker_id: one.rack for one in brokers if one.rack is not None}
+
+
 def _size(image: MetadataImage, topic_id: UUID) -> int:
     topic = image.topics_by_id.get(topic_id)
     return 0 if topic is None else len(topic.partitions)

@@ -9,7 +9,7 @@ Source: the ConsumerGroupHeartbeat and ConsumerGroupDescribe schemas of Apache K
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from enum import StrEnum
 from typing import Final
@@ -40,6 +40,8 @@ class TopicImage:
 
     topics: Mapping[str, tuple[bytes, int]]
     version: int = 0
+    racks_of: Callable[[str], tuple[tuple[str, ...], ...]] = lambda _: ()
+    """The racks of each partition's replicas, in order; nothing where no broker has one."""
 
     def names(self) -> dict[bytes, str]:
         """Return topic id → name."""

@@ -6,7 +6,6 @@ Source: Kafka's ``GroupMetadataManager`` (updateSubscriptionMetadata, updateTarg
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,6 +40,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import Target, TopicIdPartition
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.shard import Shard
+from fencepost.groups.topic_hash import group_hash, topic_hash
 from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.logcore.values import dataclass
 
@@ -108,18 +108,12 @@ class GroupDraft:
 
 
 def metadata_hash(topics: TopicImage, names: frozenset[str]) -> int:
-    """Return a signed 64-bit hash of these topics' names, ids and partition counts; 0 for none.
-
-    Kafka's is XXH3. Which function it is matters to nobody: another broker that reads the record
-    finds a difference once and bumps the epoch once more.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    found = False
-    for name in sorted(names & topics.topics.keys()):
-        topic_id, partition_count = topics.topics[name]
-        digest.update(topic_id + partition_count.to_bytes(4) + name.encode() + b"\0")
-        found = True
-    return int.from_bytes(digest.digest(), signed=True) if found else 0
+    """Return the hash of those of these topics that exist, as Kafka computes it; 0 for none."""
+    known = topics.topics
+    return group_hash(
+        (name, topic_hash(name, *known[name], topics.racks_of(name)))
+        for name in names & known.keys()
+    )
 
 
 def bump_epoch(

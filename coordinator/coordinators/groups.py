@@ -6,8 +6,10 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
+from fencepost.cluster.image import racks_of
 from fencepost.coordinator.config.group_settings import applied
 from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
@@ -125,7 +127,9 @@ class GroupCoordinator(ShardedCoordinator):
                 topic.name: (topic.topic_id.bytes, len(topic.partitions))
                 for topic in metadata.topics.values()
             }
-            self._topic_image = TopicImage(topics, metadata.topic_changes)
+            self._topic_image = TopicImage(
+                topics, metadata.topic_changes, partial(racks_of, metadata.image)
+            )
         return self._topic_image
 
     def _build(self, _partition: Partition, _coordinator_epoch: int) -> GroupMachine:

@@ -17,6 +17,7 @@ from fencepost.cluster.image import (
     GROUP_RESOURCE,
     MetadataImage,
     TopicImage,
+    racks_changed,
     topics_resized,
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
@@ -69,12 +70,12 @@ class Metadata:
         self.image = MetadataImage()
         """All that is known; :meth:`install` alone replaces it."""
         self.topic_changes = 0
-        """Grows whenever a topic comes, goes or gets more partitions."""
+        """Grows whenever a topic comes, goes, gets more partitions, or replicas on other racks."""
 
     def install(self, image: MetadataImage) -> None:
         """Let this be what is known, and tell all who listen."""
         old, self.image = self.image, image
-        self.topic_changes += topics_resized(old, image)
+        self.topic_changes += topics_resized(old, image) or racks_changed(old, image)
         for name, source in (
             (DEFAULT_SETTINGS, ConfigSource.DYNAMIC_DEFAULT_BROKER),
             (str(self._node_id), ConfigSource.DYNAMIC_BROKER),

@@ -62,7 +62,6 @@ STRANGERS = (
     " owns partitions, was removed while it rebalanced: Apache Kafka lets it read on from where it"
     " was, and commit, over what others have read and committed since"
 )
-MOVED = "a log that moves costs each consumer group an epoch: our hash of its topics is another"
 
 CHANGES_NOTHING = (
     "whoever has not the epoch of an open transaction claims nothing; Apache Kafka aborts the"
@@ -244,17 +243,6 @@ DELIBERATE = (
         '[{"feature": "transaction.version", "error_code": "none"}]',
         "[]",
         OLD_FLAG,
-    ),
-    *(
-        Deviation(trace, str(epoch + 1), str(epoch), MOVED)
-        for trace, epoch in (
-            ("consumers_go_on_with_what_they_have", 3),
-            ("a_static_consumer_takes_its_place_again", 3),
-            ("an_expression_still_holds", 2),
-            ("members_of_both_kinds_come_back", 3),
-            ("silent_members_are_removed", 3),
-            ("silent_members_are_removed", 4),
-        )
     ),
     *(
         Deviation("level_0_under_ids_of_level_2", ours, theirs, LOWERED)

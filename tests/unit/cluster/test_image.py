@@ -21,6 +21,8 @@ from fencepost.cluster.image import (
     PartitionRegistration,
     changed_configs,
     local_changes,
+    racks_changed,
+    racks_of,
     topics_resized,
 )
 from fencepost.cluster.image_loader import ImageLoader
@@ -285,6 +287,29 @@ def test_whether_topics_have_other_sizes(records: list[MetadataRecord], is_resiz
     assert topics_resized(START, image) is is_resized
     # Nor need the one image have been made of the other.
     assert topics_resized(START, replace(image, step=None)) is is_resized
+
+
+def test_whether_replicas_are_on_other_racks() -> None:
+    def broker(broker_id: int, rack: str | None) -> RegisterBrokerRecord:
+        return RegisterBrokerRecord(broker_id, UUID(int=7), 8, (), (), rack=rack)
+
+    moved = PartitionChangeRecord(A, 0, replicas=(3, 1))
+    assert not racks_changed(START, after(START, moved)), "no broker has a rack"
+    assert racks_of(START, "a") == ()
+    one = after(START, broker(2, "z"), broker(3, "x"))
+    assert racks_changed(START, one)
+    assert racks_of(one, "a") == (("z",), ("z",), ("x", "z"))
+    assert racks_of(one, "gone") == ()
+    assert racks_of(after(one, moved), "a")[0] == ("x",)
+    assert racks_changed(one, after(one, moved))
+    assert racks_changed(one, after(one, broker(2, None)))
+    for record in (
+        broker(2, "z"),
+        PartitionChangeRecord(A, 0, leader=2),
+        RemoveTopicRecord(B),
+        ConfigRecord(TOPIC_RESOURCE, "a", "retention.ms", "2"),
+    ):
+        assert not racks_changed(one, after(one, record)), record
 
 
 def test_forgotten_eligible_leaders() -> None:

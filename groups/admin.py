@@ -27,6 +27,7 @@ from fencepost.groups.consumer_commands import (
 from fencepost.groups.consumer_group import ConsumerGroup, by_topic
 from fencepost.groups.consumer_target import preferred_assignor
 from fencepost.groups.errors import InvalidGroupIdError, NonEmptyGroupError
+from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.group import not_found
 from fencepost.groups.offsets import delete_all_offsets, tombstone_group
 from fencepost.groups.reconcile import TopicIdPartition
@@ -129,6 +130,8 @@ def delete_group(
         raise not_found(group, command.group_id)
     if not group.is_empty:
         raise NonEmptyGroupError(f"group {command.group_id!r} has members")
+    if isinstance(group, ForeignGroup):
+        raise group.not_served()
     delete_all_offsets(shard, decision, command.group_id)
     tombstone_group(decision, group, "DeleteGroups")
     decision.reply(token, DeleteGroupResult())

@@ -35,6 +35,7 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.events import EventKind
+from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import Handover, Shard
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
@@ -57,6 +58,8 @@ def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: J
             raise UnknownMemberIdError(f"group {command.group_id!r} is empty, so no such member")
         _create_group(shard, decision, token, command, predecessor=group)
         return
+    if isinstance(group, ForeignGroup):
+        raise InconsistentGroupProtocolError(f"{command.group_id!r} is a {group.kind} group")
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):

@@ -43,6 +43,7 @@ from fencepost.groups.errors import (
     UnsupportedAssignorError,
 )
 from fencepost.groups.events import EventKind
+from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.group import not_found
 from fencepost.groups.member_update import (
     MemberUpdate,
@@ -206,7 +207,7 @@ def _group(
     group = shard.groups.get(command.group_id)
     if isinstance(group, ConsumerGroup):
         return group
-    if command.member_epoch != JOIN_EPOCH:
+    if command.member_epoch != JOIN_EPOCH or isinstance(group, ForeignGroup):
         raise not_found(group, command.group_id, "consumer")
     if group is None:
         shard.require_room_for_group(command.group_id)

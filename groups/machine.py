@@ -53,6 +53,7 @@ from fencepost.groups.consumer_records import (
     ConsumerKey,
 )
 from fencepost.groups.events import EventKind
+from fencepost.groups.foreign_group import ForeignGroup, ForeignKey
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, StoredOffset
 from fencepost.groups.records import (
@@ -205,6 +206,8 @@ class GroupMachine:
                 self._replay_group(group_id, value)
             case (ConsumerKey() as key, value):
                 self._replay_consumer(key, value)
+            case (ForeignKey() as key, value):
+                self._replay_foreign(key, is_there=value is not None)
             case _:
                 raise InvariantViolation(f"no way to replay {decoded!r}")
 
@@ -270,8 +273,9 @@ class GroupMachine:
             if value is None:
                 return
             if group is not None:
-                if self._active and (group.saved is not None or group.members):
-                    raise InvariantViolation(f"{group_id!r} is a classic group")
+                is_simple = isinstance(group, ClassicGroup) and not (group.saved or group.members)
+                if self._active and not is_simple:
+                    raise InvariantViolation(f"{group_id!r} is a group of another kind")
                 group.discard()
             group = shard.groups[group_id] = ConsumerGroup(group_id, shard.totals)
         group.replay(key, value)
@@ -280,9 +284,27 @@ class GroupMachine:
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)
 
+    def _replay_foreign(self, key: ForeignKey, *, is_there: bool) -> None:
+        """Note a record of a group that this broker does not coordinate, as a consumer group's."""
+        shard, group_id, kind = self._shard, key.group_id, key.kind.group_type
+        if self._active:
+            raise InvariantViolation(f"a record of a {kind} group was written here")
+        group = shard.groups.get(group_id)
+        if not isinstance(group, ForeignGroup) or group.kind != kind:
+            if not is_there:
+                return
+            if group is not None:
+                group.discard()
+            group = shard.groups[group_id] = ForeignGroup(group_id, shard.totals, kind)
+        group.replay(key, is_there=is_there)
+        if group.is_gone:
+            del shard.groups[group_id]
+            if shard.offsets.of_group(group_id) is not None:
+                self._ensure_group(group_id)
+
     def _remove_group(self, group_id: str) -> None:
         group = self._shard.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
+        if isinstance(group, ConsumerGroup | ForeignGroup):
             return
         self._shard.groups.pop(group_id, None)
         if group is not None:
@@ -301,7 +323,7 @@ class GroupMachine:
         for group in self._shard.groups.values():
             if isinstance(group, ClassicGroup):
                 classic.group_loaded(self._shard, decision, group)
-            else:
+            elif isinstance(group, ConsumerGroup):
                 consumer_members.group_loaded(self._shard, decision, group)
         for kind, count in sorted(self._skipped.items()):
             decision.event(EventKind.RECORDS_SKIPPED, "", record_type=kind, count=count)
@@ -337,6 +359,8 @@ class GroupMachine:
             if group.group_id != group_id:
                 raise InvariantViolation(f"group {group.group_id!r} stands under {group_id!r}")
             group.check()
+            if isinstance(group, ForeignGroup):
+                continue
             members += len(group.members)
             if isinstance(group, ClassicGroup):
                 metadata_bytes += sum(m.metadata_bytes for m in group.members.values())

@@ -26,6 +26,12 @@ from fencepost.groups.consumer_records import (
     ConsumerValue,
     read_key,
 )
+from fencepost.groups.foreign_group import (
+    PER_MEMBER,
+    ForeignKey,
+    ForeignRecordType,
+    ForeignValue,
+)
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 from fencepost.logcore.machine import Record, Written
@@ -47,6 +53,7 @@ _V4_HEAD: Final = struct.Struct(">hqiB")
 _V4_TAIL: Final = struct.Struct(">qBBB16s")
 """Commit timestamp, and one tagged field: its number, its size, the topic id."""
 _LONGEST_PLAIN: Final = 126
+_ANY_VERSION: Final = (1 << 15) - 1
 
 
 class RecordType(IntEnum):
@@ -112,8 +119,8 @@ class GroupMetadataValue:
     members: tuple[MemberMetadata, ...]
 
 
-Key = OffsetCommitKey | GroupMetadataKey | ConsumerKey
-Value = OffsetCommitValue | GroupMetadataValue | ConsumerValue
+Key = OffsetCommitKey | GroupMetadataKey | ConsumerKey | ForeignKey
+Value = OffsetCommitValue | GroupMetadataValue | ConsumerValue | ForeignValue
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -277,6 +284,15 @@ def _consumer_codec(
     )
 
 
+def _foreign_codec(kind: ForeignRecordType) -> _Codec:
+    """Return the codec of a type of ``foreign_group``: of its value nothing is read."""
+
+    def read_foreign_key(reader: FieldReader) -> ForeignKey:
+        return ForeignKey(kind, reader.string(), reader.string() if kind in PER_MEMBER else "")
+
+    return _Codec(read_foreign_key, lambda _reader, _version: ForeignValue(), _ANY_VERSION)
+
+
 _OFFSET_COMMIT_CODEC: Final = _Codec(
     lambda reader: OffsetCommitKey(reader.string(), reader.string(), reader.int32()),
     _read_offset_commit_value,
@@ -289,6 +305,7 @@ _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
             lambda reader: GroupMetadataKey(reader.string()), _read_group_metadata_value
         ),
         **{kind: _consumer_codec(kind, reader) for kind, reader in VALUE_READERS.items()},
+        **{kind: _foreign_codec(kind) for kind in ForeignRecordType},
     }
 )
 

@@ -12,6 +12,7 @@ from fencepost.groups.classic_members import ClassicMember
 from fencepost.groups.consumer_commands import Environment
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import GroupLimitExceededError
+from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.group import ShardTotals
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, TopicPartition
@@ -21,7 +22,7 @@ MAX_REMEMBERED_ASSIGNORS: Final = 20_000
 """Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A
 forgotten one is asked once more."""
 
-Group = ClassicGroup | ConsumerGroup
+Group = ClassicGroup | ConsumerGroup | ForeignGroup
 """One entry of the shard's group table."""
 
 OffsetLook = tuple[str, TopicPartition | None]

@@ -12,6 +12,7 @@ from fencepost.coordinator.metrics.snapshot import GroupRow
 from fencepost.coordinator.metrics.view import View
 from fencepost.groups.assignors.client.protocol import decode_assignment
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
+from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.values import dataclass
 
@@ -136,6 +137,8 @@ def _assigned(row: GroupRow, topics: Mapping[bytes, str]) -> _Assigned:
     """Count by topic; a group of another protocol type keeps to itself what its members have."""
     found, group = _Assigned(), row.group
     by_member: Iterable[Counter[str]]
+    if isinstance(group, ForeignGroup):
+        return found
     if isinstance(group, ClassicGroup):
         if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return found

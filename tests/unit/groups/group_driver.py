@@ -36,6 +36,7 @@ from fencepost.groups.consumer_group import (
     ConsumerGroup,
 )
 from fencepost.groups.errors import GroupIdNotFoundError, MemberIdRequiredError
+from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
 from fencepost.groups.reconcile import MemberState
@@ -276,6 +277,8 @@ class Driver:
                     allowed |= {group.timer("assignor"), group.timer("regex")}
                 if group.scan is not None:
                     needed.add(group.timer("regex"))
+                continue
+            if isinstance(group, ForeignGroup):
                 continue
             assert isinstance(group, ClassicGroup)
             for member_id in group.pending_members:

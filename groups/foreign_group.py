@@ -1,0 +1,199 @@
+"""Groups of other kinds, which other brokers coordinate: share groups and streams groups.
+
+A partition of ``__consumer_offsets`` that comes from Apache Kafka may have them. Their names are
+taken: a group of another kind under the same name would make a log that Kafka's coordinator can not
+load any more. Their records stay as they are, and their offsets do not expire here; whoever wants
+to work in such a group has to wait until the partition is led by a broker that knows them.
+
+Source: ``ShareGroup``, ``StreamsGroup`` and the ``*Key.json`` schemas of Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import IntEnum
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+from fencepost.groups.commands import ListedGroup, OffsetToCommit
+from fencepost.groups.errors import UnknownMemberIdError, UnsupportedGroupRequestError
+from fencepost.groups.group import GroupBase, ShardTotals, not_found
+from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
+from fencepost.logcore.values import dataclass
+
+SHARE: Final = "share"
+STREAMS: Final = "streams"
+
+
+class ForeignRecordType(IntEnum):
+    """The type that leads a key."""
+
+    SHARE_MEMBER_METADATA = 10
+    SHARE_METADATA = 11
+    SHARE_TARGET_ASSIGNMENT_METADATA = 12
+    SHARE_TARGET_ASSIGNMENT_MEMBER = 13
+    SHARE_CURRENT_MEMBER_ASSIGNMENT = 14
+    SHARE_STATE_PARTITION_METADATA = 15
+    STREAMS_METADATA = 17
+    STREAMS_PARTITION_METADATA = 18
+    STREAMS_MEMBER_METADATA = 19
+    STREAMS_TARGET_ASSIGNMENT_METADATA = 20
+    STREAMS_TARGET_ASSIGNMENT_MEMBER = 21
+    STREAMS_CURRENT_MEMBER_ASSIGNMENT = 22
+    STREAMS_TOPOLOGY = 23
+
+    @property
+    def group_type(self) -> str:
+        """Which kind of group it belongs to."""
+        return SHARE if self < ForeignRecordType.STREAMS_METADATA else STREAMS
+
+
+_Type = ForeignRecordType
+_MEMBER_METADATA: Final = {_Type.SHARE_MEMBER_METADATA, _Type.STREAMS_MEMBER_METADATA}
+PER_MEMBER: Final = {
+    *_MEMBER_METADATA,
+    _Type.SHARE_TARGET_ASSIGNMENT_MEMBER,
+    _Type.SHARE_CURRENT_MEMBER_ASSIGNMENT,
+    _Type.STREAMS_TARGET_ASSIGNMENT_MEMBER,
+    _Type.STREAMS_CURRENT_MEMBER_ASSIGNMENT,
+}
+"""Types whose key names a member as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignKey:
+    """A key. ``member_id`` is "" for a type of which there is one a group."""
+
+    kind: ForeignRecordType
+    group_id: str
+    member_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignValue:
+    """A value of any version: it is there, and is not read."""
+
+
+class ForeignGroup(GroupBase):
+    """What is known of a group of another kind: which records it has, and of which members."""
+
+    type_name: ClassVar[str] = "foreign"
+
+    def __init__(self, group_id: str, totals: ShardTotals, kind: str) -> None:
+        super().__init__(group_id, totals)
+        self.kind = kind
+        """:data:`SHARE` or :data:`STREAMS`, as ListGroups tells it."""
+        self.keys: set[ForeignKey] = set()
+
+    @property
+    def members(self) -> Mapping[str, None]:
+        """The ids of its members; they count for no limit."""
+        ids = (key.member_id for key in self.keys if key.kind in _MEMBER_METADATA)
+        return MappingProxyType(dict.fromkeys(ids))
+
+    def replay(self, key: ForeignKey, *, is_there: bool) -> None:
+        """Note that a record came, or its tombstone."""
+        if is_there:
+            self.keys.add(key)
+        else:
+            self.keys.discard(key)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of the group is left in the log."""
+        return not self.keys
+
+    def discard(self) -> None:
+        """Leave the shard's table: nothing of it is in the shard's totals."""
+
+    # --- the common side -------------------------------------------------------------------------
+
+    @property
+    def state_name(self) -> str:
+        """See ``ClassicGroup``. Where it has members their own coordinator would have to say."""
+        return "Unknown" if self.members else "Empty"
+
+    @property
+    def is_empty(self) -> bool:
+        """See ``ClassicGroup``."""
+        return not self.members
+
+    @property
+    def is_awaited(self) -> bool:
+        """See ``ClassicGroup``: it is nobody's here to remove."""
+        return True
+
+    def listed(self) -> ListedGroup:
+        """See ``ClassicGroup``."""
+        return ListedGroup(self.group_id, self.kind, self.state_name, self.kind)
+
+    def validate_commit(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id: int,
+        offsets: Iterable[OffsetToCommit],  # noqa: ARG002 - no member's epoch is known
+        *,
+        in_txn: bool,
+        knows_member_epochs: bool,  # noqa: ARG002 - likewise
+    ) -> None:
+        """See ``ClassicGroup``. Share groups have no committed offsets."""
+        self._require_offsets()
+        if generation_id < 0 and not self.members:
+            return
+        if in_txn and (generation_id, member_id, group_instance_id) == (-1, "", None):
+            return
+        if member_id not in self.members:
+            raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
+        raise self.not_served()
+
+    def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """See ``ClassicGroup``."""
+        self._require_offsets()
+        if member_id is None and member_epoch < 0:
+            return
+        if member_id not in self.members:
+            raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")
+
+    def committed(self, decision: DecisionBuilder, member_id: str) -> None:
+        """See ``ClassicGroup``."""
+
+    def validate_offset_delete(self) -> None:
+        """See ``ClassicGroup``."""
+        self._require_offsets()
+
+    def is_subscribed_to(self, topic: str) -> bool:  # noqa: ARG002 - any might be
+        """See ``ClassicGroup``: what its members read is not known."""
+        return bool(self.members)
+
+    def expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:  # noqa: ARG002 - never
+        """See ``ClassicGroup``: no offset expires here."""
+        return None
+
+    def tombstones(self) -> Iterator[Record]:
+        """See ``ClassicGroup``: nobody removes it here."""
+        raise InvariantViolation(f"{self.kind} group {self.group_id!r} is to be removed")
+
+    def removed(self, decision: DecisionBuilder) -> None:
+        """See ``ClassicGroup``."""
+
+    def unloaded(self, decision: DecisionBuilder) -> None:
+        """See ``ClassicGroup``. No request is ever parked here."""
+
+    def durable_state(self) -> object:
+        """See ``ClassicGroup``."""
+        return self.kind, sorted((key.kind, key.member_id) for key in self.keys)
+
+    def check(self) -> None:
+        """See ``ClassicGroup``."""
+        self._require(bool(self.keys), "a group without a record")
+        kinds = {key.kind.group_type for key in self.keys}
+        self._require(kinds == {self.kind}, f"records of {kinds}")
+
+    def not_served(self) -> UnsupportedGroupRequestError:
+        """Return what whoever wants to work in it is told."""
+        return UnsupportedGroupRequestError(f"this broker does not serve {self.kind} groups")
+
+    def _require_offsets(self) -> None:
+        if self.kind == SHARE:
+            raise not_found(self, self.group_id, "consumer")

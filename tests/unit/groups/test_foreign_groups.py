@@ -1,0 +1,181 @@
+"""Groups that another broker coordinates: their records, their names and their offsets stay."""
+
+from __future__ import annotations
+
+import pytest
+from consumer_driver import ConsumerDriver
+from group_driver import NOW, RETENTION, Driver, Entry, G, load
+
+from fencepost.groups import records
+from fencepost.groups.commands import (
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    ExpireOffsets,
+    FetchOffsets,
+    FetchTopic,
+    ListGroups,
+    OffsetToCommit,
+    TopicsDeleted,
+)
+from fencepost.groups.errors import (
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    InconsistentGroupProtocolError,
+    NonEmptyGroupError,
+    UnknownMemberIdError,
+    UnsupportedGroupRequestError,
+)
+from fencepost.groups.foreign_group import ForeignRecordType as Type
+from fencepost.groups.records import OffsetCommitValue
+from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.fields import FieldWriter
+from fencepost.logcore.machine import InvariantViolation, Record
+
+OFFSET = records.offset_commit(G, "t", 0, OffsetCommitValue(5, -1, "", NOW))
+
+
+def key(kind: Type, *names: str) -> bytes:
+    writer = FieldWriter(kind)
+    for name in names:
+        writer.string(name)
+    return writer.done()
+
+
+def written(kind: Type, *names: str, version: int = 0) -> Record:
+    """A record; what is in its value is nobody's business here."""
+    return Record(key(kind, *names), version.to_bytes(2) + b"whatever")
+
+
+def forgotten(kind: Type, *names: str) -> Record:
+    return Record(key(kind, *names), None)
+
+
+def log_of(*found: Record) -> list[Entry]:
+    return [Entry(offset, record, None) for offset, record in enumerate(found)]
+
+
+STREAMS = (
+    written(Type.STREAMS_METADATA, G),
+    written(Type.STREAMS_TOPOLOGY, G, version=3),
+    written(Type.STREAMS_MEMBER_METADATA, G, "m"),
+    written(Type.STREAMS_CURRENT_MEMBER_ASSIGNMENT, G, "m"),
+)
+SHARE = (written(Type.SHARE_METADATA, G), written(Type.SHARE_MEMBER_METADATA, G, "m"))
+WITHOUT_MEMBERS = {
+    "streams": (written(Type.STREAMS_METADATA, G), written(Type.STREAMS_TOPOLOGY, G)),
+    "share": (written(Type.SHARE_METADATA, G),),
+}
+WITH_MEMBERS = {"streams": STREAMS, "share": SHARE}
+
+
+def listed(driver: Driver) -> list[tuple[str, str, str]]:
+    found = driver.ask(ListGroups()).groups
+    return [(one.group_id, one.group_type, one.state) for one in found]
+
+
+@pytest.mark.parametrize("kind", WITH_MEMBERS)
+def test_they_are_listed_as_what_they_are(kind: str) -> None:
+    assert listed(Driver(log=log_of(*WITH_MEMBERS[kind]))) == [(G, kind, "Unknown")]
+    assert listed(Driver(log=log_of(*WITHOUT_MEMBERS[kind]))) == [(G, kind, "Empty")]
+
+
+@pytest.mark.parametrize("kind", WITH_MEMBERS)
+@pytest.mark.parametrize("has_members", [True, False])
+def test_their_names_are_taken(kind: str, has_members: bool) -> None:
+    found = (WITH_MEMBERS if has_members else WITHOUT_MEMBERS)[kind]
+    driver = ConsumerDriver(log=log_of(*found))
+    size = len(driver.log)
+    with pytest.raises(InconsistentGroupProtocolError):
+        driver.answer(Driver.join(driver))
+    with pytest.raises(GroupIdNotFoundError):
+        driver.join("stranger")
+    with pytest.raises(GroupIdNotFoundError):
+        driver.beat("stranger", 3)
+    with pytest.raises(NonEmptyGroupError if has_members else UnsupportedGroupRequestError):
+        driver.ask(DeleteGroup(G))
+    assert len(driver.log) == size
+
+
+def commit(driver: Driver, generation: int = -1, member_id: str = "") -> None:
+    driver.ask(
+        CommitOffsets(
+            group_id=G,
+            generation_id_or_member_epoch=generation,
+            member_id=member_id,
+            group_instance_id=None,
+            offsets=(OffsetToCommit("t", 0, 7, -1, "", None),),
+        )
+    )
+
+
+def test_a_share_group_has_no_offsets() -> None:
+    driver = Driver(log=log_of(*SHARE))
+    with pytest.raises(GroupIdNotFoundError):
+        commit(driver)
+    with pytest.raises(GroupIdNotFoundError):
+        driver.ask(FetchOffsets(G, None))
+    with pytest.raises(GroupIdNotFoundError):
+        driver.ask(DeleteOffsets(G, (("t", (0,)),)))
+
+
+def test_a_streams_group_keeps_its_offsets() -> None:
+    """They do not expire: who still works in the group, its own coordinator alone knows."""
+    driver = Driver(log=log_of(OFFSET, *STREAMS))
+    size = len(driver.log)
+    driver.advance(2 * RETENTION)
+    driver.ask(ExpireOffsets())
+    deleted = driver.ask(DeleteOffsets(G, (("t", (0,)),)))
+    assert isinstance(deleted.partitions[0][2], GroupSubscribedToTopicError)
+    ((_, rows),) = driver.ask(FetchOffsets(G, (FetchTopic("t", (0,)),))).topics
+    assert [row.offset for row in rows] == [5]
+    assert len(driver.log) == size
+    with pytest.raises(UnknownMemberIdError):
+        commit(driver)
+    with pytest.raises(UnknownMemberIdError):
+        commit(driver, 3, "stranger")
+    with pytest.raises(UnsupportedGroupRequestError):
+        commit(driver, 3, "m")
+    driver.ask(TopicsDeleted((("t", None),)))
+    assert len(driver.log) == size + 1, "what is gone for all is gone here"
+
+
+def test_an_empty_streams_group_takes_offsets_and_is_not_removed() -> None:
+    driver = Driver(log=log_of(*WITHOUT_MEMBERS["streams"]))
+    commit(driver)
+    driver.ask(DeleteOffsets(G, (("t", (0,)),)))
+    size = len(driver.log)
+    driver.advance(2 * RETENTION)
+    driver.ask(ExpireOffsets())
+    assert len(driver.log) == size
+    assert listed(driver) == [(G, "streams", "Empty")]
+    driver.reload()
+
+
+def test_it_goes_with_its_last_record_and_its_offsets_stay() -> None:
+    gone = [Record(one.key, None) for one in STREAMS]
+    for at in range(len(gone)):
+        assert listed(Driver(log=log_of(OFFSET, *STREAMS, *gone[:at]))) != [(G, "classic", "Empty")]
+    assert listed(Driver(log=log_of(OFFSET, *STREAMS, *gone))) == [(G, "classic", "Empty")]
+    assert listed(Driver(log=log_of(*STREAMS, *gone))) == []
+
+
+def test_the_newest_value_says_which_kind_a_group_is() -> None:
+    """A compacted log may have an old tombstone behind the records of the next kind."""
+    classic = records.group_metadata(
+        G, records.GroupMetadataValue("consumer", 0, None, None, NOW, ())
+    )
+    old = records.group_tombstone(G)
+    assert listed(Driver(log=log_of(classic, old, *SHARE, old))) == [(G, "share", "Unknown")]
+    ended = forgotten(Type.SHARE_METADATA, G)
+    assert listed(Driver(log=log_of(*SHARE, classic, ended))) == [(G, "classic", "Empty")]
+    assert listed(Driver(log=log_of(*SHARE, *STREAMS, ended))) == [(G, "streams", "Unknown")]
+
+
+def test_what_is_not_of_this_kind_is_no_key() -> None:
+    with pytest.raises(CorruptRecordError):
+        load(log_of(Record(key(Type.SHARE_MEMBER_METADATA, G), b"\0\0")))
+    driver = Driver(log=log_of(Record(b"\0\x63", b"\0\0")))
+    assert driver.kinds() == ["records-skipped"]
+    with pytest.raises(InvariantViolation, match="share group"):
+        driver.machine.replay(SHARE[0], 1, NOW, None)

@@ -172,7 +172,7 @@ def _replace_last(
     if not _is_everybody_settled(update, owner):
         why = f"the group became classic; {update.member_id}: took the place of {owner}"
     require_small(shard, decision)
-    value = update.draft.members[update.member_id]
+    value = update.draft.member(update.member_id)
     joining = (update.member_id, value, owner)
     return downgrade(shard, decision, group, (), joining, rebalance_reason=why)
 

@@ -27,6 +27,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.group import GroupBase, ShardTotals
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
 from fencepost.groups.regex import RegexScan
+from fencepost.groups.subscriptions import Subscriptions
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 
 INITIAL_EPOCH: Final = 1
@@ -92,6 +93,8 @@ class ConsumerGroup(GroupBase):
         """Classic members that were told to rejoin: their join timers run."""
         self.syncing: set[str] = set()
         """Classic members that joined and have not fetched their assignment: as above."""
+        self.subscriptions = Subscriptions()
+        """Of all members."""
         self._subscribed: frozenset[str] | None = None
 
     # --- questions -------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ class ConsumerGroup(GroupBase):
     def subscribed_topics(self) -> frozenset[str]:
         """Return every topic that a member subscribes to, by name or expression."""
         if self._subscribed is None:
-            self._subscribed = subscribed_topics(self.members.values(), self.regexes)
+            self._subscribed = self.subscriptions.topics(self.regexes)
         return self._subscribed
 
     def supports_classic(self, protocol_type: str, names: Iterable[str]) -> bool:
@@ -242,6 +245,7 @@ class ConsumerGroup(GroupBase):
 
     def _put_member(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
         old = self.members.pop(member_id, None)
+        self.subscriptions.change(old, value)
         if old is not None:
             self._totals.members -= 1
             self._totals.metadata_bytes -= metadata_bytes(old)
@@ -403,6 +407,10 @@ class ConsumerGroup(GroupBase):
             if member.instance_id is not None
         }
         self._require(static == self.static_members, "instance ids and members differ")
+        wanted = Subscriptions()
+        for member in self.members.values():
+            wanted.change(None, member)
+        self._require(wanted == self.subscriptions, "the subscriptions are miscounted")
         self._require(self.currents.keys() <= self.members.keys(), "a stranger has an assignment")
         self._require(self.targets.keys() <= self.members.keys(), "a stranger has a target")
         classic = {name for name, member in self.members.items() if member.classic is not None}
@@ -423,21 +431,6 @@ class ConsumerGroup(GroupBase):
                 "a partition is assigned and revoked",
             )
             self._require(current.member_epoch <= self.epoch, "a member is ahead of its group")
-
-
-def subscribed_topics(
-    members: Collection[cr.ConsumerMemberValue], regexes: Mapping[str, cr.RegularExpressionValue]
-) -> frozenset[str]:
-    """Return the topics that these members subscribe to.
-
-    Every join asks, and the members of a crowd mostly want the same: what they want is collected
-    first, and looked into once.
-    """
-    topics = set().union(*{member.subscribed_topic_names for member in members})
-    used = {member.subscribed_topic_regex or "" for member in members}
-    for regex in used & regexes.keys():
-        topics.update(regexes[regex].topics)
-    return frozenset(topics)
 
 
 def topics_of(

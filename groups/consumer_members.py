@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencepost.groups import consumer_records as cr
-from fencepost.groups.consumer_group import ConsumerGroup, identity, subscribed_topics
+from fencepost.groups.consumer_group import ConsumerGroup, identity
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
 from fencepost.groups.consumer_target import metadata_hash, write_epoch
 from fencepost.groups.conversion import downgrade, may_downgrade
@@ -43,13 +43,14 @@ def remove_members(
         decision.append(cr.tombstone(Kind.TARGET_ASSIGNMENT_MEMBER, group_id, member_id))
         decision.append(cr.tombstone(Kind.MEMBER_METADATA, group_id, member_id))
         group.stop_timers(decision, member_id)
-    left = [member for name, member in group.members.items() if name not in member_ids]
-    used = {member.subscribed_topic_regex for member in left}
-    for regex in group.regexes.keys() - used:
+    left = group.subscriptions.copy()
+    for member_id in set(member_ids):
+        left.change(group.members[member_id], None)
+    for regex in group.regexes.keys() - left.expressions:
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, group_id, regex))
     epoch = group.epoch + 1
     topics = shard.environment(group_id).topics
-    hashed = metadata_hash(topics, subscribed_topics(left, group.regexes))
+    hashed = metadata_hash(topics, left.topics(group.regexes))
     why = f"{', '.join(member_ids)}: {reason}"[: shard.limits.max_reason_chars]
     gone = group.members[member_ids[0]]
     write_epoch(
@@ -62,7 +63,7 @@ def remove_members(
         client_id=gone.client_id,
         client_host=gone.client_host,
     )
-    if not left:
+    if len(group.members) == len(set(member_ids)):
         # Nobody is left who could bring the target up to the epoch. Without a time, so that
         # whoever joins next need not wait.
         group.stop_upkeep(decision)

@@ -32,7 +32,6 @@ from fencepost.groups.consumer_group import (
     INITIAL_EPOCH,
     ConsumerGroup,
     by_topic,
-    subscribed_topics,
     topics_of,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
@@ -40,6 +39,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.reconcile import Target, TopicIdPartition
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.shard import Shard
+from fencepost.groups.subscriptions import Subscriptions
 from fencepost.groups.topic_hash import group_hash, topic_hash
 from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.logcore.values import dataclass
@@ -47,12 +47,17 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(slots=True)
 class GroupDraft:
-    """A group as it will be once the records that are being collected are replayed."""
+    """A group as it will be once the records that are being collected are replayed.
+
+    Of a crowd nothing is copied: each join makes one of these.
+    """
 
     group: ConsumerGroup
     topics: TopicImage
-    members: dict[str, cr.ConsumerMemberValue]
-    targets: dict[str, frozenset[TopicIdPartition]]
+    changed: dict[str, cr.ConsumerMemberValue | None]
+    """Members that say something else than in the group; None for those that go."""
+    subscriptions: Subscriptions
+    targets: Mapping[str, frozenset[TopicIdPartition]]
     regexes: dict[str, cr.RegularExpressionValue]
     epoch: cr.GroupEpochValue
     assignment: cr.AssignmentEpochValue | None
@@ -69,8 +74,9 @@ class GroupDraft:
         return cls(
             group,
             topics,
-            dict(group.members),
-            dict(group.targets),
+            {},
+            group.subscriptions.copy(),
+            group.targets,
             dict(group.regexes),
             group.saved_epoch or cr.GroupEpochValue(INITIAL_EPOCH),
             group.saved_assignment,
@@ -91,6 +97,27 @@ class GroupDraft:
         group.refused_regexes = self.refused_regexes
         group.scan = self.scan
         group.sight = self.sight
+
+    def put(self, member_id: str, value: cr.ConsumerMemberValue | None) -> None:
+        """Have a member say ``value``; None for one that goes."""
+        self.subscriptions.change(self._said(member_id), value)
+        self.changed[member_id] = value
+
+    def member(self, member_id: str) -> cr.ConsumerMemberValue:
+        """What a member says. KeyError for one that there is not."""
+        value = self._said(member_id)
+        if value is None:
+            raise KeyError(member_id)
+        return value
+
+    def _said(self, member_id: str) -> cr.ConsumerMemberValue | None:
+        members = self.group.members
+        return self.changed.get(member_id, members.get(member_id))
+
+    def members(self) -> dict[str, cr.ConsumerMemberValue]:
+        """All members."""
+        merged = {**self.group.members, **self.changed}
+        return {name: value for name, value in merged.items() if value is not None}
 
     def topic_ids_of(self, member: cr.ConsumerMemberValue) -> frozenset[bytes]:
         """Return the ids of the existing topics that a member subscribes to."""
@@ -126,8 +153,7 @@ def bump_epoch(
     group = draft.group
     if not reasons and draft.checked_version == draft.topics.version:
         return
-    names = subscribed_topics(draft.members.values(), draft.regexes)
-    fresh_hash = metadata_hash(draft.topics, names)
+    fresh_hash = metadata_hash(draft.topics, draft.subscriptions.topics(draft.regexes))
     draft.checked_version = draft.topics.version
     if not reasons and fresh_hash == draft.epoch.metadata_hash:
         return
@@ -174,8 +200,9 @@ def update_target(
             return
         if is_early(assignment, settings, decision.now_ms):
             return
-    assignor = preferred_assignor(draft.members, settings)
-    spec = _spec(draft)
+    members = draft.members()
+    assignor = preferred_assignor(members, settings)
+    spec = _spec(draft, members)
     if isinstance(assignor, RemoteAssignor):
         targets = _ask(shard, decision, draft, assignor, spec)
     else:
@@ -241,12 +268,13 @@ def _ask_again(
     """Ask once more where no answer came: it failed, or the shard was loaded in between."""
     if not settings.assignors.has_remote:
         return
-    assignor = preferred_assignor(draft.members, settings)
+    members = draft.members()
+    assignor = preferred_assignor(members, settings)
     group_id = draft.group.group_id
     if isinstance(assignor, RemoteAssignor) and shard.is_due(
         group_id, assignor.name, decision.now_ms
     ):
-        _ask(shard, decision, draft, assignor, _spec(draft))
+        _ask(shard, decision, draft, assignor, _spec(draft, members))
 
 
 def assignor_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
@@ -288,8 +316,9 @@ def target_computed(
     if not group.members:
         return
     draft = GroupDraft.of(group, environment.topics)
-    assignor = preferred_assignor(draft.members, settings)
-    if assignor.name != command.assignor or _spec(draft) != command.group:
+    members = draft.members()
+    assignor = preferred_assignor(members, settings)
+    if assignor.name != command.assignor or _spec(draft, members) != command.group:
         return
     if isinstance(assignor, RemoteAssignor):
         shard.answered(group.group_id, assignor.name)
@@ -303,18 +332,18 @@ def target_computed(
     _write_target(decision, draft, command.assignor, targets)
 
 
-def _spec(draft: GroupDraft) -> GroupSpec:
-    members = {
+def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> GroupSpec:
+    specs = {
         member_id: MemberSpec(
             member.instance_id,
             draft.topic_ids_of(member),
             draft.targets.get(member_id, frozenset()),
         )
-        for member_id, member in draft.members.items()
+        for member_id, member in members.items()
     }
-    wanted = frozenset().union(*(spec.topic_ids for spec in members.values()))
+    wanted = frozenset().union(*(spec.topic_ids for spec in specs.values()))
     counts = dict(draft.topics.topics.values())
-    return GroupSpec(members, {topic_id: counts[topic_id] for topic_id in wanted})
+    return GroupSpec(specs, {topic_id: counts[topic_id] for topic_id in wanted})
 
 
 def preferred_assignor(

@@ -33,7 +33,7 @@ def refresh_regexes(
 
     Why the epoch must be bumped, if it must, is added to ``reasons``.
     """
-    used = _used(draft)
+    used = draft.subscriptions.expressions
     shard.require("the group", len(used), "max_group_regexes")
     for regex in draft.regexes.keys() - used:
         del draft.regexes[regex]
@@ -57,17 +57,9 @@ def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGr
     draft.remember()
 
 
-def _used(draft: GroupDraft) -> set[str]:
-    return {
-        member.subscribed_topic_regex
-        for member in draft.members.values()
-        if member.subscribed_topic_regex
-    }
-
-
 def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
     """Begin to match what is new, or everything if the topics have changed, or who sees them."""
-    used = _used(draft)
+    used = draft.subscriptions.expressions
     checked_ms = draft.regexes_checked_ms
     if checked_ms is None:
         resolved_ms = (resolved.timestamp_ms for resolved in draft.regexes.values())
@@ -130,7 +122,9 @@ def _take(
     """Let an expression stand for its topics; say whether that changes anything."""
     old = draft.regexes.get(regex)
     draft.refused_regexes.pop(regex, None)
-    if regex not in _used(draft) or (old is not None and old.topics == value.topics):
+    if regex not in draft.subscriptions.expressions or (
+        old is not None and old.topics == value.topics
+    ):
         return False
     draft.regexes[regex] = value
     # Whether that adds a topic to the subscribed ones, their hash says.

@@ -76,7 +76,7 @@ def change_group(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) 
     _subscribe(shard, decision, update)
     cause: dict[str, object] = {}
     if update.reasons:
-        member = update.draft.members[update.member_id]
+        member = update.draft.member(update.member_id)
         cause["member"] = update.member_id
         cause |= {"client_id": member.client_id, "client_host": member.client_host}
     update.draft.sight = update.command.sight
@@ -127,13 +127,16 @@ def take_over(decision: DecisionBuilder, update: MemberUpdate, owner: str) -> No
     ):
         decision.append(cr.tombstone(kind, group.group_id, owner))
     draft = update.draft
-    update.old_value = draft.members.pop(owner)
-    draft.members[member_id] = update.old_value
+    update.old_value = draft.member(owner)
+    draft.put(owner, None)
+    draft.put(member_id, update.old_value)
     # Its record goes first: whoever has an assignment is a member.
     decision.append(cr.member(group.group_id, member_id, update.old_value))
-    target = draft.targets.pop(owner, None)
+    targets = dict(draft.targets)
+    target = targets.pop(owner, None)
     if target is not None:
-        draft.targets[member_id] = target
+        targets[member_id] = target
+        draft.targets = targets
         value = cr.TargetAssignmentValue(by_topic(target))
         decision.append(cr.target_assignment(group.group_id, member_id, value))
     update.current = CurrentAssignment(assigned=group.current(owner).assigned)
@@ -179,7 +182,7 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         return
     added_bytes = metadata_bytes(new) - (metadata_bytes(old) if old else 0)
     shard.require_room_for_members(0 if old else 1, added_bytes)
-    update.draft.members[update.member_id] = new
+    update.draft.put(update.member_id, new)
     decision.append(cr.member(group.group_id, update.member_id, new))
     if old is None:
         update.reasons.append(f"member {update.member_id} joined")
@@ -201,7 +204,7 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
 def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
     """Bring the member one step nearer to its target."""
     group, draft, member_id = update.group, update.draft, update.member_id
-    allowed = draft.topic_ids_of(draft.members[member_id])
+    allowed = draft.topic_ids_of(draft.member(member_id))
     mine = {member_id, update.replaced}
 
     def is_held_by_other(partition: TopicIdPartition) -> bool:
@@ -227,7 +230,7 @@ def reconcile_member(decision: DecisionBuilder, update: MemberUpdate) -> None:
     )
     timer = group.timer("rebalance", member_id)
     if update.classic is None and after.state is MemberState.UNREVOKED_PARTITIONS:
-        decision.arm(timer, max(draft.members[member_id].rebalance_timeout_ms, 0))
+        decision.arm(timer, max(draft.member(member_id).rebalance_timeout_ms, 0))
     else:
         decision.disarm(timer)
     update.current = after

@@ -1,0 +1,222 @@
+"""Replicas of Apache Kafka and Fencepost on real processes: who dies, loses, leads and follows.
+
+A *turn* gives brokers the roles A, B and C. The layouts JPP and JJP (J is Java, P Python) have a
+turn for each of the six ways in which the kinds can be mixed over three roles. Where one exact step
+of another broker matters, a test plays that broker (``test_mixed_replicas_played.py``).
+
+The known bugs of replication, as ``tests/unit/cluster/test_replication_bugs.py`` has them for
+Fencepost alone, and where the kinds are mixed; "turn" is here, "played" and "moves" are the other
+modules of this name:
+
+====================================  =========================================  ==================
+scenario                              test                                       roles
+====================================  =========================================  ==================
+KIP-101, loss                         turn: ``kept``                             all six
+KIP-101, divergence                   turn: ``split``, ``forced``                all six (A, B)
+KIP-279, fast failovers               turn: ``thrice``                           all six (A, B)
+KAFKA-7128, start of the epoch        played: who joins                          JP, PJ + played
+KAFKA-14704, mark while diverging     played: diverging answer                   both follow
+KAFKA-13141, diverging fetch          played: diverging fetch                    both lead
+KAFKA-15510, empty answer             played: empty answer                       both follow
+KAFKA-9491, far behind                played: far behind                         both follow, lead
+a high watermark that goes back       turn: ``kept``; played: empty answer       all six
+KAFKA-13091, shrink answers           played: says nothing; moves: frozen        JP, PJ
+KAFKA-15583, below min ISR            turn: ``kept``; played: says nothing       all six
+KIP-966, last replica standing        turn: ``kept``, ``last``                   all six
+KAFKA-13916, fenced replica           played: fenced                             both lead
+KIP-903, KAFKA-15221, incarnations    played: of yesterday                       both lead
+KAFKA-14154, 12686, stale answers     played: after an election, lost answer     JP, PJ + played
+KAFKA-14010, retry while unsent       played: lost answer                        both lead
+pending expand counts                 played: pending addition                   both lead
+KAFKA-13790, epochs and fetchers      played: care for the leader epoch          both follow
+KAFKA-13837, 14078, early fetch       played: reassignment, not known yet        both lead, follow
+KAFKA-15665, half a reassignment      played: reassignment                       both lead
+KAFKA-13972, cancelled                moves: throttled                           JP, PJ
+KAFKA-18723, late answer              played: later epoch                        both follow
+====================================  =========================================  ==================
+
+Not forced here: a controller that is behind its brokers (KAFKA-14154 needs three controllers), and
+an answer of NOT_ENOUGH_REPLICAS_AFTER_APPEND; the unit tests have both for Fencepost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from fencepost.logcore.batch import iter_headers, verify_crc
+from tests.support.cluster import unique
+from tests.support.pipeline import Clients
+from tests.support.raw import Answer
+from tests.support.replica_cluster import (
+    ReplicaCluster,
+    ask_end,
+    batches_in,
+    cut_log,
+    tell_high_watermark,
+    write,
+)
+from tests.support.waits import until
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("java_tools"),
+    pytest.mark.timeout(900),
+]
+
+EVERYBODY = {1, 2, 3}
+CODECS = "none", "gzip", "snappy", "lz4", "zstd"
+TURNS = {"JPP": [(1, 2, 3), (2, 1, 3), (2, 3, 1)], "JJP": [(1, 2, 3), (1, 3, 2), (3, 1, 2)]}
+UNCLEAN = {"unclean_leader_election_enable": "true"}
+ROTATED = (1, 2, 3), (2, 3, 1), (3, 1, 2)
+LOAD, BIG = "load", "big"
+"""Of three partitions, one led by each broker at first."""
+
+
+@pytest.fixture(scope="module", params=TURNS)
+def mixed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ReplicaCluster]:
+    with ReplicaCluster(tmp_path_factory.mktemp("mixed"), request.param) as one:
+        one.create(LOAD, *ROTATED, min_insync_replicas="2", segment_bytes=str(1 << 20))
+        yield one
+
+
+def values(mixed: ReplicaCluster, node_id: int, name: str) -> list[bytes | None]:
+    """What a consumer gets from this leader."""
+    with mixed.client(node_id) as client:
+        return client.values(name)
+
+
+def assert_equal(mixed: ReplicaCluster, name: str, index: int = 0) -> None:
+    """The replicas' files hold the same bytes from the largest log start on, all of them whole."""
+    state = mixed.settled(name, index)
+    assert state.isr == set(state.replicas), state
+
+    def probe() -> bool:
+        logs = [mixed.directory(one, name, index) for one in state.replicas]
+        return len({whole(one) for one in logs}) == 1
+
+    try:
+        until(probe, f"replicas of {name}-{index} are equal", poll_s=0.1)
+    except TimeoutError:
+        seen = {one: [header for header, _ in mixed.batches(one, name, index)] for one in state.isr}
+        raise AssertionError(seen) from None
+
+
+def whole(directory: Path) -> bytes:
+    """The bytes of a log; a batch that is damaged is an error."""
+    data = b"".join(one for _, one in batches_in(directory))
+    for position, header in iter_headers(data):
+        verify_crc(data, position, header)
+    return data
+
+
+def acked(answer: Answer, offset: int) -> None:
+    assert (answer["error_code"], answer["base_offset"]) == ("none", offset), answer
+
+
+def test_what_is_written_is_the_same_everywhere(mixed: ReplicaCluster) -> None:
+    """Each codec, idempotent and transactional batches, and one larger than a fetch."""
+    noise = random.Random(7)
+    common = {"bootstrap.servers": mixed.bootstrap, "linger.ms": 20, "acks": "all"}
+    for codec in CODECS:
+        producer = Producer(
+            {**common, "compression.type": codec, "enable.idempotence": codec != "gzip"}
+        )
+        for number in range(900 if codec == "none" else 90):
+            value = noise.randbytes(2_000) + bytes(500)
+            producer.produce(LOAD, value, b"k%d" % (number % 7), partition=number % 3)
+        assert producer.flush(120) == 0
+    producer = Clients(mixed.bootstrap).producer(unique("txn"))
+    for number in range(6):
+        producer.begin_transaction()
+        for index in range(3):
+            producer.produce(LOAD, b"%d" % number, partition=index)
+        producer.flush(60)
+        end = producer.abort_transaction if number % 2 else producer.commit_transaction
+        end(60)
+    mixed.create(BIG, *ROTATED, max_message_bytes=str(4 << 20))
+    for index, (leader, *_) in enumerate(ROTATED):
+        acked(mixed.write(leader, BIG, noise.randbytes(3 << 20), index=index), 0)
+        acked(mixed.write(leader, BIG, b"small", index=index), 1)
+    for name in (LOAD, BIG):
+        for index in range(3):
+            assert_equal(mixed, name, index)
+
+
+# --- a turn of power losses and elections ---
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_who_loses_its_tail_while_others_lead(mixed: ReplicaCluster, number: int) -> None:
+    """C and B stop, A is killed; B comes back first and leads, then A, which lost some, and C."""
+    roles = a, b, c = TURNS[mixed.layout][number]
+    names = kept, split, thrice, last, forced = [
+        unique(one) for one in ("kept", "split", "thrice", "last", "forced")
+    ]
+    mixed.create(kept, roles, min_insync_replicas="2")
+    mixed.create(split, (a, b), **UNCLEAN)
+    mixed.create(thrice, (b, a), **UNCLEAN)
+    mixed.create(last, roles)
+    mixed.create(forced, (a, b))
+    acked(mixed.write(a, kept, b"m1"), 0)
+    acked(mixed.write(a, kept, b"m2"), 1)
+    for name in (split, forced):
+        acked(mixed.write(a, name, b"m1"), 0)
+    ten = [b"%d" % number for number in range(10)]
+    acked(mixed.write(b, thrice, *ten), 0)
+    mixed.stop_all(c, b)
+    for name in names:
+        mixed.settled(name, leader=a, isr={a})
+    with mixed.client(a) as client:
+        # The ISR is below its minimum: nothing is committed any more.
+        acked(write(client, kept, b"m3", acks=1), 2)
+        assert write(client, kept, b"refused")["error_code"] == "not_enough_replicas"
+        assert ask_end(client, kept) == {"offset": 2}
+        for name in (split, forced):
+            acked(write(client, name, b"only A has it", acks=1), 1)
+        acked(write(client, thrice, b"only A has it"), 10)
+        acked(write(client, last, b"committed by A alone"), 0)
+    mixed.kill(a)
+    cut_log(mixed.directory(a, kept), 1)
+    tell_high_watermark(mixed.node(b).data_dir, kept, 1)
+
+    mixed.start_all(b)
+    mixed.settled(kept, leader=b, isr={b}, is_readable=False)
+    for name in (split, thrice):
+        mixed.settled(name, leader=b, isr={b})
+    for name in (last, forced):
+        mixed.settled(name, leader=-1)  # only A has what was acknowledged
+    mixed.prefer(forced, is_unclean=True)
+    mixed.settled(forced, leader=b, isr={b})
+    with mixed.client(b) as client:
+        # It has m2, but may not tell before others have it: two are needed to commit.
+        assert ask_end(client, kept) == {"error": "offset_not_available"}
+        assert client.fetch(kept)["high_watermark"] == 1
+        assert client.fetch(kept, offset=2)["error_code"] == "none"
+        for name in (split, forced):
+            acked(write(client, name, b"m2"), 1)
+        acked(write(client, thrice, b"a", b"b", b"c"), 10)
+
+    mixed.start_all(a, c)
+    mixed.settled(kept, leader=b, isr=EVERYBODY)
+    for name in (split, thrice, forced):
+        mixed.settled(name, leader=b, isr={a, b})
+    mixed.settled(last, leader=a, isr=EVERYBODY)
+    until(lambda: values(mixed, b, kept) == [b"m1", b"m2"], "both are committed")
+    acked(mixed.write(b, kept, b"m4"), 2)
+    for name in (kept, split, forced):
+        mixed.prefer(name)
+        mixed.settled(name, leader=a)
+    acked(mixed.write(a, kept, b"m5"), 3)
+    assert values(mixed, a, kept) == [b"m1", b"m2", b"m4", b"m5"]
+    assert values(mixed, a, split) == values(mixed, a, forced) == [b"m1", b"m2"]
+    assert values(mixed, b, thrice) == [*ten, b"a", b"b", b"c"]
+    assert values(mixed, a, last) == [b"committed by A alone"]
+    for name in names:
+        assert_equal(mixed, name)

@@ -1,0 +1,317 @@
+"""Replicas that move between Apache Kafka and Fencepost, and what a follower does beside copying.
+
+Each test is asked of both directions: Java leads and Python follows, Python leads and Java follows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.support.batches import batch
+from tests.support.cluster import EARLIEST, Cluster, unique
+from tests.support.kafka import LOG4J, LOG4J_FILE, java_command
+from tests.support.processes import Child
+from tests.support.raw import Answer
+from tests.support.replica_cluster import (
+    BROKER,
+    ReplicaCluster,
+    ask_end,
+    begin_write,
+    write,
+    written,
+)
+from tests.support.waits import until
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("java_tools"),
+    pytest.mark.timeout(900),
+]
+
+JAVA, PYTHON = 1, 2
+BOTH_WAYS = pytest.mark.parametrize(
+    ("leader", "follower"), [(JAVA, PYTHON), (PYTHON, JAVA)], ids=["Java leads", "Python leads"]
+)
+SIDES = "leader", "follower"
+CHUNK = random.Random(3).randbytes(900_000)
+CHUNKS = 12
+"""So many MB take minutes at one byte a second: a fetch brings one MB, and then a window of eleven
+seconds has to pass."""
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaCluster]:
+    with ReplicaCluster(tmp_path_factory.mktemp("moves"), "JP") as one:
+        yield one
+
+
+def acked(answer: Answer, offset: int) -> None:
+    assert (answer["error_code"], answer["base_offset"]) == ("none", offset), answer
+
+
+def equal(mixed: ReplicaCluster, name: str) -> None:
+    """Wait until both have the same bytes from the larger log start on."""
+
+    def probe() -> bool:
+        logs = [mixed.batches(one, name) for one in (JAVA, PYTHON)]
+        start = max(log[0][0].base_offset for log in logs)
+        java, python = ([raw for head, raw in log if head.base_offset >= start] for log in logs)
+        return java == python
+
+    until(probe, f"replicas of {name} are equal", poll_s=0.1)
+
+
+@BOTH_WAYS
+def test_a_throttled_replica_waits_is_cancelled_and_comes_in_the_end(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    """Throttled by its leader, then by itself; in between it is called off, and deletes all."""
+    big, small = unique("big"), unique("small")
+    both = dict.fromkeys((f"{side}_replication_throttled_replicas" for side in SIDES), "*")
+    mixed.create(big, (leader,), **both)
+    mixed.create(small, (leader,))
+    with mixed.client(leader) as client:
+        for at in range(CHUNKS):
+            acked(write(client, big, CHUNK), at)
+        acked(write(client, small, b"small"), 0)
+    copy = mixed.directory(follower, big)
+    for side, broker in (("leader", leader), ("follower", follower)):
+        rate = f"{side}_replication_throttled_rate"
+        mixed.configure(BROKER, str(broker), **{rate: "1"})
+        until(
+            lambda rate=rate, broker=broker: told(mixed, broker, rate) == "1",
+            f"{broker} knows its {rate}",
+        )
+        mixed.reassign(big, (leader, follower))
+        until(copy.is_dir, f"{follower} has begun")
+        # What is not throttled is copied meanwhile, and by the same fetcher.
+        mixed.reassign(small, (leader, follower))
+        mixed.settled(small, leader=leader, isr={leader, follower})
+        mixed.settled(big, leader=leader, isr={leader}, replicas=(leader, follower))
+        if side == "leader":
+            mixed.reassign(big, None)
+            mixed.settled(big, leader=leader, isr={leader}, replicas=(leader,))
+            until(lambda: not copy.exists(), "who was added has deleted all")
+            mixed.reassign(small, (leader,))
+            mixed.settled(small, leader=leader, isr={leader}, replicas=(leader,))
+        mixed.configure(BROKER, str(broker), **{rate: None})
+    mixed.settled(big, leader=leader, isr={leader, follower})
+    equal(mixed, big)
+    mixed.reassign(big, (follower,))
+    mixed.settled(big, leader=follower, isr={follower}, replicas=(follower,))
+    until(lambda: not mixed.directory(leader, big).exists(), "the former leader has deleted all")
+    acked(mixed.write(follower, big, b"more"), CHUNKS)
+
+
+def told(mixed: ReplicaCluster, broker: int, key: str) -> str | None:
+    """A config of a broker, as that one has it."""
+    asked = {"resource_type": BROKER, "resource_name": str(broker)}
+    names = [key.replace("_", ".")]
+    with mixed.client(broker) as client:
+        answer = client.call(
+            "describe_configs", 4, resources=[{**asked, "configuration_keys": names}]
+        )
+    values = [one["value"] for one in answer["results"][0]["configs"]]
+    return values[0] if values else None
+
+
+@BOTH_WAYS
+def test_deleted_records_are_gone_everywhere(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    name = unique("deleted")
+    mixed.create(name, (leader, follower))
+    for at in range(10):
+        acked(mixed.write(leader, name, b"%d" % at), at)
+    parts = [{"partition_index": 0, "offset": 5}]
+    with mixed.client(leader) as client, mixed.client(follower) as other:
+        answer = client.call(
+            "delete_records", 2, timeout=100_000, topics=[{"name": name, "partitions": parts}]
+        )
+        part = answer["topics"][0]["partitions"][0]
+        assert (part["error_code"], part["low_watermark"]) == ("none", 5)
+        assert other.fetch(name, offset=5, version=12)["log_start_offset"] == 5, "it has waited"
+        assert client.fetch(name, offset=4)["error_code"] == "offset_out_of_range"
+    mixed.reassign(name, (follower, leader))
+    mixed.prefer(name)
+    mixed.settled(name, leader=follower, isr={leader, follower})
+    with mixed.client(follower) as client:
+        assert ask_end(client, name, at=EARLIEST) == {"offset": 5}
+        assert client.values(name) == [b"5", b"6", b"7", b"8", b"9"]
+    acked(mixed.write(follower, name, b"10"), 10)
+
+
+# --- who reads near by ---
+
+
+@BOTH_WAYS
+def test_consumers_read_from_the_replica_of_their_rack(
+    mixed: ReplicaCluster, leader: int, follower: int, tmp_path: Path
+) -> None:
+    name, rack = unique("near"), f"rack-{follower}"
+    mixed.create(name, (leader, follower))
+    values = [b"%d" % number for number in range(20)]
+    acked(mixed.write(leader, name, *values), 0)
+    with mixed.client(leader) as client:
+        until(lambda: preferred(client, name, rack) == follower, "the leader knows who is near")
+        assert preferred(client, name, f"rack-{leader}") == -1
+        assert preferred(client, name, "nowhere") == -1
+    assert [one.decode() for one in values] == by_librdkafka(mixed, name, rack, follower)
+    # Java's consumer says where it turns to only at this level.
+    config = tmp_path / "log4j2.xml"
+    config.write_text(LOG4J.replace('level="warn"', 'level="debug"'))
+    command = java_command(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *("--bootstrap-server", mixed.bootstrap, "--topic", name, "--partition", "0"),
+        *("--offset", "earliest", "--max-messages", str(len(values))),
+        *("--command-property", f"client.rack={rack}"),
+    )
+    command = [one.replace(str(LOG4J_FILE), str(config)) for one in command]
+    child = Child(command)
+    assert child.wait(240) == 0, child.tail()
+    moved = f"Updating preferred read replica for partition {name}-0 to {follower}"
+    assert any(moved in line for line in child.lines), child.tail()
+    assert [line for line in child.lines if line.isdigit()] == [one.decode() for one in values]
+
+
+def preferred(client: Cluster, name: str, rack: str) -> int:
+    """Whom a leader sends a consumer of a rack to, -1 if it answers itself."""
+    part = {"partition": 0, "fetch_offset": 0, "current_leader_epoch": -1}
+    topics = [{"topic": name, "partitions": [{**part, "partition_max_bytes": 1 << 20}]}]
+    sizes = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "session_epoch": -1}
+    answer = client.call("fetch", 11, replica_id=-1, **sizes, rack_id=rack, topics=topics)
+    found = answer["responses"][0]["partitions"][0]
+    assert found["error_code"] == "none"
+    assert bool(found["records"]) == (found["preferred_read_replica"] == -1)
+    return int(found["preferred_read_replica"])
+
+
+def by_librdkafka(mixed: ReplicaCluster, name: str, rack: str, follower: int) -> list[str]:
+    """What its consumer reads once its statistics say that it reads from the follower."""
+    seen: list[int] = []
+
+    def note(text: str) -> None:
+        topics = json.loads(text)["topics"].values()
+        seen.extend(topic["partitions"]["0"]["broker"] for topic in topics)
+
+    settings = {"client.rack": rack, "statistics.interval.ms": 100, "stats_cb": note}
+    consumer = Consumer({"bootstrap.servers": mixed.bootstrap, "group.id": name, **settings})
+    with closing(consumer):
+        consumer.assign([TopicPartition(name, 0, 0)])
+        found: list[str] = []
+
+        def poll() -> bool:
+            message = consumer.poll(0.1)
+            if message is not None:
+                assert message.error() is None, message.error()
+                found.append(message.value().decode())
+            return len(found) == 20 and bool(seen) and seen[-1] == follower
+
+        until(poll, f"librdkafka reads from {follower}: {seen}")
+    return found
+
+
+# --- compaction ---
+
+
+@BOTH_WAYS
+def test_compaction_on_both_sides_keeps_the_same(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    """The leader has cleaned before the other one copies holes; then each cleans by itself."""
+    name = unique("table")
+    compacted = {
+        "cleanup_policy": "compact",
+        "min_cleanable_dirty_ratio": "0.01",
+        "segment_bytes": str(1 << 20),
+    }
+    mixed.create(name, (leader,), **compacted)
+    latest = fill(mixed, leader, name, 0)
+    cleaned(mixed, leader, name, 20)
+    mixed.reassign(name, (leader, follower))
+    mixed.settled(name, leader=leader, isr={leader, follower})
+    latest |= fill(mixed, leader, name, 40)
+    for one in (leader, follower):
+        cleaned(mixed, one, name, 60)
+    for one, other in ((leader, follower), (follower, leader)):
+        mixed.reassign(name, (one, other))
+        mixed.prefer(name)
+        mixed.settled(name, leader=one, isr={leader, follower})
+        with mixed.client(one) as client:
+            read = client.read(name)
+        found = {
+            key: value for part in read for key, value in zip(part.keys, part.values, strict=True)
+        }
+        assert found == latest, one
+        assert sum(len(part.values) for part in read) < 80, "it is cleaned"
+
+
+def fill(mixed: ReplicaCluster, leader: int, name: str, begin: int) -> dict[bytes, bytes]:
+    """40 batches of 100 kB with seven keys, and what is the last of each."""
+    latest = {}
+    with mixed.client(leader) as client:
+        for at in range(begin, begin + 40):
+            key, value = b"k%d" % (at % 7), b"%d:" % at + CHUNK[:100_000]
+            acked(client.produce(name, batch([value], key=key)), at)
+            latest[key] = value
+    return latest
+
+
+def cleaned(mixed: ReplicaCluster, node_id: int, name: str, offset: int) -> None:
+    """Wait until a broker has cleaned that far."""
+    file = mixed.node(node_id).data_dir / "cleaner-offset-checkpoint"
+
+    def probe() -> bool:
+        lines = file.read_text().splitlines() if file.exists() else []
+        rows = [line.split() for line in lines]
+        return any(row[:2] == [name, "0"] and int(row[2]) >= offset for row in rows)
+
+    until(probe, f"{node_id} has cleaned {name} up to {offset}", deadline_s=120, poll_s=0.1)
+
+
+# --- who is frozen ---
+
+
+@BOTH_WAYS
+def test_a_frozen_broker_is_left_out_and_its_late_word_is_not_kept(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    """SIGSTOP to a follower of one topic that leads another; it wakes up and thinks it still does.
+
+    Who waits with acks=all is answered when it is out of the ISR, or in it again.
+    """
+    free, bound, lost = (unique(one) for one in ("free", "bound", "lost"))
+    mixed.create(free, (leader, follower))
+    mixed.create(bound, (leader, follower), min_insync_replicas="2")
+    mixed.create(lost, (follower, leader))
+    acked(mixed.write(follower, lost, b"0"), 0)
+    with (
+        mixed.client(leader) as first,
+        mixed.client(leader) as second,
+        mixed.client(follower) as late,
+    ):
+        with mixed.frozen(follower):
+            begin_write(first, free, b"0", timeout_ms=100_000)
+            begin_write(second, bound, b"0", timeout_ms=100_000)
+            begin_write(late, lost, b"late", acks=1, timeout_ms=1_000)
+            acked(written(first), 0)
+
+            until(lambda: mixed.trouble(leader, lost) is None, "the other one leads")
+            until(lambda: mixed.state(bound, witness=leader).isr == {leader}, "it is alone")
+            refused = mixed.write(leader, bound, b"refused")
+            assert refused["error_code"] == "not_enough_replicas"
+            acked(mixed.write(leader, lost, b"1"), 1)
+        assert written(late)["error_code"] in {"none", "not_leader_or_follower"}
+        acked(written(second), 0)
+    for name in (free, bound, lost):
+        mixed.settled(name, leader=leader, isr={leader, follower})
+        equal(mixed, name)
+    with mixed.client(leader) as client:
+        assert client.values(lost) == [b"0", b"1"]

@@ -1,0 +1,397 @@
+"""What scenes of replication do with a cluster of both makers: its brokers, topics and files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from fencepost.logcore.batch import BatchHeader, iter_headers
+from fencepost.logcore.checkpoints import read_epochs
+from fencepost.logcore.fs import OsFileSystem
+from tests.support.batches import batch
+from tests.support.cluster import Cluster
+from tests.support.kafka import Kafka
+from tests.support.mixed import MixedCluster
+from tests.support.proxy import LosingProxy
+from tests.support.raw import Answer
+from tests.support.waits import until
+
+TOPIC, BROKER = 2, 4
+"""Kinds of resources that have configs."""
+
+DEADLINE_S = 120.0
+LAG_MS, SESSION_MS = 2_000, 6_000
+SETTINGS = {
+    "auto.create.topics.enable": "false",
+    "auto.leader.rebalance.enable": "false",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": str(SESSION_MS),
+    "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.backoff.ms": "200",
+    "log.retention.ms": "-1",
+    "offsets.topic.num.partitions": "1",
+    "replica.fetch.backoff.ms": "200",
+    "replica.lag.time.max.ms": str(LAG_MS),
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    "transaction.state.log.num.partitions": "1",
+}
+"""Of all nodes: who lags or is gone is found out in seconds."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a broker's metadata say of a partition."""
+
+    leader: int
+    epoch: int
+    isr: frozenset[int]
+    replicas: tuple[int, ...]
+
+
+class ReplicaCluster(MixedCluster):
+    """Under a controller of Apache Kafka. With ``is_proxied`` all ways to it go by ``proxy``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        is_proxied: bool = False,
+    ) -> None:
+        self.proxy = LosingProxy() if is_proxied else None
+        self.ids = frozenset(range(1, len(layout) + 1))
+        """Of the brokers."""
+        super().__init__(directory, layout, {**SETTINGS, **(settings or {})})
+
+    def _controllers_of_kafka(self, count: int) -> list[Kafka]:
+        (made,) = super()._controllers_of_kafka(count)
+        if self.proxy is not None:
+            host, port = made.controller.split(":")
+            self.proxy.target = host, int(port)
+            self._addresses = [f"127.0.0.1:{self.proxy.port}"]
+            self._voters = {"controller.quorum.voters": f"{made.node_id}@{self.quorum}"}
+            made.tell({**self._voters, "advertised.listeners": f"CONTROLLER://{self.quorum}"})
+        return [made]
+
+    @property
+    def quorum(self) -> str:
+        """HOST:PORT of the controller, as brokers know it."""
+        return self._addresses[0]
+
+    # --- processes ---
+
+    def __enter__(self) -> Self:
+        """Start all of them; each is waited for, and known to every other."""
+        try:
+            self.start()
+            self._await_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, node_id: int) -> None:
+        self.node(node_id).start()
+
+    def _await_all(self) -> None:
+        for one in self.running:
+            until(partial(self._knows_all, one), f"{one} knows all", deadline_s=DEADLINE_S)
+
+    def _knows_all(self, witness: int) -> bool:
+        return self.brokers(witness) == set(self.running)
+
+    def start_all(self, *node_ids: int) -> None:
+        """Start these; returns when all that run know each other."""
+        with ThreadPoolExecutor(len(node_ids)) as threads:
+            list(threads.map(self._start, node_ids))
+        self._await_all()
+
+    def stop_all(self, *node_ids: int) -> None:
+        """SIGTERM to each in turn: it hands over what it leads, and forces its logs to the disk."""
+        for one in node_ids:
+            child = self.node(one).child
+            assert child is not None
+            child.terminate(deadline_s=DEADLINE_S)
+
+    def kill(self, node_id: int) -> None:
+        """Kill -9."""
+        self.node(node_id).kill()
+
+    @contextmanager
+    def frozen(self, node_id: int) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT in the end."""
+        child = self.node(node_id).child
+        assert child is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill all that run."""
+        self.stop()
+        if self.proxy is not None:
+            self.proxy.close()
+
+    @property
+    def running(self) -> list[int]:
+        """The brokers whose processes are there."""
+        children = [(one.node_id, one.child) for one in self.nodes]
+        return [number for number, child in children if child and child.returncode is None]
+
+    def client(self, node_id: int) -> Cluster:
+        """A new connection to a broker; to be closed."""
+        return Cluster(self.node(node_id).bootstrap, deadline_s=DEADLINE_S)
+
+    # --- topics ---
+
+    def create(self, name: str, *assignment: Sequence[int], **configs: str) -> uuid.UUID:
+        """A topic with these replicas; it is led when this returns, and the leaders know of it."""
+        with self.client(self.running[0]) as client:
+            answer = client.call(
+                "create_topics",
+                7,
+                timeout=30_000,
+                topics=[
+                    {
+                        "name": name,
+                        "num_partitions": -1,
+                        "replication_factor": -1,
+                        "assignments": [
+                            {"partition_index": index, "broker_ids": list(ids)}
+                            for index, ids in enumerate(assignment)
+                        ],
+                        "configs": [
+                            {"name": key.replace("_", "."), "value": value}
+                            for key, value in configs.items()
+                        ],
+                    }
+                ],
+            )
+        assert answer["topics"][0]["error_code"] == "none", answer
+        for index, ids in enumerate(assignment):
+            # A replica that is only played does nothing by itself.
+            real = frozenset(ids) & self.ids
+            if len(real) == len(ids):
+                self.settled(name, index, leader=ids[0], isr=set(ids))
+            elif ids[0] in real:
+                leader = ids[0]
+                until(
+                    lambda i=index, one=leader: self.trouble(one, name, i) is None,
+                    f"{name} is led",
+                )
+        return uuid.UUID(answer["topics"][0]["topic_id"])
+
+    def state(self, name: str, index: int = 0, *, witness: int | None = None) -> State | None:
+        """The partition as ``witness`` knows it, None if it does not."""
+        with self.client(self.running[0] if witness is None else witness) as client:
+            (topic,) = client.call("metadata", 12, topics=[{"name": name}])["topics"]
+        for part in topic["partitions"]:
+            if part["partition_index"] == index:
+                isr, replicas = frozenset(part["isr_nodes"]), tuple(part["replica_nodes"])
+                return State(part["leader_id"], part["leader_epoch"], isr, replicas)
+        return None
+
+    def settled(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        leader: int | None = None,
+        isr: set[int] | None = None,
+        replicas: Sequence[int] | None = None,
+        is_readable: bool = True,
+    ) -> State:
+        """Wait until all running brokers know this of a partition, and its leader leads.
+
+        It also knows how far it may be read then, unless ``is_readable`` is not asked for.
+        """
+        fine = {None} if is_readable else {None, "offset_not_available"}
+
+        def probe() -> State | None:
+            found = {self.state(name, index, witness=one) for one in self.running}
+            seen = found.pop()
+            if found or seen is None:
+                return None
+            wrong = (
+                (leader is not None and seen.leader != leader)
+                or (isr is not None and seen.isr != isr)
+                or (replicas is not None and seen.replicas != tuple(replicas))
+            )
+            is_led = seen.leader not in self.ids or self.trouble(seen.leader, name, index) in fine
+            if wrong or not is_led:
+                return None
+            return seen
+
+        what = f"{name}-{index}: leader {leader}, ISR {isr}, replicas {replicas}"
+        try:
+            return until(probe, what, deadline_s=DEADLINE_S, poll_s=0.05)
+        except TimeoutError as error:
+            seen = {one: self.state(name, index, witness=one) for one in self.running}
+            raise TimeoutError(f"{error}; {seen}") from None
+
+    def trouble(self, leader: int, name: str, index: int = 0) -> str | None:
+        """Why a broker does not tell the end of what it leads; None if it does."""
+        with self.client(leader) as client:
+            return ask_end(client, name, index).get("error")
+
+    def reassign(self, name: str, replicas: Sequence[int] | None, index: int = 0) -> None:
+        """Order other replicas, or with None cancel that."""
+        wanted = None if replicas is None else list(replicas)
+        parts = [{"partition_index": index, "replicas": wanted}]
+        topics = [{"name": name, "partitions": parts}]
+        with self.client(self.running[0]) as client:
+            answer = client.call("alter_partition_reassignments", 0, timeout=30_000, topics=topics)
+        assert answer["responses"][0]["partitions"][0]["error_code"] == "none", answer
+
+    def prefer(self, name: str, index: int = 0, *, is_unclean: bool = False) -> None:
+        """Elect the first replica; or, where nobody leads, any that is there."""
+        chosen = [{"topic": name, "partitions": [index]}]
+        with self.client(self.running[0]) as client:
+            answer = client.call(
+                "elect_leaders",
+                2,
+                election_type=int(is_unclean),
+                timeout=30_000,
+                topic_partitions=chosen,
+            )
+        assert answer["error_code"] == "none", answer
+
+    def configure(self, kind: int, name: str, **values: str | None) -> None:
+        """Set configs of a topic (2) or, at that broker, of a broker (4); None takes one away."""
+        configs = [
+            {
+                "name": key.replace("_", "."),
+                "config_operation": 1 if value is None else 0,
+                "value": value,
+            }
+            for key, value in values.items()
+        ]
+        resource = {"resource_type": kind, "resource_name": name, "configs": configs}
+        with self.client(int(name) if kind == BROKER else self.running[0]) as client:
+            answer = client.call("incremental_alter_configs", 1, resources=[resource])
+        assert answer["responses"][0]["error_code"] == "none", answer
+
+    def delete(self, name: str) -> None:
+        """Delete a topic."""
+        with self.client(self.running[0]) as client:
+            answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)
+        assert answer["responses"][0]["error_code"] == "none", answer
+
+    def write(
+        self,
+        node_id: int,
+        name: str,
+        *values: bytes,
+        index: int = 0,
+        acks: int = -1,
+        timeout_ms: int = 60_000,
+    ) -> Answer:
+        """Produce one batch at a broker; the partition's part of the answer."""
+        with self.client(node_id) as client:
+            return write(client, name, *values, index=index, acks=acks, timeout_ms=timeout_ms)
+
+    def brokers(self, witness: int) -> set[int]:
+        """The brokers that are not fenced, as ``witness`` knows it."""
+        with self.client(witness) as client:
+            return {one["node_id"] for one in client.call("metadata", 12, topics=[])["brokers"]}
+
+    # --- files ---
+
+    def directory(self, node_id: int, name: str, index: int = 0) -> Path:
+        """Where a broker has its replica."""
+        return self.node(node_id).data_dir / f"{name}-{index}"
+
+    def batches(self, node_id: int, name: str, index: int = 0) -> list[tuple[BatchHeader, bytes]]:
+        """All batches of a replica's files, oldest first, as they lie there."""
+        return batches_in(self.directory(node_id, name, index))
+
+
+def ask_end(client: Cluster, name: str, index: int = 0, at: int = -1) -> dict[str, Any]:
+    """ListOffsets of one partition: ``offset``, or ``error``."""
+    asked = {"partition_index": index, "timestamp": at, "current_leader_epoch": -1}
+    topics = [{"name": name, "partitions": [asked]}]
+    answer = client.call("list_offsets", 5, replica_id=-1, topics=topics)
+    part = answer["topics"][0]["partitions"][0]
+    error = part["error_code"]
+    return {"offset": part["offset"]} if error == "none" else {"error": error}
+
+
+def begin_write(
+    client: Cluster, name: str, *values: bytes, index: int = 0, acks: int = -1, timeout_ms: int
+) -> None:
+    """Send one batch; the answer is to be received."""
+    parts = [{"index": index, "records": batch(values)}]
+    topics = [{"name": name, "partition_data": parts}]
+    client.send("produce", 9, acks=acks, timeout=timeout_ms, topic_data=topics)
+
+
+def written(client: Cluster) -> Answer:
+    """The answer to :func:`begin_write`."""
+    part: Answer = client.receive()["responses"][0]["partition_responses"][0]
+    return part
+
+
+def write(
+    client: Cluster,
+    name: str,
+    *values: bytes,
+    index: int = 0,
+    acks: int = -1,
+    timeout_ms: int = 60_000,
+) -> Answer:
+    """Send one batch and wait for the answer."""
+    begin_write(client, name, *values, index=index, acks=acks, timeout_ms=timeout_ms)
+    return written(client)
+
+
+def batches_in(directory: Path) -> list[tuple[BatchHeader, bytes]]:
+    """All batches of a directory's segments, oldest first."""
+    found = []
+    for file in sorted(directory.glob("*.log")):
+        data = file.read_bytes()
+        found += [
+            (header, data[position : position + header.size])
+            for position, header in iter_headers(memoryview(data))
+        ]
+    return found
+
+
+def cut_log(directory: Path, offset: int) -> None:
+    """Take the tail from ``offset`` on away, as a power loss may; the index files go as well."""
+    file = max(directory.glob("*.log"))
+    data = file.read_bytes()
+    at = next(p for p, header in iter_headers(memoryview(data)) if header.base_offset >= offset)
+    os.truncate(file, at)
+    for suffix in ("*.index", "*.timeindex", "*.snapshot"):
+        for one in directory.glob(suffix):
+            one.unlink()
+
+
+def epochs_in(directory: Path, end: int) -> list[tuple[int, int]]:
+    """Leader epochs and where they begin, of those that have a record below ``end``."""
+    found = read_epochs(OsFileSystem(), str(directory)) or []
+    return [(epoch, start) for epoch, start in found if start < end]
+
+
+def tell_high_watermark(data_dir: Path, name: str, offset: int, index: int = 0) -> None:
+    """Write another high watermark into the checkpoint of a broker that is stopped."""
+    file = data_dir / "replication-offset-checkpoint"
+    lines = file.read_text().splitlines()
+    wanted = f"{name} {index} "
+    assert any(line.startswith(wanted) for line in lines), file.read_text()
+    changed = [f"{wanted}{offset}" if line.startswith(wanted) else line for line in lines]
+    file.write_text("".join(f"{line}\n" for line in changed))

@@ -153,6 +153,26 @@ def decode(api: str, version: int, frame: bytes) -> tuple[int, Answer]:
     return header.correlation_id, plain(body)
 
 
+def decode_request(api: str, version: int, frame: bytes) -> Answer:
+    """What a request asks, from a frame with its header; for who plays a broker."""
+    entity = _entity(api, version, "request")
+    _, used = entity_reader(entity.__header_schema__)(frame, 0)
+    body, size = entity_reader(entity)(frame, used)
+    assert used + size == len(frame), f"{api} v{version}: more than a request"
+    asked: Answer = plain(body)
+    return asked
+
+
+def encode_answer(api: str, version: int, correlation_id: int, body: Mapping[str, Any]) -> bytes:
+    """One answer with its header, without the length in front."""
+    entity = build(_entity(api, version, "response"), body)
+    header = build(type(entity).__header_schema__, {"correlation_id": correlation_id})
+    out = io.BytesIO()
+    entity_writer(type(header))(out, header)
+    entity_writer(type(entity))(out, entity)
+    return out.getvalue()
+
+
 class RawClient:
     """One connection."""
 

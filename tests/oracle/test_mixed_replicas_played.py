@@ -1,0 +1,541 @@
+"""The scenarios that need an exact step of another broker: the test plays that broker.
+
+A played follower asks a leader of each kind the same; a played leader answers followers of both
+kinds at once. All ways to the controller, Apache Kafka's, go by a proxy that keeps requests back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from tests.support.batches import batch
+from tests.support.cluster import EARLIEST, LATEST, Cluster, unique
+from tests.support.kafka import CLUSTER_ID
+from tests.support.played import PlayedFollower, PlayedLeader, Script
+from tests.support.proxy import LosingProxy
+from tests.support.raw import Answer
+from tests.support.replica_cluster import (
+    ReplicaCluster,
+    ask_end,
+    begin_write,
+    write,
+    written,
+)
+from tests.support.waits import until
+
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.usefixtures("java_tools"),
+    pytest.mark.timeout(900),
+]
+
+JAVA, PYTHON = 1, 2
+PLAYED_LEADER, EIGHT, NINE = 7, 8, 9
+ALTER_PARTITION = 56
+PATIENT_MS = 100_000
+
+
+class Stage:
+    """Real brokers of both kinds, and those that are played."""
+
+    def __init__(
+        self, cluster: ReplicaCluster, eight: PlayedFollower, nine: PlayedFollower
+    ) -> None:
+        self.cluster, self.eight, self.nine = cluster, eight, nine
+        assert cluster.proxy is not None
+        self.proxy: LosingProxy = cluster.proxy
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    # A topic of history would have replicas on the played brokers, and changes of its own.
+    alone = {"fencepost.history.enable": "false"}
+    with (
+        ReplicaCluster(tmp_path_factory.mktemp("played"), "JP", alone, is_proxied=True) as cluster,
+        PlayedFollower(cluster.quorum, EIGHT, CLUSTER_ID) as eight,
+        PlayedFollower(cluster.quorum, NINE, CLUSTER_ID) as nine,
+    ):
+        yield Stage(cluster, eight, nine)
+
+
+class Led:
+    """A topic of one partition, its leader, and a connection to that."""
+
+    def __init__(
+        self, stage: Stage, leader: int, replicas: tuple[int, ...], **configs: str
+    ) -> None:
+        self.stage, self.leader = stage, leader
+        self.name = unique("led")
+        self.topic_id = stage.cluster.create(self.name, replicas, **configs)
+        self.client: Cluster = stage.cluster.client(leader)
+        self.epoch = 0
+
+    def moved(self, leader: int, epoch: int) -> None:
+        """Go on with another leader."""
+        self.client.close()
+        self.client = self.stage.cluster.client(leader)
+        self.leader, self.epoch = leader, epoch
+
+    def isr(self) -> frozenset[int]:
+        """As the leader's metadata have it."""
+        state = self.stage.cluster.state(self.name, witness=self.leader)
+        assert state is not None
+        return state.isr
+
+    def has_isr(self, *expected: int) -> None:
+        until(lambda: self.isr() == set(expected), f"the ISR {expected}", deadline_s=120)
+
+    def fetched(self, offset: int, by: PlayedFollower | None = None, **how: int) -> Answer:
+        """What a played follower gets."""
+        follower = by or self.stage.nine
+        return follower.fetch_replica(self.client, self.topic_id, offset, self.epoch, **how)
+
+    def until_joined(self, offset: int, *expected: int, by: PlayedFollower | None = None) -> None:
+        """Fetch at the end until the ISR has this follower."""
+
+        def probe() -> bool:
+            part = self.fetched(offset, by, last_epoch=0)
+            return part["error_code"] == "none" and self.isr() == set(expected)
+
+        until(probe, f"the ISR {expected}", deadline_s=120, poll_s=0.1)
+
+    def high_watermark(self) -> int:
+        """What a consumer sees."""
+        return int(self.client.fetch(self.name)["high_watermark"])
+
+    def proposes(self, offset: int) -> None:
+        """Fetch there until the leader asks for this follower in the ISR; the proxy keeps it."""
+
+        def probe() -> bool:
+            part = self.fetched(offset, last_epoch=0)
+            return part["error_code"] == "none" and self.stage.proxy.holding.is_set()
+
+        until(probe, "the follower is proposed", deadline_s=120, poll_s=0.1)
+
+    def commits(self, offset: int) -> None:
+        """Fetch there until consumers see all below it."""
+
+        def probe() -> bool:
+            self.fetched(offset, last_epoch=0)
+            return self.high_watermark() == offset
+
+        until(probe, f"{offset} is committed")
+
+    def end(self) -> int:
+        """The log's end, committed or not."""
+        asked = {"partition_index": 0, "timestamp": LATEST, "current_leader_epoch": -1}
+        topics = [{"name": self.name, "partitions": [asked]}]
+        answer = self.client.call("list_offsets", 7, replica_id=NINE, topics=topics)
+        return int(answer["topics"][0]["partitions"][0]["offset"])
+
+    def close(self) -> None:
+        """Delete it: a follower that is silent would leave its ISR in the midst of other scenes."""
+        self.client.close()
+        self.stage.cluster.delete(self.name)
+
+
+@contextmanager
+def led(stage: Stage, leader: int, *followers: int, **configs: str) -> Iterator[Led]:
+    with closing(Led(stage, leader, (leader, *followers), **configs)) as one:
+        yield one
+
+
+@contextmanager
+def asking(stage: Stage, leader: int, led: Led, *values: bytes) -> Iterator[Cluster]:
+    """While it lasts, these values are on their way with acks=all."""
+    with stage.cluster.client(leader) as client:
+        begin_write(client, led.name, *values, timeout_ms=PATIENT_MS)
+        yield client
+
+
+def acked(answer: Answer, offset: int) -> None:
+    assert (answer["error_code"], answer["base_offset"]) == ("none", offset), answer
+
+
+BY_BOTH = pytest.mark.parametrize("leader", [JAVA, PYTHON], ids=["Java", "Python"])
+TEN = [b"%d" % number for number in range(10)]
+
+
+@BY_BOTH
+def test_a_diverging_fetch_commits_nothing(stage: Stage, leader: int) -> None:
+    with led(stage, leader, NINE, min_insync_replicas="2") as one:
+        acked(write(one.client, one.name, *TEN, acks=1), 0)
+        assert one.fetched(0)["records"]
+        part = one.fetched(15, last_epoch=0)
+        assert part["diverging_epoch"] == {"epoch": 0, "end_offset": 10}
+        assert not part["records"]
+        assert one.high_watermark() == 0
+        one.commits(10)
+
+
+@BY_BOTH
+def test_a_follower_that_says_nothing_leaves(stage: Stage, leader: int) -> None:
+    """The shrink answers who waits, or leaves too few to commit anything."""
+    with (
+        led(stage, leader, NINE) as one,
+        led(stage, leader, NINE, min_insync_replicas="2") as two,
+    ):
+        for topic in (one, two):
+            acked(write(topic.client, topic.name, *TEN, acks=1), 0)
+        for topic in (one, two):
+            topic.commits(10)
+        with asking(stage, leader, one, b"10") as first, asking(stage, leader, two, b"10") as other:
+            one.has_isr(leader)
+            acked(written(first), 10)
+            assert one.high_watermark() == 11
+            two.has_isr(leader)
+            acked(write(two.client, two.name, b"11", acks=1), 11)
+            refused = write(two.client, two.name, b"refused")
+            assert refused["error_code"] == "not_enough_replicas"
+            assert two.high_watermark() == 10
+            two.until_joined(12, leader, NINE)
+            acked(written(other), 10)
+            assert two.high_watermark() == 12
+
+
+def test_who_is_fenced_or_of_yesterday_is_not_proposed(stage: Stage) -> None:
+    """Of both kinds of leader at once: it takes the session of the former incarnation to end."""
+    nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
+    with led(stage, JAVA, NINE) as first, led(stage, PYTHON, NINE) as second:
+        both = first, second
+        for one in both:
+            acked(write(one.client, one.name, *TEN, acks=1), 0)
+            one.commits(10)
+        former = nine.broker_epoch
+        nine.be_fenced()
+        for one in both:
+            until(lambda one=one: NINE not in cluster.brokers(one.leader), "it is fenced")
+            one.has_isr(one.leader)
+        proxy.hold(ALTER_PARTITION)
+        for one in both:
+            acked(write(one.client, one.name, b"10"), 10)
+            for _ in range(3):
+                assert one.fetched(11, last_epoch=0)["error_code"] == "none"
+                assert one.isr() == {one.leader}
+        nine.come()
+        for one in both:
+            until(lambda one=one: NINE in cluster.brokers(one.leader), "it is back")
+            for _ in range(3):
+                part = one.fetched(11, last_epoch=0, broker_epoch=former)
+                assert part["error_code"] == "not_leader_or_follower"
+        assert not proxy.holding.is_set(), "nobody was proposed"
+        for one in both:
+            proxy.hold(ALTER_PARTITION)
+            one.proposes(11)
+            proxy.release()
+            one.until_joined(11, one.leader, NINE)
+
+
+@BY_BOTH
+def test_a_pending_addition_counts_until_it_is_refused(stage: Stage, leader: int) -> None:
+    nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
+    with led(stage, leader, NINE) as one:
+        acked(write(one.client, one.name, *TEN, acks=1), 0)
+        one.has_isr(leader)
+        proxy.hold(ALTER_PARTITION)
+        one.proposes(10)
+        with asking(stage, leader, one, b"10") as waiting:
+            until(lambda: one.end() == 11, "it is appended")
+            assert one.high_watermark() == 10
+            nine.be_fenced()
+            until(lambda: NINE not in cluster.brokers(leader), "it is fenced")
+            assert one.high_watermark() == 10, "nobody has refused it yet"
+            proxy.release()
+
+            def is_refused() -> bool:
+                # Java looks at the high watermark again when something else is appended.
+                assert write(one.client, one.name, b"nudge", acks=1)["error_code"] == "none"
+                return one.high_watermark() > 10
+
+            until(is_refused, "the addition is refused", poll_s=0.1)
+            acked(written(waiting), 10)
+        assert one.isr() == {leader}
+        nine.come(is_new=False)
+        one.until_joined(one.end(), leader, NINE)
+
+
+@BY_BOTH
+def test_a_lost_answer_is_asked_for_again(stage: Stage, leader: int) -> None:
+    proxy = stage.proxy
+    with led(stage, leader, NINE) as one:
+        acked(write(one.client, one.name, *TEN, acks=1), 0)
+        one.has_isr(leader)
+        proxy.lose(ALTER_PARTITION)
+        one.until_joined(10, leader, NINE)
+        until(lambda: proxy.lost == {ALTER_PARTITION}, "the answer is lost")
+        with asking(stage, leader, one, b"10") as waiting:
+            until(lambda: one.end() == 11, "it is appended")
+            one.commits(11)
+            acked(written(waiting), 10)
+        # The next change finds its way, so nothing is pending any more.
+        acked(write(one.client, one.name, b"11"), 11)
+        assert one.isr() == {leader}
+
+
+@BY_BOTH
+def test_a_change_that_comes_after_an_election_is_ignored(stage: Stage, leader: int) -> None:
+    cluster, proxy, other = stage.cluster, stage.proxy, 3 - leader
+    with led(stage, leader, other, NINE) as one:
+        proxy.hold(ALTER_PARTITION)
+        acked(write(one.client, one.name, *TEN, acks=1), 0)
+        assert proxy.holding.wait(60), "the leader drops who says nothing"
+        cluster.reassign(one.name, (other, leader, NINE))
+        cluster.prefer(one.name)
+        state = cluster.settled(one.name, leader=other, is_readable=False)
+        assert NINE in state.isr, "the change is still on its way"
+        proxy.release()
+        acked(cluster.write(other, one.name, b"10"), 10)
+        later = cluster.settled(one.name, leader=other, isr={leader, other})
+        assert later.epoch == state.epoch
+        cluster.reassign(one.name, (leader, other, NINE))
+        cluster.prefer(one.name)
+        cluster.settled(one.name, leader=leader, isr={leader, other})
+        acked(cluster.write(leader, one.name, b"11"), 11)
+        assert one.client.values(one.name) == [*TEN, b"10", b"11"]
+
+
+@BY_BOTH
+def test_who_joins_has_reached_the_start_of_the_leaders_epoch(stage: Stage, leader: int) -> None:
+    """A new leader does not know how much of what it has was committed, up to its election."""
+    cluster, other, proxy = stage.cluster, 3 - leader, stage.proxy
+    with led(stage, other, leader, NINE, min_insync_replicas="3") as before:
+        name = before.name
+        acked(write(before.client, name, *TEN, acks=1), 0)
+        before.commits(10)
+        acked(write(before.client, name, *(b"x" for _ in range(90)), acks=1), 10)
+        before.has_isr(other, leader)
+        cluster.reassign(name, (leader, other, NINE))
+        cluster.prefer(name)
+        state = cluster.settled(name, leader=leader, isr={leader, other}, is_readable=False)
+        before.moved(leader, state.epoch)
+        assert before.high_watermark() == 10
+        assert ask_end(before.client, name) == {"error": "offset_not_available"}
+        proxy.hold(ALTER_PARTITION)
+        for offset in (10, 85, 99):
+            assert before.fetched(offset, last_epoch=0)["error_code"] == "none"
+        assert not proxy.holding.is_set(), "all below 100 may be committed"
+        before.proposes(100)
+        proxy.release()
+        cluster.settled(name, leader=leader, isr={leader, other, NINE})
+        before.commits(100)
+        assert ask_end(before.client, name) == {"offset": 100}
+
+
+@BY_BOTH
+def test_a_reassignment_ends_when_all_of_its_target_are_in(stage: Stage, leader: int) -> None:
+    cluster, eight = stage.cluster, stage.eight
+    with led(stage, leader) as one:
+        acked(write(one.client, one.name, *TEN), 0)
+        directory = cluster.directory(leader, one.name)
+        assert directory.is_dir()
+        assert one.fetched(0, eight)["error_code"] == "unknown_leader_epoch", "it is no replica"
+        cluster.reassign(one.name, (EIGHT, NINE))
+        one.until_joined(10, leader, EIGHT, by=eight)
+        state = cluster.settled(one.name, leader=leader)
+        assert state.replicas == (EIGHT, NINE, leader), "one of the target is not in"
+        end = one.end()
+
+        def is_over() -> bool:
+            part = one.fetched(end, last_epoch=0)
+            return part["error_code"] != "none"
+
+        until(is_over, "the leader has resigned", deadline_s=120)
+        state = cluster.settled(one.name, replicas=(EIGHT, NINE))
+        assert state.leader in {EIGHT, NINE}
+        assert state.isr == {EIGHT, NINE}
+        until(lambda: not directory.exists(), "who is not in the target has deleted all")
+
+
+# --- followers of a played leader ---
+
+
+class Followed:
+    """A topic that is led by the test; a broker of each kind follows."""
+
+    def __init__(self, stage: Stage, leader: PlayedLeader, *more: int) -> None:
+        self.cluster, self.leader = stage.cluster, leader
+        self.name = unique("followed")
+        replicas = (PLAYED_LEADER, JAVA, PYTHON, *more)
+        self.topic_id = stage.cluster.create(self.name, replicas)
+        self.script: Script = leader.leads(self.name, self.topic_id)
+
+    def append(self, begin: int, end: int, size: int = 3) -> None:
+        """Batches of so many records each."""
+        with self.leader.lock:
+            while begin < end:
+                values = [b"%d" % at for at in range(begin, min(begin + size, end))]
+                begin = self.script.has(begin, batch(values))
+
+    def copied(self, end: int) -> None:
+        """Wait until both followers ask for that offset."""
+        for one in (JAVA, PYTHON):
+            what = f"{one} has all below {end}"
+            until(lambda one=one: self.script.end_of(one) == end, what, deadline_s=120)
+
+    def high_watermark(self, follower: int, offset: int = 0) -> int:
+        """What a consumer of the follower sees that reads there."""
+        with self.cluster.client(follower) as client:
+            return int(client.fetch(self.name, offset=offset, version=12)["high_watermark"])
+
+    def shown(self, high_watermark: int, offset: int = 0) -> None:
+        """Wait until both show that."""
+        for one in (JAVA, PYTHON):
+            until(
+                lambda one=one: self.high_watermark(one, offset) == high_watermark,
+                f"{one} shows all below {high_watermark}",
+                deadline_s=120,
+            )
+
+    def answer_once(self, *answers: Answer) -> dict[int, int]:
+        """Answer both so; returns how much each of them had asked before."""
+        with self.leader.lock:
+            before = {one: len(self.script.asked[one]) for one in (JAVA, PYTHON)}
+            for one in before:
+                self.script.once[one] = [dict(answer) for answer in answers]
+        return before
+
+    def after(self, before: dict[int, int], count: int) -> dict[int, Answer]:
+        """The fetch of each that came so many behind ``before``."""
+        for one, seen in before.items():
+            until(
+                lambda one=one, seen=seen: len(self.script.asked[one]) > seen + count,
+                f"the next fetch of {one}",
+                deadline_s=120,
+            )
+        return {one: self.script.asked[one][seen + count] for one, seen in before.items()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept_back(stage: Stage) -> Iterator[None]:
+    yield
+    stage.proxy.release()
+    stage.proxy.lose()
+
+
+@pytest.fixture(scope="module")
+def played(stage: Stage) -> Iterator[PlayedLeader]:
+    with PlayedLeader(stage.cluster.quorum, PLAYED_LEADER, CLUSTER_ID) as leader:
+        yield leader
+
+
+@pytest.fixture
+def followed(stage: Stage, played: PlayedLeader) -> Iterator[Followed]:
+    """20 records of which 10 are committed; followers have all of them."""
+    one = Followed(stage, played)
+    with played.lock:
+        one.script.high_watermark = 10
+    one.append(0, 20)
+    one.copied(20)
+    one.shown(10)
+    yield one
+    stage.cluster.delete(one.name)
+
+
+def test_an_empty_answer_leaves_the_last_epoch_and_an_older_mark_is_taken(
+    followed: Followed,
+) -> None:
+    script = followed.script
+    for asked in followed.after(followed.answer_once(), 2).values():
+        assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (20, 0)
+    script.high_watermark = 7  # another leader, which knew less
+    followed.shown(7)
+    script.high_watermark = 30
+    followed.shown(20)
+
+
+def test_a_diverging_answer_moves_no_high_watermark(followed: Followed) -> None:
+    gate = threading.Event()
+    told = {"diverging_epoch": {"epoch": 0, "end_offset": 12}, "high_watermark": 15}
+    before = followed.answer_once(told, {"gate": gate})
+    try:
+        for asked in followed.after(before, 1).values():
+            assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (12, 0)
+        assert [followed.high_watermark(one) for one in (JAVA, PYTHON)] == [10, 10]
+    finally:
+        gate.set()
+    followed.script.high_watermark = 15
+    followed.copied(20)
+    followed.shown(15)
+
+
+def test_a_batch_of_a_later_epoch_is_not_appended(followed: Followed) -> None:
+    """An answer of an older request that was late over an election."""
+    late = bytearray(batch([b"late"]))
+    late[0:8], late[12:16] = (20).to_bytes(8, "big"), (1).to_bytes(4, "big")
+    gate = threading.Event()
+    before = followed.answer_once({"records": bytes(late)}, {"gate": gate})
+    for asked in followed.after(before, 1).values():
+        assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (20, 0)
+    gate.set()
+    followed.append(20, 23)
+    followed.copied(23)
+    for one in (JAVA, PYTHON):
+        found = followed.cluster.batches(one, followed.name)
+        assert [header.leader_epoch for header, _ in found] == [0] * 8
+
+
+def test_who_is_not_known_yet_asks_again(followed: Followed) -> None:
+    refused = {"error_code": ErrorCode.unknown_leader_epoch}
+    for asked in followed.after(followed.answer_once(refused), 1).values():
+        assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (20, 0)
+    followed.append(20, 23)
+    followed.copied(23)
+
+
+def test_who_is_far_behind_begins_at_the_leaders_start(stage: Stage, followed: Followed) -> None:
+    script, cluster = followed.script, stage.cluster
+    with followed.leader.lock:
+        script.batches.clear()
+        script.log_start = script.earliest = script.high_watermark = 500
+        script.latest = 600
+    before = followed.answer_once({"error_code": ErrorCode.offset_out_of_range})
+    for asked in followed.after(before, 1).values():
+        assert (asked["fetch_offset"], asked["log_start_offset"]) == (500, 500)
+    assert script.questions == {one: [LATEST, EARLIEST] for one in (JAVA, PYTHON)}
+    followed.shown(500, 500)
+    followed.append(500, 503)
+    followed.copied(503)
+    for leader, other in ((JAVA, PYTHON), (PYTHON, JAVA)):
+        cluster.reassign(followed.name, (leader, other, PLAYED_LEADER))
+        cluster.prefer(followed.name)
+        cluster.settled(followed.name, leader=leader)
+        with cluster.client(leader) as client:
+            assert ask_end(client, followed.name, at=EARLIEST) == {"offset": 500}
+            part = client.fetch(followed.name, offset=500)
+            assert part["error_code"] == "none", part
+
+
+def test_fetchers_care_for_the_leader_epoch_only(stage: Stage, played: PlayedLeader) -> None:
+    followed = Followed(stage, played, EIGHT)
+    followed.append(0, 20)
+    followed.copied(20)
+    before = followed.answer_once()
+    isr = [(PLAYED_LEADER, played.broker_epoch), (JAVA, -1), (PYTHON, -1)]
+    altered = played.alter_partition(followed.topic_id, 0, 0, isr)
+    assert altered["error_code"] == "none", altered
+    stage.cluster.settled(followed.name, isr={PLAYED_LEADER, JAVA, PYTHON})
+    for asked in followed.after(before, 3).values():
+        assert (asked["fetch_offset"], asked["current_leader_epoch"]) == (20, 0)
+    # Who drops a replica raises the epoch, though the leader stays.
+    stage.cluster.reassign(followed.name, (PLAYED_LEADER, JAVA, PYTHON))
+    state = stage.cluster.settled(
+        followed.name, leader=PLAYED_LEADER, replicas=(PLAYED_LEADER, JAVA, PYTHON)
+    )
+    assert state.epoch == 1
+    with played.lock:
+        followed.script.epoch = 1
+    followed.append(20, 23)
+    followed.copied(23)
+    for one in (JAVA, PYTHON):
+        asked = followed.script.asked[one][-1]
+        assert (asked["current_leader_epoch"], asked["last_fetched_epoch"]) == (1, 1)
+    # Cut back into the older epoch, over the start of the later one.
+    told = {"diverging_epoch": {"epoch": 0, "end_offset": 15}}
+    for asked in followed.after(followed.answer_once(told), 1).values():
+        assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (15, 0)
+    stage.cluster.delete(followed.name)

@@ -41,6 +41,7 @@ an answer of NOT_ENOUGH_REPLICAS_AFTER_APPEND; the unit tests have both for Fenc
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ import pytest
 from confluent_kafka import Producer
 
 from fencepost.logcore.batch import iter_headers, verify_crc
+from tests.oracle import dumps
 from tests.support.cluster import unique
 from tests.support.pipeline import Clients
 from tests.support.raw import Answer
@@ -57,6 +59,7 @@ from tests.support.replica_cluster import (
     ask_end,
     batches_in,
     cut_log,
+    epochs_in,
     tell_high_watermark,
     write,
 )
@@ -220,3 +223,46 @@ def test_who_loses_its_tail_while_others_lead(mixed: ReplicaCluster, number: int
     assert values(mixed, a, last) == [b"committed by A alone"]
     for name in names:
         assert_equal(mixed, name)
+
+
+# --- what is left on the disks ---
+
+
+def test_kafka_reads_the_files_of_all_brokers_alike(mixed: ReplicaCluster) -> None:
+    """After a stop of all: logs, indexes of aborted transactions, producers, leader epochs."""
+    for name in (LOAD, BIG):
+        for index in range(3):
+            mixed.settled(name, index, isr=EVERYBODY)
+    mixed.stop_all(*mixed.ids)
+    replicas: dict[str, list[Path]] = {}
+    for node in mixed.nodes:
+        for one in node.data_dir.glob("[!_]*-[0-9]*"):
+            replicas.setdefault(one.name, []).append(one)
+    paths = [file for name in replicas for one in replicas[name] for file in what_is_read(one)]
+    rows = dumps.by_kafka(paths)
+    kinds = set()
+    for name, directories in replicas.items():
+        told = []
+        for one in directories:
+            said = [row for file in what_is_read(one) for row in rows[str(file)]]
+            said.sort(key=lambda row: row["id"] if row["kind"] == "producer" else -1)
+            kinds |= {row["kind"] for row in said}
+            # Each rolls its segments where it has received so much at once.
+            told.append([{k: v for k, v in row.items() if k != "position"} for row in said])
+        assert len(directories) > 1, name
+        for one in told:
+            pairs = itertools.zip_longest(told[0], one)
+            differences = [pair for pair in pairs if pair[0] != pair[1]]
+            assert not differences, (name, differences[:5])
+        end = max(row["last"] for row in told[0] if row["kind"] == "batch") + 1
+        epochs = [epochs_in(one, end) for one in directories]
+        assert epochs[0]
+        assert all(one == epochs[0] for one in epochs), (name, epochs)
+    assert kinds == {"batch", "record", "producer", "txn-index"}
+
+
+def what_is_read(directory: Path) -> list[Path]:
+    """The segments, the indexes of aborted transactions, and the producers at the log's end."""
+    logs = sorted(directory.glob("*.log"))
+    aborted = sorted(directory.glob("*.txnindex"))
+    return [*logs, *aborted, max(directory.glob("*.snapshot"))]

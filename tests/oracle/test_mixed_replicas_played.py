@@ -88,7 +88,9 @@ class Led:
         return state.isr
 
     def has_isr(self, *expected: int) -> None:
-        until(lambda: self.isr() == set(expected), f"the ISR {expected}", deadline_s=120)
+        until(
+            lambda: self.isr() == set(expected), f"the ISR {expected}", deadline_s=120, poll_s=0.1
+        )
 
     def fetched(self, offset: int, by: PlayedFollower | None = None, **how: int) -> Answer:
         """What a played follower gets."""

@@ -238,7 +238,7 @@ class ReplicaCluster(MixedCluster):
 
         what = f"{name}-{index}: leader {leader}, ISR {isr}, replicas {replicas}"
         try:
-            return until(probe, what, deadline_s=DEADLINE_S, poll_s=0.05)
+            return until(probe, what, deadline_s=DEADLINE_S, poll_s=0.1)
         except TimeoutError as error:
             seen = {one: self.state(name, index, witness=one) for one in self.running}
             raise TimeoutError(f"{error}; {seen}") from None

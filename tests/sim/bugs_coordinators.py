@@ -80,7 +80,7 @@ _RUNTIME: Final = (
     ),
     Bug(
         "a coordinator answers before the high watermark",
-        ((_Shard._deliver, "self._commits.is_idle or", "True or"),),
+        ((_Shard._deliver, "not self._commits.is_idle", "False"),),
     ),
     Bug(
         "a coordinator forgets the last batch when it loads",

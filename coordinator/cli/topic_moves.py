@@ -33,6 +33,7 @@ Row = dict[str, Any]
 class How:
     """What is asked for: the options of the command."""
 
+    every: bool
     to_brokers: str | None
     replication_factor: int | None
     plan_file: TextIO | None
@@ -69,7 +70,11 @@ def run(session: Session, topics: Sequence[str], how: How, *, execute: bool) -> 
     if plan is not None and topics:
         raise click.UsageError("--file names its own topics")
     chosen = None
-    if topics:
+    if how.every and (topics or plan is not None):
+        raise click.UsageError("--all goes without TOPIC and --file")
+    if how.every and how.begins:
+        chosen = [(one.topic, one.partition) for one in partition_states(session)]
+    elif topics:
         chosen = group_reset.chosen(session, (), topics, every=False)
     if how.begins:
         return _begin(session, chosen, plan, how, execute=execute)
@@ -95,7 +100,7 @@ def _begin(
     execute: bool,
 ) -> list[Row]:
     if plan is None and not chosen:
-        raise click.UsageError("give TOPIC")
+        raise click.UsageError("give TOPIC, or --all")
     names = dict.fromkeys(topic for topic, _ in (plan or chosen or ()))
     states = {(one.topic, one.partition): one for one in partition_states(session, names)}
     if plan is None:

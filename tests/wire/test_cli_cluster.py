@@ -69,6 +69,8 @@ def test_nothing_has_to_move(bootstrap, topic):
     asked = cli(bootstrap, "topics", "reassign", topic, "--to-brokers", here, "--format", "json")
     assert json.loads(asked.stdout) == []
     assert SHOWN in asked.stderr
+    every = cli(bootstrap, "topics", "reassign", "--all", "--to-brokers", here, "--format", "json")
+    assert json.loads(every.stdout) == []
     assert (
         json.loads(cli(bootstrap, "topics", "reassign", "--verify", "--format", "json").stdout)
         == []
@@ -104,11 +106,21 @@ def test_a_plan_that_can_not_be(bootstrap, topic, tmp_path):
         ("--cancel", "--to-brokers", "1"),
         ("--to-brokers", "one"),
         ("--throttle", "0"),
+        ("--all", "--to-brokers", "1"),
     ],
 )
 def test_options_that_do_not_go_together(bootstrap, topic, options):
     cli(bootstrap, "topics", "reassign", topic, *options, status=2)
     cli(bootstrap, "topics", "reassign", "--to-brokers", "1", status=2)
+
+
+def test_a_broker_that_serves_is_not_forgotten(bootstrap, topic):
+    only = json.loads(cli(bootstrap, "cluster", "describe", "--format", "json").stdout)
+    here = str(only["brokers"][0]["broker"])
+    refused = cli(bootstrap, "cluster", "unregister", here, "--execute", status=1)
+    assert f"broker {here} is up" in refused.stderr
+    unknown = cli(bootstrap, "cluster", "unregister", "987", "--execute", status=1)
+    assert f"there is no broker 987; there are {here}" in unknown.stderr
 
 
 def test_a_lone_replica_has_no_history(bootstrap, topic):

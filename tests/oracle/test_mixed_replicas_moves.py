@@ -15,8 +15,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.support.batches import batch
-from tests.support.cluster import EARLIEST, Cluster, unique
+from tests.support.cluster import EARLIEST, READ_COMMITTED, Cluster, unique
 from tests.support.kafka import LOG4J, LOG4J_FILE, java_command
+from tests.support.pipeline import Clients
 from tests.support.processes import Child
 from tests.support.raw import Answer
 from tests.support.replica_cluster import (
@@ -146,6 +147,69 @@ def test_deleted_records_are_gone_everywhere(
         assert ask_end(client, name, at=EARLIEST) == {"offset": 5}
         assert client.values(name) == [b"5", b"6", b"7", b"8", b"9"]
     acked(mixed.write(follower, name, b"10"), 10)
+
+
+@BOTH_WAYS
+def test_a_replica_begins_in_the_midst_of_a_batch(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    """The leader's log begins within its first batch; who is added gets all of that batch."""
+    name = unique("halved")
+    mixed.create(name, (leader,))
+    acked(mixed.write(leader, name, *(b"%d" % number for number in range(10))), 0)
+    parts = [{"partition_index": 0, "offset": 5}]
+    with mixed.client(leader) as client:
+        client.call(
+            "delete_records", 2, timeout=100_000, topics=[{"name": name, "partitions": parts}]
+        )
+    mixed.reassign(name, (follower, leader))
+    mixed.settled(name, leader=leader, isr={leader, follower}, replicas=(follower, leader))
+    equal(mixed, name)
+    mixed.prefer(name)
+    mixed.settled(name, leader=follower)
+    with mixed.client(follower) as client:
+        assert ask_end(client, name, at=EARLIEST) == {"offset": 5}
+        assert client.fetch(name, offset=4)["error_code"] == "offset_out_of_range"
+        assert client.values(name)[-5:] == [b"5", b"6", b"7", b"8", b"9"]
+    acked(mixed.write(follower, name, b"10"), 10)
+    equal(mixed, name)
+
+
+@BOTH_WAYS
+def test_what_is_open_or_aborted_moves_with_the_leadership(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    name = unique("open")
+    mixed.create(name, (leader, follower), min_insync_replicas="2")
+    producer = Clients(mixed.bootstrap).producer(name)
+
+    def led_by(first: int, second: int) -> None:
+        mixed.reassign(name, (first, second))
+        mixed.prefer(name)
+        mixed.settled(name, leader=first, isr={leader, follower})
+
+    for value, end in (
+        (b"kept", producer.commit_transaction),
+        (b"not", producer.abort_transaction),
+    ):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        producer.flush(60)
+        with mixed.client(leader) as client:
+            begin = client.lso(name)
+        led_by(follower, leader)
+        with mixed.client(follower) as client:
+            assert client.lso(name) == begin
+            assert client.offset(name) == begin + 1
+        end(60)
+        with mixed.client(follower) as client:
+            client.settle(name)
+            assert client.values(name, isolation=READ_COMMITTED) == [b"kept"]
+        led_by(leader, follower)
+        with mixed.client(leader) as client:
+            assert client.lso(name) == begin + 2
+            assert client.values(name, isolation=READ_COMMITTED) == [b"kept"]
+    equal(mixed, name)
 
 
 # --- who reads near by ---

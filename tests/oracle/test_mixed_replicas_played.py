@@ -413,10 +413,13 @@ class Followed:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_kept_back(stage: Stage) -> Iterator[None]:
+def each_begins_alike(stage: Stage) -> Iterator[None]:
+    """Whatever the one before has left: nothing is kept back, and who is played is alive."""
     yield
     stage.proxy.release()
     stage.proxy.lose()
+    if stage.nine.is_silent:
+        stage.nine.come()
 
 
 @pytest.fixture(scope="module")

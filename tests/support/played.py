@@ -80,6 +80,11 @@ class PlayedBroker(Pretender):
         self.fall_silent()
         assert self.heartbeat(want_fence=True)["is_fenced"]
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it sends no heartbeats."""
+        return self._silent.is_set()
+
     def fall_silent(self) -> None:
         """Send no more heartbeats; the controller fences it when its session is over."""
         self._silent.set()

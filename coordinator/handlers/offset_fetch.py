@@ -136,7 +136,23 @@ def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> 
 
 def _run_many(ctx: Context) -> Work[Entity]:
     # All are asked before any is waited for, so that one loading shard costs no extra round.
-    asked, groups = [], []
+    asked: list[tuple[Any, list[ErrorCode], Asked]] = []
+    try:
+        yield from _ask_all(ctx, asked)
+        groups = []
+        for group, refused, answer in asked:
+            result = answer if isinstance(answer, DomainError) else (yield from _result_of(answer))
+            groups.append((yield from _group(ctx, group, refused, result)))
+            yield None
+    finally:
+        # Whose client has gone meanwhile leaves answers behind that nobody looks at.
+        for _, _, answer in asked:
+            if not isinstance(answer, DomainError) and not answer.cancel():
+                _ = answer.cancelled() or answer.exception()
+    return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
+
+
+def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> Work[None]:
     whole: set[str] = set()
     seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
@@ -148,11 +164,6 @@ def _run_many(ctx: Context) -> Work[Entity]:
         refused, answer = yield from _ask(ctx, group, seen[group.group_id])
         asked.append((group, refused, answer))
         yield None
-    for group, refused, answer in asked:
-        result = answer if isinstance(answer, DomainError) else (yield from _result_of(answer))
-        groups.append((yield from _group(ctx, group, refused, result)))
-        yield None
-    return ctx.respond.OffsetFetchResponse(groups=tuple(groups))
 
 
 def _ask(

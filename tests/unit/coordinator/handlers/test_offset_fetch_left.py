@@ -1,0 +1,39 @@
+"""A request that is given up while it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from kio.schema.offset_fetch.v9.request import OffsetFetchRequest, OffsetFetchRequestGroup
+
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.offset_fetch import run
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.wire import Entity
+
+
+async def test_who_goes_leaves_no_failure_behind(tmp_path: Path) -> None:
+    """Whose answers nobody looks at, of groups that were asked already, are no failed work."""
+    told: list[dict[str, Any]] = []
+    stranger = OffsetFetchRequestGroup(
+        group_id="g", topics=(), member_id="stranger", member_epoch=5
+    )
+    async with Broker(tmp_path) as broker:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        asked = OffsetFetchRequest(groups=(stranger,), require_stable=False)
+        context = SimpleNamespace(
+            broker=broker.services, body=asked, version=9, origin=None, may=lambda *_, **__: True
+        )
+        work = cast("Work[Entity]", run(cast("Context", context)))
+        assert list(itertools.islice(work, 1)) == [None]
+        cast("Any", work).close()
+        del work
+        gc.collect()
+        await asyncio.sleep(0)
+    assert told == []

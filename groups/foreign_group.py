@@ -148,9 +148,8 @@ class ForeignGroup(GroupBase):
         raise self.not_served()
 
     def validate_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """See ``ClassicGroup``."""
-        self._require_offsets()
-        if member_id is None and member_epoch < 0:
+        """See ``ClassicGroup``. Of a share group there are none to be told."""
+        if self.kind == SHARE or (member_id is None and member_epoch < 0):
             return
         if member_id not in self.members:
             raise UnknownMemberIdError(f"group {self.group_id!r} has no member {member_id!r}")

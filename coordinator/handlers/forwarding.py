@@ -63,14 +63,16 @@ def _settings(ctx: Context, own: Run) -> Work[Any]:
     known: dict[tuple[int, str], Entity] = {}
     for kind in _HERE:
         rows = tuple(
-            one for one in ctx.body.resources if one.resource_type == kind and one.resource_name
+            one
+            for one in ctx.body.resources
+            if one.resource_type == kind and (one.resource_name or kind == ResourceType.BROKER)
         )
         if rows:
             validate_only = kind == ResourceType.BROKER or ctx.body.validate_only
             body = replace(ctx.body, resources=rows, validate_only=validate_only)
             answer: Any = yield from own(replace(ctx, body=body))  # type: ignore[misc]
             for one in answer.responses:
-                if kind == ResourceType.BROKER_LOGGER or one.error_code:
+                if kind == ResourceType.BROKER_LOGGER or _is_refused_here(one):
                     known[one.resource_type, one.resource_name] = one
     if not known:
         return _forwarded(ctx, ctx.frame)
@@ -81,6 +83,17 @@ def _settings(ctx: Context, own: Run) -> Work[Any]:
     if not left:
         return ctx.respond.message(responses=answers)
     return _rest(ctx, replace(ctx.body, resources=left), answers)
+
+
+def _is_refused_here(answer: Entity) -> bool:
+    """Whether a broker's settings do not go on to the controller.
+
+    Of those of all brokers this one judges the values that it knows: what it can not change while
+    it runs, another may be able to.
+    """
+    if answer.resource_name:
+        return bool(answer.error_code)
+    return bool(answer.error_code == ErrorCode.invalid_config)
 
 
 async def _rest(ctx: Context, body: Entity, known: Sequence[Entity]) -> Entity:

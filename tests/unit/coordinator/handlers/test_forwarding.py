@@ -141,6 +141,8 @@ def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
                 (4, "1", "log.segment.bytes", "1"),
                 (4, "1", "log.retention.ms", "77"),
                 (2, "t", "retention.ms", "99"),
+                (4, "", "message.max.bytes", "-5"),
+                (4, "", "log.retention.ms", "55"),
             ]
 
             def body(make: Any, *which: int) -> Entity:
@@ -167,6 +169,11 @@ def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
             assert len(setting.envelopes) == 1
             metadata = setting.controller.services.metadata
             assert metadata.settings("1") == {"log.retention.ms": "77"}
+            # No controller of Apache Kafka looks at the values of settings of all brokers.
+            assert await alter(4) == {(4, ""): ErrorCode.invalid_config}
+            assert len(setting.envelopes) == 1
+            assert await alter(5) == {(4, ""): 0}
+            assert metadata.settings("") == {"log.retention.ms": "55"}
             assert setting.broker.services.metadata.settings("1") == {}
 
     asyncio.run(run())

@@ -39,7 +39,7 @@ Fire = Callable[[Hashable, int], None]
 class _Timer:
     """A key of some :class:`Timers`, and when it is due."""
 
-    __slots__ = ("deadline_ms", "due_ms", "key", "owner", "place", "sequence")
+    __slots__ = ("deadline_ms", "due_ms", "key", "owner", "placed", "sequence")
 
     def __init__(self, owner: Timers, key: Hashable) -> None:
         self.owner = owner
@@ -50,8 +50,8 @@ class _Timer:
         """On the wall clock."""
         self.sequence = 0
         """Those that are due at the same time fire in the order in which they were set."""
-        self.place: Entry
-        """Where it stands in the queue: at its time, or before it."""
+        self.placed = 0, 0
+        """Where it stands in the queue: at its time and number, or at earlier ones."""
 
 
 Entry = tuple[int, int, _Timer]
@@ -131,8 +131,8 @@ class TimerQueue:
         self._sequence = timer.sequence = self._sequence + 1
         if is_new:
             self._place(timer)
-        elif due_ms < timer.place[0]:
-            self._queue.discard(timer.place)
+        elif due_ms < timer.placed[0]:
+            self.discard(timer)
             self._place(timer)
         else:
             return
@@ -142,15 +142,15 @@ class TimerQueue:
 
     def _place(self, timer: _Timer) -> None:
         """Put a timer into the queue, at its time."""
-        timer.place = timer.due_ms, timer.sequence, timer
-        self._queue.add(timer.place)
+        timer.placed = timer.due_ms, timer.sequence
+        self._queue.add((*timer.placed, timer))
 
     def discard(self, timer: _Timer) -> None:
         """Take a timer out of the queue (called by :class:`Timers`).
 
         The loop's timer stays as it is: going off for nothing costs less than setting it anew.
         """
-        self._queue.discard(timer.place)
+        self._queue.discard((*timer.placed, timer))
 
     def _arm(self) -> None:
         if self._handle is not None or not self._queue:

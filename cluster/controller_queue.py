@@ -83,7 +83,8 @@ class ControllerQueue:
     def next(self, known: Address | None, now_ms: float) -> Send | Expired | float:
         """What to do now, or the time until which there is nothing to do.
 
-        ``known`` is who is said to be the controller; it counts only where the last one was lost.
+        ``known`` is who is said to be the controller. Another one than before is believed at once;
+        Kafka goes on with the last one until that is lost, or 30 s late.
         """
         expired = [one for one in self._queued if now_ms - one[1] >= self._retry_timeout_ms]
         if expired:
@@ -91,6 +92,8 @@ class ControllerQueue:
             return Expired(tuple(token for token, _ in expired))
         if self._in_flight is not None or not self._queued:
             return self._next_expiry()
+        if known not in (None, self._to):
+            self._to = None
         if self._to is None:
             if known is None or (known == self._lost and now_ms < self._not_before_ms):
                 return min(max(self._not_before_ms, now_ms + BACKOFF_MS), self._next_expiry())

@@ -26,7 +26,7 @@ from fencepost.coordinator.replication.controller_connection import (
     Newest,
     Request,
 )
-from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.runtime.background import call_later, spawn
 from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.client.cluster import error_codes
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
@@ -37,6 +37,9 @@ _log = structlog.get_logger(__name__)
 
 REQUEST_TIMEOUT_MS: Final = 30_000
 """``controller.socket.timeout.ms``."""
+
+LOOK_MS: Final = 500
+"""How often somebody who waits for an answer looks whether another controller is known."""
 
 FORWARDING_TIMEOUT_MS: Final = 60_000
 """How long requests of clients, and for topics and producer ids, are tried."""
@@ -98,6 +101,29 @@ class LocalControllerChannel:
         """See :class:`ControllerChannel`."""
         for task in self._tasks:
             task.cancel()
+
+
+class _Watch:
+    """Ends the time of ``limit`` as soon as it sees that ``is_over``."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, is_over: Callable[[], bool], limit: asyncio.Timeout
+    ) -> None:
+        self._loop, self._is_over, self._limit = loop, is_over, limit
+        self._plan()
+
+    def _plan(self) -> None:
+        self._timer = call_later(self._loop, LOOK_MS, "look for the controller", self._look)
+
+    def _look(self) -> None:
+        if self._is_over():
+            self._limit.reschedule(self._loop.time())
+        else:
+            self._plan()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
 
 
 class RemoteControllerChannel:
@@ -171,8 +197,7 @@ class RemoteControllerChannel:
     async def _exchange(self, token: int, to: Address, until_ms: float) -> None:
         request, future = self._waiting[token]
         try:
-            left_ms = max(1.0, until_ms - self._now())
-            answer = await self._connection.ask(to, request, timeout_ms=left_ms)
+            answer = await self._ask(to, request, max(1.0, until_ms - self._now()))
         except UnsupportedVersion as error:
             self._queue.on_answer(token, not_controller=False, now_ms=self._now())
             self._give(token, error)
@@ -193,6 +218,20 @@ class RemoteControllerChannel:
             self._waiting.pop(token, None)
             if not future.done():
                 future.set_result(answer)
+
+    async def _ask(self, to: Address, request: Request, timeout_ms: float) -> Entity:
+        """The answer, unless another controller is found meanwhile: TimeoutError.
+
+        A controller that has stopped without a word, and whose connection stays, would hold up
+        everything else for as long as an answer may take.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            watch = _Watch(loop, lambda: self._find() not in (None, to), limit)
+            try:
+                return await self._connection.ask(to, request, timeout_ms=timeout_ms)
+            finally:
+                watch.end()
 
     def _give(self, token: int, error: Exception) -> None:
         _, future = self._waiting.pop(token)

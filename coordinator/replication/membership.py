@@ -223,9 +223,9 @@ class Membership:
             await work
         except Exception as error:
             self._tell_owner(partial(self._lost, MembershipError(str(error) or repr(error))))
-            if not isinstance(error, (MetadataDivergedError, LogError, WireError)):
+            if not isinstance(error, (MetadataDivergedError, MembershipError, LogError, WireError)):
                 raise
-            _log.error("metadata can not be followed", cause=str(error))
+            _log.error("the broker can not be a member", cause=str(error))
 
     def _offset_of_all(self) -> int:
         if self._publish is None:

@@ -1,14 +1,17 @@
 """A broker's registration and its heartbeats, as its lifecycle wants them.
 
-Source: ``BrokerLifecycleManager``.
+Source: ``BrokerLifecycleManager``. A cluster with a feature at a level that the broker does not
+support answers a registration UNSUPPORTED_VERSION and no more; Kafka's brokers try again until
+their time is up. This one asks which features it is about, says so, and gives up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 from uuid import UUID
 
 import structlog
@@ -24,13 +27,17 @@ from fencepost.cluster.lifecycle import (
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import ControllerChannel
 from fencepost.coordinator.replication.controller_connection import Newest
+from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import tell
 from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.client.router import api_versions_body
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.coordinator.wire.schema import Entity
 
 _log = structlog.get_logger(__name__)
+
+_ABOUT_FEATURES: Final = Newest(ApiKey.API_VERSIONS, api_versions_body)
 
 
 def registration_body(asked: Registration, make: RequestFactory) -> Entity:
@@ -71,6 +78,16 @@ def heartbeat_body(asked: Heartbeat, make: RequestFactory) -> Entity:
     )
 
 
+def unsupported(features: Mapping[str, tuple[int, int]], finalized: Mapping[str, int]) -> list[str]:
+    """In words, the levels of a cluster that a broker with these ranges of features can't serve."""
+    problems = []
+    for name, level in sorted(finalized.items()):
+        low, high = features.get(name, (0, 0))
+        if level and not low <= level <= high:
+            problems.append(f"{name} is at level {level}, and this broker supports {low} to {high}")
+    return problems
+
+
 class Registering:
     """Registers a broker and lets the controller hear of it, from :meth:`run` on.
 
@@ -89,15 +106,22 @@ class Registering:
         self.lifecycle = lifecycle
         self._channel, self._applied, self._on_step = channel, applied, on_step
         self._wake = asyncio.Event()
+        self._beyond: list[str] = []
+        """What keeps the broker out for good."""
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() * 1000
 
     async def run(self) -> None:
-        """Until the broker may go, or must, or this is cancelled."""
+        """Until the broker may go, or must, or this is cancelled.
+
+        Raises MembershipError if the cluster's features are beyond those of the broker.
+        """
         lifecycle = self.lifecycle
         lifecycle.start(self._now())
         while not lifecycle.is_over:
+            if self._beyond:
+                raise MembershipError("the cluster is not for it: " + "; ".join(self._beyond))
             asked = lifecycle.next_request(self._now(), self._applied())
             if not isinstance(asked, float):
                 self._begin(asked)
@@ -130,12 +154,26 @@ class Registering:
         if body.error_code:
             _log.warning(f"{what} refused", error=ErrorCode(body.error_code).name.upper())
         if isinstance(asked, Registration):
+            if body.error_code == ErrorCode.unsupported_version:
+                self._channel.send(_ABOUT_FEATURES).add_done_callback(
+                    partial(self._heard_of_features, asked)
+                )
             self._told(self.lifecycle.on_registered(body.error_code, body.broker_epoch, now_ms))
             return
         heard = HeartbeatAnswer(
             int(body.error_code), body.is_caught_up, body.is_fenced, body.should_shut_down
         )
         self._told(self.lifecycle.on_heartbeat(heard, now_ms))
+
+    def _heard_of_features(self, asked: Registration, answer: asyncio.Future[Entity]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            return  # the next refusal asks again
+        finalized = {
+            one.name: one.max_version_level
+            for one in getattr(answer.result(), "finalized_features", ())
+        }
+        self._beyond = unsupported(asked.features, finalized)
+        self._wake.set()
 
     def _told(self, steps: list[Step]) -> None:
         for step in steps:

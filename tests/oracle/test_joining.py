@@ -44,8 +44,8 @@ def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
     one.kill()
 
 
-def brokers(kafka: Kafka) -> dict[int, bool]:
-    """Whether each registered broker is fenced, as the cluster's own broker says."""
+def brokers(kafka: Kafka | Member) -> dict[int, bool]:
+    """Whether each registered broker is fenced, as that one says."""
     with Cluster(kafka.bootstrap) as client:
         answer = client.call("describe_cluster", 2, include_fenced_brokers=True)
     return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}

@@ -1,78 +1,140 @@
-"""A broker of Fencepost and a quorum of three Apache Kafkas, of which the leader is killed."""
+"""A broker of Fencepost and a quorum of three Apache Kafkas, of which the leader goes."""
 
 from __future__ import annotations
 
-import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.wire.client.client import AsyncWireClient
+from tests.oracle.test_joining import brokers, created, leaders
+from tests.support.cluster import Cluster
+from tests.support.failover import PARTITIONS, PATIENCE, SOURCE, GroupMember, Writer
 from tests.support.kafka import Kafka, quorum_of_three
-from tests.support.waits import until_true
+from tests.support.member import Member
+from tests.support.pipeline import Clients
+from tests.support.waits import until
 
-FAILOVER_S = 30.0
-
-
-async def created(broker: Broker, name: str) -> None:
-    """Have a topic created, by whichever controller is the active one."""
-
-    async def asked() -> int:
-        async with AsyncWireClient(broker.bootstrap) as client:
-            answer = await client.call(
-                "CreateTopics",
-                entity=lambda make: make.message(
-                    topics=[make.CreatableTopic(name=name, num_partitions=3, replication_factor=1)],
-                    timeout_ms=5_000,
-                ),
-                check=False,
-                deadline_ms=FAILOVER_S * 1000,
-            )
-        return int(answer.topics[0].error_code)
-
-    assert await asked() == 0
-    await until_true(lambda: broker.services.metadata.topic(name) is not None, name)
+OURS, LATE = 101, 102
+QUORUM = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
 
 
-@pytest.mark.slow
-def test_a_broker_follows_the_quorum_from_leader_to_leader(tmp_path: Path) -> None:
-    """Nothing that was committed is lost, what is asked meanwhile is done by the next leader."""
-    nodes = quorum_of_three(tmp_path)
-    by_address = {one.controller: one for one in nodes}
-    config = {
-        "process.roles": "broker",
-        "node.id": "101",
-        "controller.quorum.bootstrap.servers": ",".join(by_address),
-        "controller.listener.names": "CONTROLLER",
-    }
+class Voters:
+    """The controllers, which are no brokers, and how a broker's file tells of them."""
 
-    async def work() -> None:
-        async with Broker(tmp_path / "member", config=config) as broker:
-            assert broker._member is not None
-            membership = broker._member.membership
+    def __init__(self, directory: Path, *, is_dynamic: bool) -> None:
+        self.nodes = quorum_of_three(directory, QUORUM, is_broker=False, is_dynamic=is_dynamic)
+        addresses = ",".join(one.controller for one in self.nodes)
+        voters = ",".join(f"{one.node_id}@{one.controller}" for one in self.nodes)
+        self.addresses = addresses if is_dynamic else ""
+        self.told = {} if is_dynamic else {"controller.quorum.voters": voters}
 
-            def leader() -> Kafka | None:
-                found = membership.controller
-                return None if found is None else by_address[f"{found[0]}:{found[1]}"]
+    def member(self, home: Path, node_id: int) -> Member:
+        return Member(home, self.addresses, node_id=node_id, settings=self.told)
 
-            await created(broker, "t0")
-            for number in (1, 2):
-                gone = leader()
-                assert gone is not None
-                gone.kill()
-                await created(broker, f"t{number}")
-                assert leader() not in (None, gone)
-                gone.launch()
-                await asyncio.to_thread(gone.wait)
-            topics = set(broker.services.metadata.topics)
-            assert topics >= {"t0", "t1", "t2"}
-            own = broker.services.metadata.image.brokers[101]
-            assert not own.fenced
-            assert own.epoch == membership.broker_epoch
+    def active(self, *, but: Kafka | None = None) -> Kafka | None:
+        """Who leads, as it says itself."""
+        for one in self.nodes:
+            if one is not but:
+                with Cluster(one.controller) as client:
+                    answer = client.call(
+                        "describe_quorum",
+                        2,
+                        topics=[
+                            {
+                                "topic_name": "__cluster_metadata",
+                                "partitions": [{"partition_index": 0}],
+                            }
+                        ],
+                    )
+                part = answer["topics"][0]["partitions"][0]
+                if part["error_code"] == "none" and part["leader_id"] == one.node_id:
+                    return one
+        return None
 
+    def stop(self) -> None:
+        for one in self.nodes:
+            if one.child is not None:
+                one.stop()
+
+
+@contextmanager
+def without(voters: Voters, way: str) -> Iterator[None]:
+    """Take the active controller away, and bring it back when another one has taken over."""
+    gone = until(voters.active, "an active controller")
+    assert gone.child is not None
+    if way == "kill":
+        gone.kill()
+    else:
+        os.kill(gone.child.pid, signal.SIGSTOP)
     try:
-        asyncio.run(work())
+        until(lambda: voters.active(but=gone), f"another controller after a {way}")
+        yield
     finally:
-        for one in nodes:
+        if way == "freeze":
+            os.kill(gone.child.pid, signal.SIGCONT)
+    if way == "kill":
+        gone.launch()
+        gone.wait()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_broker_serves_while_the_active_controller_goes(tmp_path: Path, kind: str) -> None:
+    """Nothing is lost or doubled, the broker keeps its place, and what is asked is done."""
+    voters = Voters(tmp_path, is_dynamic=kind == "dynamic")
+    member, late = (voters.member(tmp_path / str(one), one) for one in (OURS, LATE))
+    try:
+        member.start()
+        created(member.bootstrap, SOURCE, [[OURS]] * PARTITIONS)
+        until(lambda: set(leaders(member.bootstrap, SOURCE).values()) == {OURS}, "the leaders")
+        clients, seen, committed = Clients(member.bootstrap, PATIENCE), set[int](), dict[int, int]()
+        writer, reader = Writer(member.bootstrap), GroupMember(clients, seen, committed)
+        writer.start()
+        reader.start()
+        until(lambda: len(committed) == PARTITIONS, "the group is at work")
+        for way in ("kill", "freeze"):
+            with without(voters, way):
+                writer.goes_on(f"producing after a {way}")
+                until(lambda way=way: _made(member, way), f"a topic after a {way}")
+                assert brokers(member)[OURS] is False
+        late.start()
+        for name in ("kill", "freeze", SOURCE):
+            assert set(leaders(late.bootstrap, name).values()) == {OURS}
+        snapshots = [one for node in voters.nodes for one in node.data_dir.rglob("0*.checkpoint")]
+        assert any(not one.name.startswith("0" * 20) for one in snapshots)
+        writer.stopping.set()
+        writer.join(90)
+        until(lambda: seen == set(range(writer.sent)), "the group has read all")
+        reader.stopping.set()
+        reader.join(90)
+        assert writer.refused == []
+        found = [int(one.value()) for one in clients.messages(SOURCE, PARTITIONS)]
+        assert sorted(found) == list(range(writer.sent))
+        assert member.child is not None
+        said = [one for one in member.child.lines if "has registered the broker" in one]
+        assert len(said) == 1, "it is the same broker to every controller"
+        for one in (late, member):
             one.stop()
+    finally:
+        for one in (member, late):
+            if one.child is not None:
+                one.kill()
+        voters.stop()
+
+
+def _made(member: Member, name: str) -> bool:
+    """Whether the topic is there, made by whichever controller is the active one."""
+    topic = {
+        "name": name,
+        "num_partitions": -1,
+        "replication_factor": -1,
+        "assignments": [{"partition_index": 0, "broker_ids": [OURS]}],
+    }
+    with Cluster(member.bootstrap) as client:
+        answer = client.call("create_topics", 5, timeout=5_000, topics=[topic])
+    if answer["topics"][0]["error_code"] not in ("none", "topic_already_exists"):
+        return False
+    return leaders(member.bootstrap, name) == {0: OURS}

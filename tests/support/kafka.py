@@ -157,8 +157,11 @@ class Kafka:
         controller: Kafka | Quorum | None = None,
         replicas: int = 1,
         is_broker: bool = True,
+        format_words: Sequence[str] = (),
     ) -> None:
+        """``format_words`` are more for ``kafka-storage format``."""
         self._java_options = java_options
+        self.format_words = list(format_words)
         self._is_broker = is_broker
         self.node_id = node_id
         self._active = controller or self
@@ -193,6 +196,7 @@ class Kafka:
                 CLUSTER_ID,
                 "-c",
                 str(properties),
+                *self.format_words,
             )
         self.child = Child(java_command("kafka.Kafka", str(properties), options=self._java_options))
 
@@ -231,10 +235,12 @@ class Kafka:
                 "advertised.listeners": listeners,
                 "inter.broker.listener.name": "PLAINTEXT",
             }
+        voter = f"{self._active.node_id}@{self._active.controller}"
+        is_dynamic = "controller.quorum.bootstrap.servers" in self._settings
         return {
             **role,
             "node.id": str(self.node_id),
-            "controller.quorum.voters": f"{self._active.node_id}@{self._active.controller}",
+            **({} if is_dynamic else {"controller.quorum.voters": voter}),
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
             "log.dirs": str(self.data_dir),
@@ -317,16 +323,36 @@ class KafkaCluster:
                 one.kill()
 
 
-def quorum_of_three(directory: Path, settings: Mapping[str, str] = SETTINGS) -> list[Kafka]:
-    """Three Apache Kafkas that serve, each of them a broker and one of the quorum's voters."""
+def quorum_of_three(
+    directory: Path,
+    settings: Mapping[str, str] = SETTINGS,
+    *,
+    is_broker: bool = True,
+    is_dynamic: bool = False,
+) -> list[Kafka]:
+    """Three Apache Kafkas that serve, each of them a broker and one of the quorum's voters.
+
+    They are controllers alone if they are no brokers. The voters of a dynamic quorum (KIP-853) are
+    in its metadata, those of a static one in the files.
+    """
     nodes = []
     for node_id in (1, 2, 3):
         room = directory / f"voter-{node_id}"
         room.mkdir(parents=True)
-        nodes.append(Kafka(room, settings, node_id=node_id, replicas=3))
+        nodes.append(Kafka(room, settings, node_id=node_id, replicas=3, is_broker=is_broker))
     voters = ",".join(f"{one.node_id}@{one.controller}" for one in nodes)
+    told = {"controller.quorum.voters": voters}
+    words: list[str] = []
+    if is_dynamic:
+        told = {"controller.quorum.bootstrap.servers": ",".join(one.controller for one in nodes)}
+        rooms = ("AAAAAAAAQACAAAAAAAAAA" + letter for letter in "gwA")
+        named = (
+            f"{one.node_id}@{one.controller}:{room}" for one, room in zip(nodes, rooms, strict=True)
+        )
+        words = ["--initial-controllers", ",".join(named)]
     for one in nodes:
-        one.tell({"controller.quorum.voters": voters})
+        one.format_words = words
+        one.tell(told)
         one.launch()
     for one in nodes:
         one.wait()

@@ -13,7 +13,10 @@ from tests.support.daemon import Daemon
 
 
 class Member(Daemon):
-    """A broker that joins the controllers at ``controller``, HOST:PORT."""
+    """A broker that joins the controllers at ``controller``, HOST:PORT.
+
+    It may be empty where ``settings`` have ``controller.quorum.voters``.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Member(Daemon):
         told = {
             "process.roles": "broker",
             "node.id": str(node_id),
-            "controller.quorum.bootstrap.servers": controller,
+            **({"controller.quorum.bootstrap.servers": controller} if controller else {}),
             "controller.listener.names": "CONTROLLER",
             "listeners": f"PLAINTEXT://127.0.0.1:{held.getsockname()[1]}",
             "log.dirs": str(self.data_dir),

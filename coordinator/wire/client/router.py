@@ -93,6 +93,11 @@ _UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unkn
 ANY_NODE = -1
 
 
+def api_versions_body(make: RequestFactory) -> Entity:
+    """What a broker serves and which features are finalized is asked for like this."""
+    return make.message(client_software_name="fencepost", client_software_version="0.1.0")
+
+
 class ApiError(WireError):
     """A broker answered with an error code."""
 
@@ -280,9 +285,7 @@ class Router:
         }
 
     async def _ask_versions(self, node: Node, version: int, deadline: float) -> bytes:
-        body = request_factory(ApiKey.API_VERSIONS, version).message(
-            client_software_name="fencepost", client_software_version="0.1.0"
-        )
+        body = api_versions_body(request_factory(ApiKey.API_VERSIONS, version))
         return (await self._send(node, ApiKey.API_VERSIONS, version, body, deadline))[1] or b""
 
     async def _send(

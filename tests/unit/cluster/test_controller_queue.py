@@ -50,6 +50,16 @@ def test_controller_changed() -> None:
     assert waiting.next(NEW, 10) == Send(1, NEW, 30_010)
 
 
+def test_another_controller_is_believed_at_once() -> None:
+    """The one before may be frozen, with a connection that stays; nobody known changes nothing."""
+    waiting = queue()
+    for token in (1, 2, 3):
+        waiting.enqueue(token, 0)
+    for token, known, expected in ((1, OLD, OLD), (2, None, OLD), (3, NEW, NEW)):
+        assert waiting.next(known, 10) == Send(token, expected, 30_010)
+        assert waiting.on_answer(token, not_controller=False, now_ms=10)
+
+
 def test_not_controller() -> None:
     waiting = queue()
     waiting.enqueue(1, 0)

@@ -11,6 +11,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import LOST
+from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
 from fencepost.coordinator.replication.controller_channel import (
     LocalControllerChannel,
     RemoteControllerChannel,
@@ -18,12 +19,13 @@ from fencepost.coordinator.replication.controller_channel import (
 from fencepost.coordinator.replication.controller_connection import Newest
 from fencepost.coordinator.replication.directories import Directories
 from fencepost.coordinator.replication.isr_changes import IsrChanges
+from fencepost.coordinator.replication.registering import unsupported
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import Request
 from fencepost.coordinator.wire.messages import RequestFactory, response_factory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.errors import StorageError
-from tests.support.waits import until
+from tests.support.waits import until, until_true
 from tests.unit.coordinator.led import EPOCHS, Led, cluster_of_one
 from tests.unit.coordinator.replication.other_broker import OtherBroker, versions
 
@@ -215,18 +217,58 @@ def test_a_replica_that_can_be_read_again_is_said_to_be_here(asking):
     assert [one.id_ for one in request.directories] == [HERE]
 
 
-async def test_a_request_that_can_not_be_made_holds_up_no_other() -> None:
-    """The one before it was answered, and so is the one behind it."""
+async def controller_that_says(number: int, when: asyncio.Event | None = None) -> OtherBroker:
+    """A controller that answers DescribeCluster once it may, as controller ``number``."""
 
     async def answer(request: Request) -> Entity:
         if request.api_key == ApiKey.API_VERSIONS:
             return versions(request, DESCRIBE_CLUSTER=(0, 0))
+        if when is not None:
+            await when.wait()
         return response_factory(request.api_key, request.api_version).message(
-            cluster_id="c", controller_id=7, brokers=()
+            cluster_id="c", controller_id=number, brokers=()
         )
 
     controller = OtherBroker(answer)
     await controller.start()
+    return controller
+
+
+async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> None:
+    """Its connection stays open, and an answer may take 30 s."""
+    frozen = await controller_that_says(1, asyncio.Event())
+    other = await controller_that_says(2)
+    known = [("127.0.0.1", frozen.port)]
+    channel = RemoteControllerChannel(lambda: known[-1], client_id="c")
+    request = Newest(ApiKey.DESCRIBE_CLUSTER, lambda make: make.message())
+    answers = [channel.send(request) for _ in range(2)]
+    await until_true(lambda: len(frozen.asked) == 2, "the request is under way")
+    known.append(("127.0.0.1", other.port))
+    async with asyncio.timeout(20):
+        assert [(await one).controller_id for one in answers] == [2, 2]
+    await channel.close()
+    await frozen.stop()
+    await other.stop()
+
+
+@pytest.mark.parametrize(
+    ("finalized", "problems"),
+    [
+        ({"metadata.version": 30, "share.version": 0, "of.tomorrow": 0}, []),
+        (
+            {"metadata.version": 31},
+            ["metadata.version is at level 31, and this broker supports 7 to 30"],
+        ),
+        ({"of.tomorrow": 1}, ["of.tomorrow is at level 1, and this broker supports 0 to 0"]),
+    ],
+)
+def test_levels_that_keep_a_broker_out(finalized: dict[str, int], problems: list[str]) -> None:
+    assert unsupported(MEMBER_FEATURES, finalized) == problems
+
+
+async def test_a_request_that_can_not_be_made_holds_up_no_other() -> None:
+    """The one before it was answered, and so is the one behind it."""
+    controller = await controller_that_says(7)
     channel = RemoteControllerChannel(lambda: ("127.0.0.1", controller.port), client_id="c")
     failures: list[Exception] = [KeyError("odd")]
 

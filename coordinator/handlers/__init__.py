@@ -58,7 +58,14 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
 from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.security.throttle import Throttle
-from fencepost.coordinator.wire.api import APIS, FORWARDED, KNOWN_APIS, Api, ApiKey
+from fencepost.coordinator.wire.api import (
+    APIS,
+    FORWARDED,
+    KNOWN_APIS,
+    MEMBER_APIS,
+    Api,
+    ApiKey,
+)
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.values import dataclass
@@ -228,7 +235,7 @@ class Registry:
     ``unstable_apis`` of some.
 
     With ``forwards`` all that the active controller decides is its to answer; the versions that it
-    knows come from there.
+    knows come from there. What only brokers of a cluster are asked is answered then as well.
     """
 
     def __init__(
@@ -246,6 +253,8 @@ class Registry:
         self._controller_versions = forwards
         self.forwarded: frozenset[int] = FORWARDED if forwards is not None else frozenset()
         """What the active controller answers."""
+        if forwards is not None:
+            self._modules |= {key: api.module for key, api in MEMBER_APIS.items()}
         for key in self._modules:
             self._serve(KNOWN_APIS[key])
 

@@ -84,6 +84,7 @@ class ApiKey(IntEnum):
     ASSIGN_REPLICAS_TO_DIRS = 73
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_FETCH = 78
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,9 @@ CONTROLLER_APIS: Mapping[int, Api] = {
 }
 """What brokers ask a controller for, beside APIs that clients use too. No broker serves them."""
 
+MEMBER_APIS: Mapping[int, Api] = {api.key: api for api in (_api(ApiKey.SHARE_FETCH, (1, 2)),)}
+"""What a broker answers beside, in a cluster where others look after share groups."""
+
 FORWARDED: frozenset[int] = frozenset(
     {
         ApiKey.CREATE_TOPICS,
@@ -219,5 +223,5 @@ FORWARDED: frozenset[int] = frozenset(
 )
 """What a broker has the active controller answer (KIP-590); ``ApiKeys.forwardable``."""
 
-KNOWN_APIS: Mapping[int, Api] = {**APIS, **CONTROLLER_APIS}
+KNOWN_APIS: Mapping[int, Api] = {**APIS, **CONTROLLER_APIS, **MEMBER_APIS}
 """Every API whose messages can be read and written."""

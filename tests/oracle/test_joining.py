@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.observer import Observer, SnapshotFetched
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.replication import metadata_wire
+from tests.oracle.desk import Tools, tools_at_hand
+from tests.oracle.tool_scenes import CONFIGS, LOG_DIRS, METADATA_QUORUM
 from tests.support.cluster import Cluster, unique
-from tests.support.kafka import Kafka, run_tool
+from tests.support.controllers import Pretender
+from tests.support.kafka import CLUSTER_ID, Kafka
 from tests.support.member import Member
 from tests.support.waits import until
 
@@ -34,6 +38,19 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     broker.start()
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[Tools]:
+    with tools_at_hand() as started:
+        yield started
+
+
+def said(tools: Tools, main: str, *words: str) -> str:
+    """What a tool says that ends well."""
+    status, told = tools.run(main, words)
+    assert status == 0, told
+    return told
 
 
 @pytest.fixture
@@ -79,23 +96,18 @@ def leaders(bootstrap: str, name: str) -> dict[int, object]:
     return {index: row["leader_id"] for index, row in partitions(bootstrap, name).items()}
 
 
-def test_a_broker_joins(kafka: Kafka, member: Member) -> None:
+def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
     """Registered and unfenced, an observer of the quorum, and told nothing but a file."""
     assert brokers(kafka) == {1: False, 101: False}
-    assert member.identity["cluster.id"] == "AAAAAAAAQACAAAAAAAAAAQ"
+    assert member.identity["cluster.id"] == CLUSTER_ID
     assert member.identity["node.id"] == "101"
-    told = run_tool(
-        "org.apache.kafka.tools.MetadataQuorumCommand",
-        *("--bootstrap-server", member.bootstrap, "describe", "--replication"),
-    )
+    here = ("--bootstrap-server", member.bootstrap)
+    told = said(tools, METADATA_QUORUM, *here, "describe", "--replication")
     row = next(line.split() for line in told.splitlines() if line.startswith("101"))
     assert row[1] == member.identity["directory.id"]
     assert row[-1] == "Observer"
-    said = run_tool(
-        "org.apache.kafka.tools.LogDirsCommand",
-        *("--bootstrap-server", member.bootstrap, "--broker-list", "101", "--describe"),
-    )
-    assert '{"broker":101,"logDirs":[{"partitions":[],"error":null' in said
+    shown = said(tools, LOG_DIRS, *here, "--broker-list", "101", "--describe")
+    assert '{"broker":101,"logDirs":[{"partitions":[],"error":null' in shown
 
 
 def test_features_are_those_of_the_cluster(kafka: Kafka, member: Member) -> None:
@@ -112,17 +124,71 @@ def test_features_are_those_of_the_cluster(kafka: Kafka, member: Member) -> None
     assert told["finalized_features_epoch"] > 0
 
 
-def test_requests_for_the_controller_are_forwarded(kafka: Kafka, member: Member) -> None:
+def test_requests_for_the_controller_are_forwarded(
+    kafka: Kafka, member: Member, tools: Tools
+) -> None:
     name = unique("t")
     created(member.bootstrap, name, [[1], [101]])
     until(lambda: leaders(kafka.bootstrap, name) == {0: 1, 1: 101}, "the topic at Kafka's broker")
     until(lambda: leaders(member.bootstrap, name) == {0: 1, 1: 101}, "the topic at our broker")
-    tool = "org.apache.kafka.tools.ConfigCommand"
-    of_topic = ("--bootstrap-server", member.bootstrap, "--entity-type", "topics")
-    named = (*of_topic, "--entity-name", name)
-    run_tool("kafka.admin.ConfigCommand", *named, "--alter", "--add-config", "retention.ms=77")
-    told = run_tool("kafka.admin.ConfigCommand", *named, "--describe")
-    assert "retention.ms=77" in told, tool
+    topic = ("--bootstrap-server", member.bootstrap, "--entity-type", "topics")
+    said(tools, CONFIGS, *topic, "--entity-name", name, "--alter", "--add-config", "retention.ms=7")
+    assert "retention.ms=7" in said(tools, CONFIGS, *topic, "--entity-name", name, "--describe")
+
+
+def test_settings_of_the_metadata_win_over_the_file(
+    kafka: Kafka, tmp_path: Path, tools: Tools
+) -> None:
+    """What is set for all brokers, for this one and for a topic, each over the one before."""
+    told = {"min.insync.replicas": "2", "message.max.bytes": "500"}
+    member, name = Member(tmp_path, kafka.controller, settings=told), unique("t")
+    other = Pretender(kafka.controller, 103, CLUSTER_ID)
+    everybody = ("--entity-type", "brokers", "--entity-default")
+    it = ("--entity-type", "brokers", "--entity-name", "101")
+    topic = ("--entity-type", "topics", "--entity-name", name)
+
+    def configure(where: tuple[str, ...], key: str, value: str = "") -> None:
+        action = ("--add-config", f"{key}={value}") if value else ("--delete-config", key)
+        here = ("--bootstrap-server", member.bootstrap)
+        said(tools, CONFIGS, *here, "--alter", *where, *action)
+
+    def comes_to(expected: str, size: int = 10) -> None:
+        def answered() -> bool:
+            with Cluster(member.bootstrap) as client:
+                answer = client.produce(name, [b"x" * size], acks=-1)
+            return bool(answer["error_code"] == expected)
+
+        until(answered, f"{size} bytes: {expected}")
+
+    try:
+        member.start()
+        other.join()
+        created(kafka.bootstrap, name, [[101, 103]])
+        other.heartbeat(want_fence=True)
+        until(lambda: partitions(member.bootstrap, name)[0]["isr_nodes"] == [101], "one in sync")
+        comes_to("none")  # the cluster's first record says 1, the file 2
+        configure(everybody, "min.insync.replicas", "2")
+        comes_to("not_enough_replicas")
+        configure(topic, "min.insync.replicas", "1")
+        comes_to("none")
+        comes_to("message_too_large", 1_000)
+        configure(everybody, "message.max.bytes", "2000")
+        comes_to("none", 1_000)
+        configure(it, "message.max.bytes", "900")
+        comes_to("message_too_large", 1_000)
+        configure(topic, "max.message.bytes", "3000")
+        comes_to("none", 2_500)
+        for where, key in ((topic, "max.message.bytes"), (it, "message.max.bytes")):
+            configure(where, key)
+        comes_to("none", 1_000)
+        comes_to("message_too_large", 2_500)
+        configure(everybody, "message.max.bytes")
+        comes_to("message_too_large", 1_000)
+    finally:
+        if member.bootstrap:
+            configure(everybody, "min.insync.replicas", "1")
+        member.kill()
+        other.close()
 
 
 def test_topics_that_are_asked_for_are_created(kafka: Kafka, member: Member) -> None:
@@ -197,6 +263,70 @@ def test_a_broker_that_was_killed_has_no_clean_epoch(kafka: Kafka, member: Membe
     assert member.clean_shutdown_epoch is None
     member.start()
     until_unfenced(kafka, 101)
+
+
+def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """A process with its id is registered and lives, as it seems to after a kill (KAFKA-14392)."""
+    before = Pretender(kafka.controller, 101, CLUSTER_ID)
+    member, over = Member(tmp_path, kafka.controller), threading.Event()
+
+    def live() -> None:
+        while not over.wait(0.2):
+            before.heartbeat(cordoned_log_dirs=[])
+
+    before.join()
+    alive = threading.Thread(target=live)
+    alive.start()
+    try:
+        child = member.launch()
+        child.wait_for_line("DUPLICATE_BROKER_REGISTRATION", deadline_s=60)
+        over.set()
+        member.wait_until_listening()
+        until_unfenced(kafka, 101)
+    finally:
+        over.set()
+        alive.join(60)
+        member.kill()
+        before.close()
+
+
+def test_it_is_fenced_while_it_is_silent_and_leads_again(kafka: Kafka, member: Member) -> None:
+    name = unique("t")
+    created(kafka.bootstrap, name, [[101]])
+    until(lambda: leaders(member.bootstrap, name) == {0: 101}, "the leader")
+    with Cluster(member.bootstrap) as client:
+        client.produce(name, [b"a"])
+    assert member.child is not None
+    os.kill(member.child.pid, signal.SIGSTOP)
+    try:
+        until(lambda: brokers(kafka).get(101), "it is fenced")
+        assert leaders(kafka.bootstrap, name) == {0: -1}
+    finally:
+        os.kill(member.child.pid, signal.SIGCONT)
+    until_unfenced(kafka, 101)
+    until(lambda: leaders(member.bootstrap, name) == {0: 101}, "the leader again")
+    with Cluster(member.bootstrap) as client:
+        until(lambda: client.produce(name, [b"b"])["error_code"] == "none", "it serves")
+        assert client.values(name) == [b"a", b"b"]
+
+
+def test_a_cluster_beyond_its_levels_is_refused_in_words(tmp_path: Path) -> None:
+    """Of metadata.version 31, which is 4.4-IV0 and not stable in Apache Kafka 4.3."""
+    own = Kafka(
+        tmp_path,
+        {"unstable.feature.versions.enable": "true"},
+        is_broker=False,
+        format_words=["--feature", "metadata.version=31"],
+    )
+    own.start()
+    try:
+        child = Member(tmp_path / "member", own.controller).launch()
+        assert child.wait(60) == 1
+        assert "metadata.version is at level 31, and this broker supports 7 to 30" in child.tail()
+    finally:
+        own.stop()
 
 
 def test_it_outlives_its_controller(tmp_path: Path) -> None:

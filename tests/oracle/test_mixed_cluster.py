@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.cluster.records import PartitionChangeRecord
 from fencepost.coordinator.tools.ports import hold_port
+from tests.oracle.desk import Tools, tools_at_hand
+from tests.oracle.test_joining import brokers, until_unfenced
+from tests.oracle.tool_scenes import CONFIGS, LEADER_ELECTION, METADATA_QUORUM
 from tests.support.cluster import Cluster, unique
-from tests.support.kafka import Kafka, Quorum, run_tool
+from tests.support.controllers import Pretender
+from tests.support.kafka import CLUSTER_ID, Kafka, Quorum
 from tests.support.member import Member
 from tests.support.mixed import formatted
 from tests.support.waits import until
 
-KAFKAS, OURS = 2, 101
+KAFKAS, OURS, LATE = 2, 101, 3
+SESSION_MS = 4_000
+MANY = 2_500
+"""Records of the metadata log that are worth a snapshot when the controller stops."""
 
 
 @pytest.fixture(scope="module", params=["apart", "combined"])
@@ -27,29 +34,42 @@ def is_combined(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if is_combined:
-        with closing(hold_port()) as held:
-            yield f"127.0.0.1:{held.getsockname()[1]}"
-        return
-    directory = formatted(tmp_path_factory.mktemp("controller"), 3000)
-    config = {
-        "process.roles": "controller",
-        "node.id": "3000",
-        "listeners": "CONTROLLER://127.0.0.1:0",
-        "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT",
-    }
-    with BrokerThread(lambda: Broker(directory, config=config)) as running:
-        yield running.bootstrap
+def tools() -> Iterator[Tools]:
+    with tools_at_hand() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
+    """The process that decides: a controller alone, or with a broker."""
+    home = tmp_path_factory.mktemp("controller")
+    with closing(hold_port()) as held, closing(hold_port()) as clients:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        plain = f"PLAINTEXT://127.0.0.1:{clients.getsockname()[1]},"
+        settings = {
+            "process.roles": "broker,controller" if is_combined else "controller",
+            "listeners": f"{plain if is_combined else ''}CONTROLLER://{address}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "broker.session.timeout.ms": str(SESSION_MS),
+        }
+        one = Member(home, address, node_id=OURS if is_combined else 3000, settings=settings)
+        formatted(one.data_dir, one.node_id)
+        one.start()
+        yield one
+        one.kill()
+
+
+@pytest.fixture(scope="module")
+def quorum(controller: Member) -> Quorum:
+    return Quorum(controller.node_id, controller.quorum)
 
 
 @pytest.fixture(scope="module")
 def kafka(
-    member: Member, controller: str, is_combined: bool, tmp_path_factory: pytest.TempPathFactory
+    member: Member, quorum: Quorum, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kafka]:
-    quorum = Quorum(OURS if is_combined else 3000, controller)
-    broker = Kafka(tmp_path_factory.mktemp("kafka"), node_id=KAFKAS, controller=quorum)
+    home = tmp_path_factory.mktemp("kafka")
+    broker = Kafka(home, node_id=KAFKAS, controller=quorum)
     broker.start()
     yield broker
     broker.stop()
@@ -57,24 +77,28 @@ def kafka(
 
 @pytest.fixture(scope="module")
 def member(
-    controller: str, is_combined: bool, tmp_path_factory: pytest.TempPathFactory
+    controller: Member,
+    quorum: Quorum,
+    is_combined: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Member]:
-    home, settings = tmp_path_factory.mktemp("member"), {}
-    with closing(hold_port()) as held:
-        if is_combined:
-            own = f"PLAINTEXT://127.0.0.1:{held.getsockname()[1]}"
-            settings["listeners"] = f"{own},CONTROLLER://{controller}"
-            settings["process.roles"] = "broker,controller"
-        one = Member(home, controller, node_id=OURS, settings=settings)
-        if is_combined:
-            formatted(one.data_dir, OURS)
-        one.start()
-        yield one
-        one.kill()
+    if is_combined:
+        yield controller
+        return
+    one = Member(tmp_path_factory.mktemp("member"), quorum.controller, node_id=OURS)
+    one.start()
+    yield one
+    one.kill()
 
 
-def create(bootstrap: str, name: str, *assignment: tuple[int, ...]) -> str:
+def create(
+    bootstrap: str,
+    name: str,
+    *assignment: tuple[int, ...],
+    configs: Mapping[str, str] | None = None,
+) -> str:
     topic = {
+        "configs": [{"name": key, "value": value} for key, value in (configs or {}).items()],
         "name": name,
         "num_partitions": -1,
         "replication_factor": -1,
@@ -108,16 +132,65 @@ def _is(bootstrap: str, name: str, expected: list[tuple[int, set[int]]]) -> bool
 
 
 def test_kafka_s_tools_describe_the_quorum(
-    kafka: Kafka, controller: str, is_combined: bool
+    kafka: Kafka, controller: Member, quorum: Quorum, tools: Tools
 ) -> None:
-    told = run_tool(
-        "org.apache.kafka.tools.MetadataQuorumCommand",
-        "--bootstrap-controller", controller, "describe", "--replication",
-    )  # fmt: skip
+    asked = ("--bootstrap-controller", quorum.controller, "describe", "--replication")
+    status, told = tools.run(METADATA_QUORUM, asked)
+    assert status == 0, told
     rows = [line.split() for line in told.splitlines() if line.split()[-1:] != ["Status"]]
     seen = [(row[0], row[-1]) for row in rows if row]
-    assert (str(OURS if is_combined else 3000), "Leader") in seen
+    assert (str(controller.node_id), "Leader") in seen
     assert (str(KAFKAS), "Observer") in seen
+
+
+def test_it_is_registered_and_knows_the_same_features(kafka: Kafka, member: Member) -> None:
+    assert brokers(kafka) == brokers(member) == {KAFKAS: False, OURS: False}
+    levels = []
+    for bootstrap in (kafka.bootstrap, member.bootstrap):
+        with Cluster(bootstrap) as client:
+            told = client.call(
+                "api_versions", 4, client_software_name="a", client_software_version="1"
+            )
+        levels.append({one["name"]: one["max_version_level"] for one in told["finalized_features"]})
+    assert levels[0] == levels[1]
+    assert levels[0]["metadata.version"] == 30
+
+
+def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
+    """Of all brokers, of this one and of a topic; kafka-configs says the same, whoever is asked."""
+    name = create(member.bootstrap, unique("t"), (KAFKAS,))
+    until(lambda: states(kafka.bootstrap, name) == [(KAFKAS, {KAFKAS})], "the leader")
+    everybody = ("--entity-type", "brokers", "--entity-default")
+    it = ("--entity-type", "brokers", "--entity-name", str(KAFKAS))
+    topic = ("--entity-type", "topics", "--entity-name", name)
+
+    def configs(*words: str, of: Kafka | Member = member) -> str:
+        status, told = tools.run(CONFIGS, ("--bootstrap-server", of.bootstrap, *words))
+        assert status == 0, told
+        return told
+
+    def takes(size: int) -> bool:
+        with Cluster(kafka.bootstrap) as client:
+            code = client.produce(name, [b"x" * size], acks=-1)["error_code"]
+        assert code in ("none", "message_too_large")
+        return bool(code == "none")
+
+    for where, key, limit in (
+        (everybody, "message.max.bytes", 1_000),
+        (it, "message.max.bytes", 3_000),
+        (topic, "max.message.bytes", 2_000),
+    ):
+        configs("--alter", *where, "--add-config", f"{key}={limit}")
+        until(lambda limit=limit: takes(limit - 500) and not takes(limit + 500), f"{key}={limit}")
+        shown = [configs("--describe", *where, of=one) for one in (kafka, member)]
+        assert f"{key}={limit}" in shown[0]
+        if where != topic:  # each shows what it would go by itself
+            assert shown[0] == shown[1]
+    for where, key in ((topic, "max.message.bytes"), (it, "message.max.bytes")):
+        configs("--alter", *where, "--delete-config", key, of=kafka)
+    until(lambda: not takes(2_500), "the setting of all brokers again")
+    configs("--alter", *everybody, "--delete-config", "message.max.bytes", of=kafka)
+    until(lambda: takes(10_000), "no setting")
 
 
 def test_both_lead_and_follow(kafka: Kafka, member: Member) -> None:
@@ -129,14 +202,23 @@ def test_both_lead_and_follow(kafka: Kafka, member: Member) -> None:
             assert (answer["error_code"], answer["base_offset"]) == ("none", 0)
 
 
-def test_leadership_goes_to_and_fro(kafka: Kafka, member: Member) -> None:
+def test_leadership_goes_to_and_fro(kafka: Kafka, member: Member, tools: Tools) -> None:
     name = create(member.bootstrap, unique("t"), (OURS, KAFKAS))
     led(member.bootstrap, name, OURS)
-    run_tool(
-        "org.apache.kafka.tools.LeaderElectionCommand",
-        "--bootstrap-server", kafka.bootstrap, "--election-type", "preferred",
-        "--topic", name, "--partition", "0",
-    )  # fmt: skip
+    status, told = tools.run(
+        LEADER_ELECTION,
+        (
+            "--bootstrap-server",
+            kafka.bootstrap,
+            "--election-type",
+            "preferred",
+            "--topic",
+            name,
+            "--partition",
+            "0",
+        ),
+    )
+    assert status == 0, told
     for replicas in ([KAFKAS], [OURS]):
         with Cluster(kafka.bootstrap) as client:
             answer = client.call(
@@ -162,3 +244,91 @@ def test_who_stops_hands_over_first(kafka: Kafka, member: Member) -> None:
         for index in (0, 1):
             answer = client.produce(name, [b"v"], partition=index, acks=-1)
             assert answer["error_code"] == "none"
+    kafka.start()
+    led(member.bootstrap, name, OURS, OURS)
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_who_was_killed_is_not_trusted(
+    kafka: Kafka, member: Member, quorum: Quorum, way: str
+) -> None:
+    """Killed it is fenced after its session, and no eligible leader once it registers again."""
+    until_unfenced(member, KAFKAS)
+    strict = {"min.insync.replicas": "2"}
+    name = create(member.bootstrap, unique("t"), (KAFKAS, OURS), configs=strict)
+    led(member.bootstrap, name, KAFKAS)
+    with closing(Pretender(quorum.controller, 999, CLUSTER_ID)) as reader:
+        begin = reader.end()
+        assert kafka.child is not None
+        kafka.kill() if way == "kill" else kafka.child.terminate(deadline_s=60)
+        until(lambda: brokers(member)[KAFKAS], "it is fenced")
+        until(lambda: states(member.bootstrap, name) == [(OURS, {OURS})], "the other one leads")
+        with Cluster(member.bootstrap) as client:
+            assert client.produce(name, [b"v"], acks=-1)["error_code"] == "not_enough_replicas"
+            topic_id = client.topic_id(name)
+        kafka.start()
+        until_unfenced(member, KAFKAS)
+        led(kafka.bootstrap, name, OURS)
+        changes = [
+            one.eligible_leader_replicas
+            for one in reader.records(begin)
+            if isinstance(one, PartitionChangeRecord)
+            and one.topic_id == topic_id
+            and (one.eligible_leader_replicas is not None or one.isr == (OURS, KAFKAS))
+        ]
+    # It became eligible when it left the ISR. If it was killed it lost that by registering, before
+    # it was back in the ISR.
+    assert changes == ([(KAFKAS,), (), None] if way == "kill" else [(KAFKAS,), ()])
+    with Cluster(member.bootstrap) as client:
+        assert client.values(name) == []
+
+
+def test_it_outlives_its_controller(kafka: Kafka, member: Member, controller: Member) -> None:
+    """Killed, which takes its other broker along if it is one; and what it did not hear is done."""
+    alone, shared = (
+        create(member.bootstrap, unique("t"), ids) for ids in ((KAFKAS,), (KAFKAS, OURS))
+    )
+    led(kafka.bootstrap, shared, KAFKAS)
+    controller.kill()
+    with Cluster(kafka.bootstrap) as client:
+        assert client.produce(alone, [b"v"], acks=-1)["error_code"] == "none"
+    controller.start()
+    until_unfenced(member, KAFKAS)
+    led(kafka.bootstrap, create(kafka.bootstrap, unique("t"), (OURS, KAFKAS)), OURS)
+    with Cluster(kafka.bootstrap) as client:
+        assert client.produce(shared, [b"w"], acks=-1)["error_code"] == "none"
+        assert client.values(alone) == [b"v"]
+
+
+def test_a_late_broker_begins_with_a_snapshot(
+    kafka: Kafka, member: Member, controller: Member, quorum: Quorum, tmp_path: Path
+) -> None:
+    """Which the controller has written when it stopped; whoever had read all goes on."""
+    directory = controller.data_dir / "__cluster_metadata-0"
+    before = set(directory.glob("*.checkpoint"))
+    kept = create(member.bootstrap, unique("t"), (KAFKAS, OURS), (KAFKAS, OURS))
+    gone = unique("t")
+    with closing(Pretender(quorum.controller, 103, CLUSTER_ID)) as nobody:
+        nobody.join()
+        create(quorum.controller, gone, *[(103,)] * MANY)
+        with Cluster(member.bootstrap) as client:
+            client.call("delete_topics", 5, topic_names=[gone], timeout=10_000)
+    controller.stop()
+    assert set(directory.glob("*.checkpoint")) - before
+    controller.start()
+    until_unfenced(member, KAFKAS)
+    late = Kafka(tmp_path, node_id=LATE, controller=quorum)
+    try:
+        late.start()
+        led(late.bootstrap, kept, KAFKAS, KAFKAS)
+        with Cluster(late.bootstrap) as client:
+            (found,) = client.call("metadata", 8, topics=[{"name": gone}])["topics"]
+        assert found["error_code"] == "unknown_topic_or_partition"
+        name = create(kafka.bootstrap, unique("t"), (LATE,))
+        until(lambda: states(kafka.bootstrap, name) == [(LATE, {LATE})], "it leads")
+        with Cluster(late.bootstrap) as client:
+            until(
+                lambda: client.produce(name, [b"v"], acks=-1)["error_code"] == "none", "it serves"
+            )
+    finally:
+        late.stop()

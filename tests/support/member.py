@@ -28,6 +28,8 @@ class Member(Daemon):
     ) -> None:
         super().__init__(home / "logs", {}, listen="-")
         self.node_id = node_id
+        self.quorum = controller
+        """Where it finds controllers."""
         held = hold_port()
         weakref.finalize(self, held.close)
         self._file = home / "server.properties"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -250,3 +251,42 @@ ASKED: dict[int, Callable[[Any], Entity]] = {
     ApiKey.UPDATE_FEATURES: lambda make: make.message(),
     ApiKey.UNREGISTER_BROKER: lambda make: make.message(broker_id=1),
 }
+
+
+def test_share_consumers_hear_that_they_are_not_served(tmp_path) -> None:
+    """In a cluster they come to whoever leads; a broker that stands alone knows no such request."""
+    topic_id = uuid.UUID(int=7)
+    unsupported = int(ErrorCode.unsupported_version)
+
+    async def run() -> None:
+        async with forwarding(tmp_path) as setting:
+            for epoch, code, parts in (
+                (0, 0, [(topic_id, [(3, unsupported), (4, unsupported)])]),
+                (1, int(ErrorCode.share_session_not_found), []),
+                (-1, 0, []),
+            ):
+                make = request_factory(ApiKey.SHARE_FETCH, 2)
+                asked = [
+                    make.FetchTopic(
+                        topic_id=topic_id,
+                        partitions=[make.FetchPartition(partition_index=one) for one in (3, 4, 3)],
+                    )
+                ]
+                body = make.message(
+                    group_id="g",
+                    member_id="m",
+                    share_session_epoch=epoch,
+                    topics=asked if epoch == 0 else [],
+                )
+                answer = await setting.client.request(
+                    ApiKey.SHARE_FETCH, 2, body, deadline_ms=10_000
+                )
+                assert answer.error_code == code
+                told = [
+                    (topic.topic_id, [(x.partition_index, x.error_code) for x in topic.partitions])
+                    for topic in answer.responses
+                ]
+                assert told == parts
+
+    asyncio.run(run())
+    assert ApiKey.SHARE_FETCH not in Registry().versions

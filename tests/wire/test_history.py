@@ -268,6 +268,10 @@ def test_clients_read_it_and_can_not_write_it(daemon: Daemon) -> None:
         told(daemon, "txns", name, "epoch-bumped")
         (topic,) = cluster.call("metadata", 8, topics=[{"name": HISTORY_TOPIC}])["topics"]
         assert (topic["is_internal"], len(topic["partitions"])) == (True, 1)
+        # kafka-topics --describe asks for the settings of all topics; the first error ends it.
+        asked = {"resource_type": 2, "resource_name": HISTORY_TOPIC, "configuration_keys": None}
+        (described,) = cluster.call("describe_configs", 4, resources=[asked])["results"]
+        assert described["error_code"] == "none"
         end = cluster.offset(HISTORY_TOPIC)
         assert end > 0
         refused = cluster.produce(HISTORY_TOPIC, batch([b"forged"]))

@@ -68,7 +68,7 @@ def brokers(kafka: Kafka | Member) -> dict[int, bool]:
     return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
 
 
-def until_unfenced(kafka: Kafka, node_id: int) -> None:
+def until_unfenced(kafka: Kafka | Member, node_id: int) -> None:
     until(lambda: brokers(kafka).get(node_id) is False, f"broker {node_id} unfenced")
 
 
@@ -188,6 +188,7 @@ def test_settings_of_the_metadata_win_over_the_file(
         if member.bootstrap:
             configure(everybody, "min.insync.replicas", "1")
         member.kill()
+        other.controller.call("unregister_broker", 0, broker_id=103)
         other.close()
 
 
@@ -269,8 +270,8 @@ def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
     kafka: Kafka, tmp_path: Path
 ) -> None:
     """A process with its id is registered and lives, as it seems to after a kill (KAFKA-14392)."""
-    before = Pretender(kafka.controller, 101, CLUSTER_ID)
-    member, over = Member(tmp_path, kafka.controller), threading.Event()
+    before = Pretender(kafka.controller, 104, CLUSTER_ID)
+    member, over = Member(tmp_path, kafka.controller, node_id=104), threading.Event()
 
     def live() -> None:
         while not over.wait(0.2):
@@ -284,11 +285,12 @@ def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
         child.wait_for_line("DUPLICATE_BROKER_REGISTRATION", deadline_s=60)
         over.set()
         member.wait_until_listening()
-        until_unfenced(kafka, 101)
+        until_unfenced(kafka, 104)
     finally:
         over.set()
         alive.join(60)
         member.kill()
+        before.controller.call("unregister_broker", 0, broker_id=104)
         before.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.oracle.test_joining import brokers, created, leaders
 from tests.support.cluster import Cluster
-from tests.support.failover import PARTITIONS, PATIENCE, SOURCE, GroupMember, Writer
+from tests.support.failover import PARTITIONS, PATIENCE, SOURCE, Group, Writer
 from tests.support.kafka import Kafka, quorum_of_three
 from tests.support.member import Member
 from tests.support.pipeline import Clients
@@ -81,8 +81,13 @@ def without(voters: Voters, way: str) -> Iterator[None]:
         gone.wait()
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_a_broker_serves_while_the_active_controller_goes(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "protocol", "ways"),
+    [("dynamic", "consumer", ("kill", "freeze")), ("static", "classic", ("kill",))],
+)
+def test_a_broker_serves_while_the_active_controller_goes(
+    tmp_path: Path, kind: str, protocol: str, ways: tuple[str, ...]
+) -> None:
     """Nothing is lost or doubled, the broker keeps its place, and what is asked is done."""
     voters = Voters(tmp_path, is_dynamic=kind == "dynamic")
     member, late = (voters.member(tmp_path / str(one), one) for one in (OURS, LATE))
@@ -90,26 +95,27 @@ def test_a_broker_serves_while_the_active_controller_goes(tmp_path: Path, kind: 
         member.start()
         created(member.bootstrap, SOURCE, [[OURS]] * PARTITIONS)
         until(lambda: set(leaders(member.bootstrap, SOURCE).values()) == {OURS}, "the leaders")
-        clients, seen, committed = Clients(member.bootstrap, PATIENCE), set[int](), dict[int, int]()
-        writer, reader = Writer(member.bootstrap), GroupMember(clients, seen, committed)
-        writer.start()
-        reader.start()
-        until(lambda: len(committed) == PARTITIONS, "the group is at work")
-        for way in ("kill", "freeze"):
+        clients = Clients(member.bootstrap, PATIENCE)
+        writer, group = Writer(member.bootstrap), Group(clients, protocol)
+        for one in (writer, *group.members):
+            one.start()
+        until(lambda: len(group.committed) == PARTITIONS, "the group is at work")
+        for way in ways:
             with without(voters, way):
                 writer.goes_on(f"producing after a {way}")
                 until(lambda way=way: _made(member, way), f"a topic after a {way}")
                 assert brokers(member)[OURS] is False
         late.start()
-        for name in ("kill", "freeze", SOURCE):
+        for name in (*ways, SOURCE):
             assert set(leaders(late.bootstrap, name).values()) == {OURS}
         snapshots = [one for node in voters.nodes for one in node.data_dir.rglob("0*.checkpoint")]
         assert any(not one.name.startswith("0" * 20) for one in snapshots)
         writer.stopping.set()
         writer.join(90)
-        until(lambda: seen == set(range(writer.sent)), "the group has read all")
-        reader.stopping.set()
-        reader.join(90)
+        until(lambda: group.seen == set(range(writer.sent)), "the group has read all")
+        for reader in group.members:
+            reader.stopping.set()
+            reader.join(90)
         assert writer.refused == []
         found = [int(one.value()) for one in clients.messages(SOURCE, PARTITIONS)]
         assert sorted(found) == list(range(writer.sent))
@@ -133,7 +139,7 @@ def _made(member: Member, name: str) -> bool:
         "replication_factor": -1,
         "assignments": [{"partition_index": 0, "broker_ids": [OURS]}],
     }
-    with Cluster(member.bootstrap) as client:
+    with Cluster(member.bootstrap, deadline_s=90) as client:
         answer = client.call("create_topics", 5, timeout=5_000, topics=[topic])
     if answer["topics"][0]["error_code"] not in ("none", "topic_already_exists"):
         return False

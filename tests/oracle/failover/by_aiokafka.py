@@ -5,26 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
-from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-BOOTSTRAP, NAME, STOP = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-SOURCE, TARGET, PARTITIONS = f"in-{NAME}", f"out-{NAME}", 3
+from tests.oracle.failover import program
+from tests.oracle.failover.program import NAME, PARTITIONS, SOURCE, TARGET, at, say, seen, tell
 
-at = dict.fromkeys(("sent", "acknowledged", "read", "copied"), 0)
-seen: set[int] = set()
-
-
-def say(line: str) -> None:
-    """A line, in one piece whatever else is said meanwhile."""
-    print(line.replace("\n", " ") + "\n", end="", flush=True)
-
-
-def tell(role: str, what: str) -> None:
-    say(f"ERROR {role} {what}")
+PAUSE_S = 0.1
+"""Before a copier begins anew: where nobody listens, it fails at once."""
 
 
 class Told(logging.Handler):
@@ -48,7 +37,7 @@ def raised(role: str, where: str, error: BaseException) -> None:
 
 
 async def write() -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=BOOTSTRAP, enable_idempotence=True)
+    producer = AIOKafkaProducer(bootstrap_servers=program.BOOTSTRAP, enable_idempotence=True)
     await producer.start()
     under_way: set[asyncio.Future[Any]] = set()
 
@@ -59,7 +48,7 @@ async def write() -> None:
         else:
             at["acknowledged"] += 1
 
-    while not STOP.exists():  # noqa: ASYNC240 - once in 60 ms
+    while not program.STOP.exists():
         for index in range(PARTITIONS):
             future = await producer.send(SOURCE, b"%d" % at["sent"], partition=index)
             under_way.add(future)
@@ -74,7 +63,7 @@ async def write() -> None:
 def consumer(role: str) -> AIOKafkaConsumer:
     return AIOKafkaConsumer(
         SOURCE,
-        bootstrap_servers=BOOTSTRAP,
+        bootstrap_servers=program.BOOTSTRAP,
         group_id=f"{role}-{NAME}",
         enable_auto_commit=False,
         auto_offset_reset="earliest",
@@ -99,7 +88,9 @@ async def read() -> None:
 async def copy() -> None:
     while True:
         reader = consumer("copier")
-        producer = AIOKafkaProducer(bootstrap_servers=BOOTSTRAP, transactional_id=f"copier-{NAME}")
+        producer = AIOKafkaProducer(
+            bootstrap_servers=program.BOOTSTRAP, transactional_id=f"copier-{NAME}"
+        )
         where = "start"
         try:
             await reader.start()
@@ -127,6 +118,7 @@ async def copy() -> None:
         for one in (producer, reader):
             with contextlib.suppress(Exception):
                 await one.stop()
+        await asyncio.sleep(PAUSE_S)
 
 
 async def main() -> None:
@@ -137,7 +129,7 @@ async def main() -> None:
     work = [asyncio.create_task(one) for one in (write(), read(), copy())]
     while not any(one.done() and one.exception() for one in work):
         await asyncio.sleep(0.1)
-        say(" ".join(["AT", *map(str, at.values())]))
+        program.say_where()
     await asyncio.gather(*work)
 
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import sys
-import threading
 import time
-from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-BOOTSTRAP, NAME, STOP = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-SOURCE, TARGET, PARTITIONS = f"in-{NAME}", f"out-{NAME}", 3
+from tests.oracle.failover import program
+from tests.oracle.failover.program import NAME, PARTITIONS, SOURCE, TARGET, at, say, seen, tell
+
+CLASSIC = "classic"
+"""The older of the two protocols of groups."""
+
 LIMIT_S = 30.0
 """Of a call that belongs to a transaction."""
-
-at = dict.fromkeys(("sent", "acknowledged", "read", "copied"), 0)
-seen: set[int] = set()
-
-
-def say(line: str) -> None:
-    """A line, in one piece whatever else is said meanwhile."""
-    print(line.replace("\n", " ") + "\n", end="", flush=True)
-
-
-def tell(role: str, what: str) -> None:
-    say(f"ERROR {role} {what}")
 
 
 class Told(logging.Handler):
@@ -48,7 +38,7 @@ def settings(role: str, **more: object) -> dict[str, object]:
         tell(role, f"error_cb: {described(error)}")
 
     found = {key.replace("_", "."): value for key, value in more.items()}
-    return {"bootstrap.servers": BOOTSTRAP, "error_cb": failed, "logger": logger, **found}
+    return {"bootstrap.servers": program.BOOTSTRAP, "error_cb": failed, "logger": logger, **found}
 
 
 def described(error: KafkaError) -> str:
@@ -73,7 +63,7 @@ def write() -> None:
         else:
             tell("writer", f"delivery: {described(error)}")
 
-    while not STOP.exists():
+    while not program.STOP.exists():
         for index in range(PARTITIONS):
             producer.produce(SOURCE, b"%d" % at["sent"], partition=index, on_delivery=delivered)
             at["sent"] += 1
@@ -83,10 +73,11 @@ def write() -> None:
     say(f"SENT {at['sent']}")
 
 
-def consumer(role: str) -> Consumer:
+def consumer(role: str, protocol: str) -> Consumer:
     return Consumer(
         settings(
             role,
+            group_protocol=protocol,
             group_id=f"{role}-{NAME}",
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -106,8 +97,8 @@ def found(role: str, reader: Consumer) -> list[Message]:
     return messages
 
 
-def read() -> None:
-    reader = consumer("reader")
+def read(protocol: str = CLASSIC) -> None:
+    reader = consumer("reader", protocol)
     reader.subscribe([SOURCE])
     while True:
         messages = found("reader", reader)
@@ -120,9 +111,9 @@ def read() -> None:
                 raised("reader", "commit", error)
 
 
-def copy() -> None:
+def copy(protocol: str = CLASSIC) -> None:
     while True:
-        reader = consumer("copier")
+        reader = consumer("copier", protocol)
         reader.subscribe([SOURCE])
         # See tests/support/pipeline.py: without the idle time it may wait for ever.
         idle = {"transactional_id": f"copier-{NAME}", "connections_max_idle_ms": 3000}
@@ -155,8 +146,6 @@ def copy() -> None:
         reader.close()
 
 
-for work in (write, read, copy):
-    threading.Thread(target=work, daemon=True).start()
-while True:
-    time.sleep(0.1)
-    say(" ".join(["AT", *map(str, at.values())]))
+if __name__ == "__main__":
+    protocol = program.MORE[0] if program.MORE else CLASSIC
+    program.work(write, functools.partial(read, protocol), functools.partial(copy, protocol))

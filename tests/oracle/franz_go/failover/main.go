@@ -53,6 +53,7 @@ func grouped(role string, more ...kgo.Opt) []kgo.Opt {
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.DisableAutoCommit(),
+		kgo.SessionTimeout(10*time.Second), // of who could not say goodbye to a broker that was gone
 	}, more...)...)
 }
 

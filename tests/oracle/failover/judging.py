@@ -1,0 +1,254 @@
+"""The programs as a judge runs them: how far each is, what it told, what it left behind."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Message, TopicPartition
+
+from tests.oracle.go_build import built
+from tests.support.daemon import ROOT
+from tests.support.kafka import java_command
+from tests.support.pipeline import Clients
+from tests.support.processes import Child
+from tests.support.waits import until
+
+PROGRAMS: Final = Path(__file__).parent
+PARTITIONS: Final = 3
+COUNTS: Final = "sent", "acknowledged", "read", "copied"
+LOOK_S: Final = 0.05
+
+START_S: Final = 600.0
+GO_ON_S: Final = 240.0
+"""Patience for programs that start, and for those that go on after something was done."""
+
+TOLD: Final = re.compile(r"(?:\d\d:\d\d:\d\d\.\d+ )?ERROR (.*)")
+"""By the program, or by the log of Java's clients."""
+
+NO_CONNECTION: Final = re.compile(
+    r"^([\w ]+):.*(Connect to .* failed|ConnectionRefused|KafkaConnectionError|NodeNotReadyError|"
+    r"connection refused|connection reset|closed the connection|broken pipe|EOF|"
+    r"_TRANSPORT|_ALL_BROKERS_DOWN).*"
+)
+"""All that says no more than that a process is gone: in whose words depends on the moment."""
+
+GONE: Final = "no connection"
+
+
+def python_command(module: str) -> list[str]:
+    """The command line of a program beside."""
+    return [sys.executable, "-m", f"{__package__}.{module}"]
+
+
+def java_program() -> list[str]:
+    """The command line of the one of Java's clients."""
+    return java_command(str(PROGRAMS / "Failover.java"))
+
+
+def franz_go_program() -> list[str]:
+    """The command line of the one of franz-go, built."""
+    return [str(built("./failover", "franz-go-failover"))]
+
+
+class Client:
+    """One of the programs, with what it is told beside its name and the file that stops it."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], bootstrap: str, stop: Path, *more: str
+    ) -> None:
+        self.name = name
+        self.child = Child([*command, bootstrap, name, str(stop), *more], cwd=ROOT)
+        self._stop = stop
+        self._looked_at = 0
+
+    @property
+    def at(self) -> tuple[int, ...]:
+        """What it has sent, been acknowledged, read and copied; nothing at first."""
+        # Some library may tell a thousand times, between two of these, that nobody is there.
+        last = next((one for one in reversed(self.child.lines) if one.startswith("AT ")), "")
+        return tuple(int(one) for one in last.split()[1:])
+
+    def new_errors(self) -> Counter[str]:
+        """What it told since the last call."""
+        begin, self._looked_at = self._looked_at, len(self.child.lines)
+        told = (TOLD.match(one) for one in self.child.lines[begin : self._looked_at])
+        return Counter(plain(one[1]) for one in told if one)
+
+    def end(self) -> None:
+        """Kill it, and leave all that it said beside the file that stops it."""
+        self.child.kill()
+        said = self._stop.with_name(f"{self._stop.name}-{self.name}.txt")
+        said.write_text("\n".join(self.child.lines), encoding="utf-8")
+
+
+def plain(text: str) -> str:
+    """Without what differs from one time to the other: addresses, numbers."""
+    if gone := NO_CONNECTION.match(text):
+        return f"{gone[1]}: {GONE}"
+    return re.sub(r"\d+", "#", re.sub(r"(\w+://)?[\w.]+:\d+(/\w+)?", "…", text))
+
+
+def are_at_work(clients: Sequence[Client]) -> None:
+    """Wait until all have copied something; none of them may end before."""
+
+    def probe() -> bool:
+        for one in clients:
+            assert one.child.returncode is None, one.child.tail()
+        return all(one.at[3:] > (0,) for one in clients)
+
+    until(probe, "all clients are at work", deadline_s=START_S)
+
+
+def go_on(clients: Sequence[Client], what: str) -> None:
+    """Wait until every client has written, read and copied more."""
+    goals = {one.name: [then + 12 for then in one.at] for one in clients}
+    behind: list[str] = []
+
+    def probe() -> bool:
+        behind[:] = [
+            f"{one.name} at {one.at}, not at {goals[one.name]}"
+            for one in clients
+            if any(now < goal for now, goal in zip(one.at, goals[one.name], strict=True))
+        ]
+        return not behind
+
+    try:
+        until(probe, what, deadline_s=GO_ON_S)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; {behind}") from None
+
+
+Errors = dict[str, Counter[str]]
+"""How often each was told, by step."""
+
+END: Final = "the end"
+
+
+def lead(
+    where: str,
+    clients: Sequence[Client],
+    steps: Mapping[str, Callable[[], object]],
+    stop: Path,
+    bootstrap: str,
+) -> dict[str, Errors]:
+    """Take the clients through all steps; what each told. They end as :func:`check` wants them.
+
+    ``bootstrap`` is for who reads at the end what is there. Errors and the longest pauses are
+    printed.
+    """
+    errors: dict[str, Errors] = {one.name: {} for one in clients}
+    pauses: dict[str, dict[str, tuple[float, ...]]] = {}
+    watch = Watch(clients)
+    try:
+        are_at_work(clients)
+        watch.start()
+        for step, act in steps.items():
+            begin = time.monotonic()
+            watch.longest()
+            act()
+            go_on(clients, f"{where}, after: {step}")
+            pauses[step] = watch.longest()
+            print(f"{where}: {step}: {time.monotonic() - begin:.1f} s", flush=True)
+            for one in clients:
+                errors[one.name][step] = one.new_errors()
+        stop.touch()
+        for one in clients:
+            check(one, Clients(bootstrap))
+            errors[one.name][END] = one.new_errors()
+    finally:
+        watch.stopping.set()
+        for one in clients:
+            one.end()
+        show_pauses(where, pauses)
+    return errors
+
+
+def show_pauses(where: str, pauses: Mapping[str, Mapping[str, tuple[float, ...]]]) -> None:
+    """Print the longest pauses by client and step: of acknowledging, reading and copying."""
+    for step, found in pauses.items():
+        for name, longest in found.items():
+            told = "".join(f"{one:7.1f}" for one in longest[1:])
+            print(f"{where}: longest pauses{told} s  {name:<11} {step}", flush=True)
+
+
+def show(name: str, ours: Errors, theirs: Errors) -> None:
+    """Print how often each was told: by ours, and by Apache Kafka."""
+    for step, found in ours.items():
+        other = theirs.get(step, Counter())
+        for what in sorted(found | other):
+            print(f"{found[what]:4} {other[what]:4}  {name}: {step}: {what}")
+
+
+def check(client: Client, readers: Clients) -> None:
+    """It wrote, read and copied every number once and in order; its groups are at the end."""
+    sent = int(client.child.wait_for_line(r"^SENT (\d+)$", deadline_s=GO_ON_S)[1])
+    until(lambda: client.at[2] == sent, f"{client.name} has read all", deadline_s=GO_ON_S)
+    ends: dict[int, int] = {}
+    for topic in (f"out-{client.name}", f"in-{client.name}"):
+        probe = functools.partial(_all_of, readers, topic, sent)
+        found = until(probe, f"{topic} has all", deadline_s=GO_ON_S)
+        for index in range(PARTITIONS):
+            part = [one for one in found if one.partition() == index]
+            values = [int(one.value()) for one in part]
+            assert values == list(range(index, sent, PARTITIONS)), f"{topic}-{index}"
+            ends[index] = part[-1].offset() + 1
+    for role in ("reader", "copier"):
+        until(
+            functools.partial(_is_at, readers, f"{role}-{client.name}", f"in-{client.name}", ends),
+            f"{client.name}: the offsets of its {role}",
+            deadline_s=GO_ON_S,
+            poll_s=0.2,
+        )
+
+
+def _all_of(readers: Clients, topic: str, count: int) -> list[Message] | None:
+    """What is committed in a topic, once it is so much."""
+    found = readers.messages(topic, PARTITIONS)
+    return found if len(found) >= count else None
+
+
+def _is_at(readers: Clients, group: str, topic: str, ends: dict[int, int]) -> bool:
+    """Whether a group has committed that it has read up to ``ends``."""
+    consumer = readers.consumer(group)
+    found = consumer.committed([TopicPartition(topic, index) for index in ends], 60)
+    consumer.close()
+    return all(one.offset >= ends[one.partition] for one in found)
+
+
+class Watch(threading.Thread):
+    """Knows of each client how long its acknowledgements, reads and copies have stood still."""
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.stopping = threading.Event()
+        self._clients = clients
+        self._moved: dict[tuple[str, str], tuple[int, float]] = {}
+        self._longest: dict[tuple[str, str], float] = {}
+
+    def run(self) -> None:
+        """Until ``stopping``."""
+        while not self.stopping.wait(LOOK_S):
+            now = time.monotonic()
+            for one in self._clients:
+                for what, count in zip(COUNTS, one.at, strict=False):
+                    key = one.name, what
+                    if count > self._moved.get(key, (-1, now))[0]:
+                        self._moved[key] = count, now
+                    still = now - self._moved[key][1]
+                    self._longest[key] = max(still, self._longest.get(key, 0.0))
+
+    def longest(self) -> dict[str, tuple[float, ...]]:
+        """The longest pauses since the last call by client, in the order of COUNTS, in seconds."""
+        taken, self._longest = self._longest, {}
+        return {
+            one.name: tuple(taken.get((one.name, what), 0.0) for what in COUNTS)
+            for one in self._clients
+        }

@@ -1,0 +1,42 @@
+"""What the programs in Python have in common: what they are told, and how they tell.
+
+A program has one set of counts and one NAME, so they are this module's.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BOOTSTRAP, NAME, STOP = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+MORE = sys.argv[4:]
+SOURCE, TARGET, PARTITIONS = f"in-{NAME}", f"out-{NAME}", 3
+
+at = dict.fromkeys(("sent", "acknowledged", "read", "copied"), 0)
+seen: set[int] = set()
+
+
+def say(line: str) -> None:
+    """A line, in one piece whatever else is said meanwhile."""
+    print(line.replace("\n", " ") + "\n", end="", flush=True)
+
+
+def tell(role: str, what: str) -> None:
+    say(f"ERROR {role} {what}")
+
+
+def say_where() -> None:
+    """The line of counts."""
+    say(" ".join(["AT", *map(str, at.values())]))
+
+
+def work(*roles: Callable[[], None]) -> None:
+    """Each in a thread, until the process is killed."""
+    for one in roles:
+        threading.Thread(target=one, daemon=True).start()
+    while True:
+        time.sleep(0.1)
+        say_where()

@@ -40,11 +40,16 @@ def session(master: str = "local[2]", **settings: str) -> SparkSession:
     return SparkSession.builder.master(master).config(map=dict(told)).getOrCreate()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def pyspark_is_there() -> None:
+def require_spark() -> None:
+    """Skip, or fail where CI wants its judges, without what Spark's side needs of Python."""
     for name in ("pyspark", "pyarrow", "numpy"):
         if importlib.util.find_spec(name) is None:
             unavailable(f"{name} is not installed", "Spark")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pyspark_is_there() -> None:
+    require_spark()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-// Java's clients: see __init__.py beside.
+// Java's clients: see __init__.py beside. MORE: a protocol of groups, and a folder if Kafka Streams is to copy.
 
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -7,6 +7,8 @@ import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
+import java.util.Properties;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
@@ -16,8 +18,18 @@ import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
+import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
+import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.processor.api.ContextualProcessor;
+import org.apache.kafka.streams.processor.api.Record;
+import org.apache.kafka.streams.state.KeyValueStore;
+import org.apache.kafka.streams.state.Stores;
 
 public class Failover {
     private static final int PARTITIONS = 3;
@@ -29,6 +41,7 @@ public class Failover {
     private static String bootstrap;
     private static String name;
     private static Path stop;
+    private static String protocol = "classic";
 
     private interface Work {
         void run() throws Exception;
@@ -48,19 +61,24 @@ public class Failover {
         return new KafkaProducer<>(told, new StringSerializer(), new StringSerializer());
     }
 
+    private static KafkaConsumer<String, String> reader(Map<String, Object> more) {
+        Map<String, Object> told = new HashMap<>(more);
+        told.put("bootstrap.servers", bootstrap);
+        told.put("enable.auto.commit", "false");
+        told.put("auto.offset.reset", "earliest");
+        told.put("isolation.level", "read_committed");
+        return new KafkaConsumer<>(told, new StringDeserializer(), new StringDeserializer());
+    }
+
     private static KafkaConsumer<String, String> consumer(String role) {
-        KafkaConsumer<String, String> made = new KafkaConsumer<>(Map.of(
-            "bootstrap.servers", bootstrap,
-            "group.id", role + "-" + name,
-            "enable.auto.commit", "false",
-            "auto.offset.reset", "earliest",
-            "isolation.level", "read_committed"), new StringDeserializer(), new StringDeserializer());
+        KafkaConsumer<String, String> made =
+            reader(Map.of("group.id", role + "-" + name, "group.protocol", protocol));
         made.subscribe(List.of("in-" + name));
         return made;
     }
 
     private static void write() throws Exception {
-        try (KafkaProducer<String, String> producer = producer(Map.of("linger.ms", 5))) {
+        try (KafkaProducer<String, String> producer = producer(Map.of("linger.ms", 5, "delivery.timeout.ms", 600_000))) {
             while (!Files.exists(stop)) {
                 for (int index = 0; index < PARTITIONS; index++) {
                     producer.send(new ProducerRecord<>("in-" + name, index, null, "" + sent.getAndIncrement()),
@@ -133,6 +151,53 @@ public class Failover {
         }
     }
 
+    /** Knows the last number of each partition, in a store that lives and dies with its transactions. */
+    private static class Copier extends ContextualProcessor<String, String, String, String> {
+        @Override
+        public void process(Record<String, String> record) {
+            KeyValueStore<Integer, Integer> last = context().getStateStore("last");
+            int number = Integer.parseInt(record.value());
+            int index = number % PARTITIONS;
+            Integer before = last.get(index);
+            if (number != (before == null ? index : before + PARTITIONS)) {
+                System.out.println("ERROR copier state: " + number + " after " + before);
+            }
+            last.put(index, number);
+            context().forward(record);
+        }
+    }
+
+    /** Copies as an application of Kafka Streams; what it has committed is counted by who reads it. */
+    private static void stream(String folder) {
+        Properties told = new Properties();
+        told.put("bootstrap.servers", bootstrap);
+        told.put("application.id", "copier-" + name);
+        told.put("processing.guarantee", "exactly_once_v2");
+        told.put("state.dir", folder);
+        // Not 10 s: a busy machine may take as long to move all leaders, and who is late is fenced.
+        told.put("producer.transaction.timeout.ms", 60_000);
+        StreamsBuilder builder = new StreamsBuilder();
+        builder.addStateStore(Stores.keyValueStoreBuilder(
+            Stores.inMemoryKeyValueStore("last"), Serdes.Integer(), Serdes.Integer()));
+        builder.stream("in-" + name, Consumed.with(Serdes.String(), Serdes.String()))
+            .process(Copier::new, "last")
+            .to("out-" + name, Produced.with(Serdes.String(), Serdes.String(), (topic, key, value, count) ->
+                Optional.of(Set.of(Integer.parseInt(value) % PARTITIONS))));
+        KafkaStreams streams = new KafkaStreams(builder.build(), told);
+        streams.setUncaughtExceptionHandler(error -> {
+            tell("copier", "a thread's end", error);
+            return StreamThreadExceptionResponse.REPLACE_THREAD;
+        });
+        streams.start();
+        KafkaConsumer<String, String> reader = reader(Map.of());
+        reader.assign(List.of(new TopicPartition("out-" + name, 0),
+            new TopicPartition("out-" + name, 1), new TopicPartition("out-" + name, 2)));
+        reader.seekToBeginning(reader.assignment());
+        while (true) {
+            copied.addAndGet(reader.poll(Duration.ofMillis(100)).count());
+        }
+    }
+
     private static void start(Work work) {
         Thread thread = new Thread(() -> {
             try {
@@ -149,9 +214,16 @@ public class Failover {
         bootstrap = words[0];
         name = words[1];
         stop = Path.of(words[2]);
+        if (words.length > 3) {
+            protocol = words[3];
+        }
         start(Failover::write);
         start(Failover::read);
-        start(Failover::copy);
+        if (words.length > 4) {
+            start(() -> stream(words[4]));
+        } else {
+            start(Failover::copy);
+        }
         while (true) {
             Thread.sleep(100);
             System.out.printf("AT %d %d %d %d%n", sent.get(), acknowledged.get(), read.get(), copied.get());

@@ -1,0 +1,43 @@
+"""A sensor gateway, whose records come over MQTT: see the package.
+
+``MORE`` is the port of the MQTT broker. A bridge that the judge runs writes to ``in-NAME`` what is
+published here; what reads and copies that is librdkafka.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from aiokafka.partitioner import murmur2
+
+from tests.mqtt.publisher import Publisher
+from tests.oracle.failover import program
+from tests.oracle.failover.librdkafka import copy, read
+from tests.oracle.failover.program import PARTITIONS, at, say
+
+EXACTLY_ONCE = 2
+
+
+def topic_of(partition: int) -> str:
+    """An MQTT topic that as a record's key goes to this partition."""
+    names = (f"sensor/{number}" for number in count())
+    hashed = ((name, murmur2(name.encode()) & 0x7FFFFFFF) for name in names)
+    return next(name for name, one in hashed if one % PARTITIONS == partition)
+
+
+def write() -> None:
+    topics = [topic_of(index) for index in range(PARTITIONS)]
+    publisher = Publisher(int(program.MORE[0]), EXACTLY_ONCE, with_ids=False)
+    while not program.STOP.exists():
+        first = at["sent"]
+        at["sent"] += PARTITIONS
+        values = (b"%d" % (first + index) for index in range(PARTITIONS))
+        publisher.publish(list(zip(topics, values, strict=True)), first)
+        at["acknowledged"] = publisher.acknowledged
+        time.sleep(0.06)
+    say(f"SENT {at['sent']}")
+
+
+if __name__ == "__main__":
+    program.work(write, read, copy)

@@ -72,7 +72,7 @@ lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
 console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in build/console-screenshots (needs Debian's chromium)
 	$(RUN) pytest $(or $(ARGS),tests/console)
 
-oracle: $(VENV)/.dev  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java and mvn)
+oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java, mvn, Mosquitto)
 	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire $(ARGS)
 	$(RUN) pytest tests/oracle $(ARGS)
 

@@ -168,6 +168,9 @@ class Kafka:
         self._replicas = replicas
         """How many the topics of the coordinators have."""
         self.data_dir = directory / "data"
+        self.cluster_id = CLUSTER_ID
+        """What its storage is formatted for when it starts for the first time."""
+
         self.bootstrap = ""
         self.child: Child | None = None
         self._directory = directory
@@ -193,7 +196,7 @@ class Kafka:
                 "kafka.tools.StorageTool",
                 "format",
                 "-t",
-                CLUSTER_ID,
+                self.cluster_id,
                 "-c",
                 str(properties),
                 *self.format_words,
@@ -204,8 +207,13 @@ class Kafka:
         """Wait until it serves."""
         assert self.child is not None
         self.child.wait_for_line(r"Kafka Server started", deadline_s=START_S)
-        self.bootstrap = f"127.0.0.1:{self._ports[0]}"
+        self.bootstrap = self.address
         return self
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of its listener for clients, whether it serves or not."""
+        return f"127.0.0.1:{self._ports[0]}"
 
     @property
     def controller(self) -> str:
@@ -213,8 +221,8 @@ class Kafka:
         return f"127.0.0.1:{self._ports[1]}"
 
     def _properties(self) -> dict[str, str]:
-        port, is_controller = self._ports[0], self._active is self
-        listeners = f"PLAINTEXT://127.0.0.1:{port}"
+        is_controller = self._active is self
+        listeners = f"PLAINTEXT://{self.address}"
         many = dict.fromkeys(
             (
                 "offsets.topic.replication.factor",

@@ -1,0 +1,201 @@
+"""Clients of all kinds while one broker grows into a cluster of Apache Kafka, and goes.
+
+Fencepost serves them alone, is promoted, Apache Kafka's brokers join, replicas are added, leaders
+and coordinators move, and in the end Fencepost is stopped and struck off. No client is started
+again. librdkafka, Java's clients, Kafka Streams' exactly-once application, aiokafka, franz-go, a
+Spark query with our source and sink, and sensors whose messages come over MQTT by our bridge
+(``failover/``): each writes, reads in a group and copies in transactions.
+
+``GROWTH=long`` has three controllers, and kills one, the first, and another on the way.
+``GROWTH=kafka`` or ``GROWTH=kafka,long`` tells what comes of it where the first is Apache Kafka's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.oracle.failover.judging import (
+    GONE,
+    PARTITIONS,
+    Client,
+    Errors,
+    franz_go_program,
+    java_program,
+    lead,
+    python_command,
+    show,
+)
+from tests.oracle.growing import Growing, OfFencepost, OfKafka, assert_has_all_of
+from tests.spark.conftest import require_spark
+from tests.support.daemon import ROOT
+from tests.support.mosquitto import Mosquitto
+from tests.support.processes import Child
+
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(1800)]
+
+MQTT: Final = "mqtt"
+VISIBLE: Final = re.compile(r"\w+ (?!log\b|error_cb\b)[\w ']+: ")
+"""What is told as the outcome of something that a program has asked for."""
+
+NEVER: Final = re.compile(
+    r"writer |copier (state|query|a thread's end|a bridge's end): |any the end of a thread: "
+)
+"""What no broker's going excuses: a record that is not acknowledged, an application that ended."""
+
+EXPECTED: Final = re.compile(
+    r"(reader|copier) .*(NOT_COORDINATOR|COORDINATOR_LOAD_IN_PROGRESS|COORDINATOR_NOT_AVAILABLE|"
+    r"_WAIT_COORD|_TIMED_OUT|Timeout)"
+)
+"""That a coordinator moves, and that time runs out, which it does on a machine with much to do."""
+
+IS_AWAY: Final = re.compile(r"becomes a member|kill")
+"""Steps at which nobody serves for a while, and anything may be told of that but NEVER."""
+
+NAMES: Final = "librdkafka", "java", "streams", "aiokafka", "franz-go", "spark", MQTT
+
+
+@contextmanager
+def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[Client]]:
+    """All of them. Those that begin connections anew all the time have to be told every address."""
+    go = franz_go_program()  # building it may take a while, the first time
+    many = ",".join([brokers.first.bootstrap, *(one.address for one in brokers.joining)])
+    mosquitto = Mosquitto(directory / "mosquitto").start()
+    mqtt = ["--mqtt", f"127.0.0.1:{mosquitto.port}", "--route", f"#=in-{MQTT}"]
+    module = "fencepost.pipelines.mqtt"
+    bridge = Child([sys.executable, "-m", module, "--bootstrap", many, *mqtt], cwd=ROOT)
+    spark = directory / "spark"
+    spark.mkdir()
+    began: list[Client] = []
+
+    def begin(name: str, command: list[str], bootstrap: str, *more: str) -> None:
+        began.append(Client(name, command, bootstrap, stop, *more))
+
+    one = brokers.first.bootstrap
+    try:
+        bridge.wait_for_line(r"bridge at work", deadline_s=60)  # nobody keeps messages before that
+        begin("librdkafka", python_command("librdkafka"), one, "consumer")
+        begin("java", java_program(), one)
+        begin("streams", java_program(), one, "consumer", str(directory / "streams"))
+        begin("aiokafka", python_command("by_aiokafka"), one)
+        begin("franz-go", go, one)
+        begin("spark", python_command("by_spark"), many, str(spark))
+        begin(MQTT, python_command("by_mqtt"), many, str(mosquitto.port))
+        yield began
+        assert bridge.returncode is None, bridge.tail()
+    finally:
+        for client in began:
+            client.end()
+        bridge.kill()
+        mosquitto.kill()
+        (directory / "bridge.txt").write_text("\n".join(bridge.lines), encoding="utf-8")
+
+
+def story(brokers: Growing, *, is_long: bool) -> dict[str, Errors]:
+    """Lead it; what each client told."""
+    stop = brokers.directory / "stop"
+    steps = {
+        "quiet": lambda: None,
+        "the first becomes a member": brokers.become_a_member,
+        "it is killed alone": brokers.first_is_killed,
+        "brokers join": brokers.join,
+        "a controller is killed": brokers.controller_is_killed,
+        "it is killed as replicas are added": brokers.replicate_while_it_is_killed,
+        "replicas are added": brokers.replicate,
+        "leaders move, and a controller is killed": brokers.hand_over_without_a_controller,
+        "another is killed": brokers.another_is_killed,
+        "the first leads again, and is killed": brokers.lead_again_and_be_killed,
+        "leaders move": brokers.hand_over,
+        "the first is stopped": brokers.leave,
+        "the first is struck off": brokers.strike_off,
+        "without it": lambda: None,
+    }
+    if not is_long:
+        steps = {step: act for step, act in steps.items() if "kill" not in step}
+    try:
+        brokers.begin([f"{way}-{name}" for name in NAMES for way in ("in", "out")], PARTITIONS)
+        many = ",".join(one.address for one in brokers.joining)
+        with clients_of(brokers, brokers.directory, stop) as clients:
+            return lead(brokers.name, clients, steps, stop, many)
+    finally:
+        brokers.stop()
+
+
+Told = tuple[str, str, str]
+"""A client, a step, and what was told."""
+
+
+def visible(errors: dict[str, Errors]) -> set[Told]:
+    """What applications have got to see but that somebody was not there; not what is logged."""
+    return {
+        (name, step, what)
+        for name, by_step in errors.items()
+        for step, found in by_step.items()
+        for what in found
+        if VISIBLE.match(what) and not what.endswith(GONE)
+    }
+
+
+def judged(told: set[Told]) -> tuple[set[Told], set[Told]]:
+    """What must never be told, and what may be if Apache Kafka causes it, too."""
+    never = {one for one in told if NEVER.match(one[2])}
+    explained = {one for one in told if EXPECTED.match(one[2]) or IS_AWAY.search(one[1])}
+    return never, told - never - explained
+
+
+def test_clients_of_all_kinds_are_taken_along(tmp_path: Path) -> None:
+    require_spark()
+    words = os.environ.get("GROWTH", "").split(",")
+    is_long = "long" in words
+
+    def told_by(make: type[Growing], name: str) -> dict[str, Errors]:
+        return story(make(tmp_path / name, 3 if is_long else 1), is_long=is_long)
+
+    if "kafka" in words:
+        theirs = told_by(OfKafka, "kafka")
+        for name in NAMES:
+            show(name, theirs[name], theirs[name])
+        return
+    ours = told_by(OfFencepost, "fencepost")
+    for name in NAMES:
+        show(name, ours[name], {})
+    never, extra = judged(visible(ours))
+    assert not never, never
+    if extra:
+        whats = {(name, what) for name, _, what in visible(told_by(OfKafka, "kafka"))}
+        extra = {one for one in extra if (one[0], one[2]) not in whats}
+    assert not extra, extra
+
+
+def test_errors_that_matter_are_told_from_others() -> None:
+    def errors(step: str, *whats: str) -> dict[str, Errors]:
+        return {"java": {step: Counter(whats)}}
+
+    lost = ("java", "brokers join", "writer delivery: TimeoutException")
+    assert judged(visible(errors(*lost[1:]))) == ({lost}, set())
+    fenced = ("java", "leaders move", "copier commitTransaction: ProducerFencedException")
+    late = "copier commitTransaction: TimeoutException"
+    assert judged(visible(errors(fenced[1], fenced[2], late))) == (set(), {fenced})
+    away = "reader log: no connection", "reader log: any", "reader commit: ILLEGAL_GENERATION"
+    assert judged(visible(errors("the first becomes a member", *away))) == (set(), set())
+
+
+def test_a_log_that_is_not_the_beginning_of_another_is_found(tmp_path: Path) -> None:
+    for room, segments in {"a": ["one", "two", "three"], "b": ["one", "two"], "c": ["on"]}.items():
+        log = tmp_path / room / "t-0"
+        log.mkdir(parents=True)
+        for number, text in enumerate(segments):
+            (log / f"{number:020}.log").write_text(text)
+    assert_has_all_of(tmp_path / "a", tmp_path / "b")
+    assert_has_all_of(tmp_path / "b", tmp_path / "c")
+    (tmp_path / "b" / "t-0" / f"{1:020}.log").write_text("owt")
+    with pytest.raises(AssertionError, match="t-0"):
+        assert_has_all_of(tmp_path / "a", tmp_path / "b")

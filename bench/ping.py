@@ -55,9 +55,9 @@ def longest_ms(bootstrap: str) -> float:
         try:
             with socket.create_connection((host, int(port)), TIMEOUT_S) as connected:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                _ping(connected)  # the first one pays for the connection
+                ping(connected)  # the first one pays for the connection
                 while not _is_over(PAUSE_S):
-                    longest = max(longest, _ping(connected))
+                    longest = max(longest, ping(connected))
         except OSError:
             _is_over(RECONNECT_S)
     return longest
@@ -67,7 +67,8 @@ def _is_over(wait_s: float) -> bool:
     return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
-def _ping(connected: socket.socket) -> float:
+def ping(connected: socket.socket) -> float:
+    """How long one request waits for its answer, in milliseconds."""
     began = time.perf_counter()
     connected.sendall(REQUEST)
     (left,) = struct.unpack(">i", _exactly(connected, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.suite import Suite
+from bench.suites.cleaner import CLEANER
 from bench.suites.cluster import CLUSTER
 from bench.suites.data import DATA, JAVA, START
 from bench.suites.faults import FAULTS
@@ -27,6 +28,7 @@ SUITES: dict[str, Suite] = {
         GROUPS,
         TXN,
         LOG,
+        CLEANER,
         PARTITIONS_SUITE,
         CLUSTER,
         FAULTS,

@@ -41,7 +41,7 @@ def _open(home: Path, config: LogConfig, *, clean: bool = True) -> Partition:
     )
 
 
-def _batch(records: int, value_bytes: int = 1024, first_key: int | None = None) -> bytes:
+def batch(records: int, value_bytes: int = 1024, first_key: int | None = None) -> bytes:
     now = int(time.time() * 1000)
     value = random.Random(7).randbytes(value_bytes)
     return bytes(
@@ -82,7 +82,7 @@ def append_and_read(records: int) -> Callable[[Path], Figures]:
     """Batches of ``records`` of 1 KiB: appended one by one, read back 1 MiB at a time."""
 
     def run(home: Path) -> Figures:
-        data = _batch(records)
+        data = batch(records)
         figures = _raw(home, len(data))
         partition = _open(home, LogConfig())
         count = LOG_BYTES // len(data)
@@ -123,7 +123,7 @@ def lookup(segments: int) -> Callable[[Path], Figures]:
         size = total // segments
         config = LogConfig(segment_bytes=size, segment_index_bytes=max(4096, size // 256))
         partition = _open(home, config)
-        data = _batch(1)
+        data = batch(1)
         clock = SystemClock()
         while partition.log_end_offset * len(data) < total:
             append_batch(partition, data, now_ms=clock.now_ms())
@@ -156,7 +156,7 @@ def recovery(home: Path) -> Figures:
     """Opening a log of batches of 16 records, after a clean stop and after a kill."""
     config = LogConfig(segment_bytes=64 * MIB)
     partition = _open(home, config)
-    data = _batch(16)
+    data = batch(16)
     clock = SystemClock()
     for _ in range(LOG_BYTES // len(data)):
         append_batch(partition, data, now_ms=clock.now_ms())
@@ -188,7 +188,7 @@ def _cleaned(home: Path, value_bytes: int, keys: int) -> float:
     partition = _open(home, config)
     clock = SystemClock()
     each = 40
-    pieces = [_batch(each, value_bytes, first) for first in range(0, keys, each)]
+    pieces = [batch(each, value_bytes, first) for first in range(0, keys, each)]
     for _ in range(4):
         for piece in pieces:
             append_batch(partition, piece, now_ms=clock.now_ms())

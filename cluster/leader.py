@@ -319,7 +319,11 @@ class PartitionLeader:
             known is not None
             and known.is_active
             and replica.broker_epoch is not None
-            and replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)
+            # Brokers that are told by UpdateMetadata do not know the epochs of the others.
+            and (
+                known.epoch == ANY_BROKER_EPOCH
+                or replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)
+            )
         )
 
     def _propose(

@@ -228,7 +228,14 @@ def _fence_at_wish(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[boo
 
 
 def _unfence(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
-    broker = view.image.brokers[request.broker_id]
+    cause = "it has caught up with the record of its registration"
+    return unfence(view, heartbeats, view.image.brokers[request.broker_id], cause)
+
+
+def unfence(
+    view: View, heartbeats: Heartbeats, broker: BrokerRegistration, why: str
+) -> Outcome[bool]:
+    """Let a broker lead where nobody does, and say that it is fenced no more."""
     leaderless = [
         (topic, index)
         for topic, index, partition in view.partitions()
@@ -241,17 +248,20 @@ def _unfence(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[
     event = Event(
         "broker-unfenced",
         f"broker {broker.broker_id}",
-        {
-            "broker_epoch": broker.epoch,
-            "cause": "it has caught up with the record of its registration",
-        },
+        {"broker_epoch": broker.epoch, "cause": why},
     )
     return _with(changes, before=(record,), events=(event,))
 
 
 def _begin_shutdown(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[bool]:
-    """The last record that says so is the one whose offset others have to reach."""
-    broker = view.image.brokers[request.broker_id]
+    return begin_shutdown(view, view.image.brokers[request.broker_id])
+
+
+def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
+    """Hand over what a broker leads, and take it out of every ISR; the answer says there is more.
+
+    The last record that says so is the one whose offset others have to reach.
+    """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     changes = view.leader_and_isr_updates(
         _in_isr(view, broker.broker_id), cause, removed=broker.broker_id, at_most=MAX_CHANGES
@@ -318,6 +328,35 @@ _STEPS: Final[Mapping[Step, Callable[[View, Heartbeats, Heartbeat], Outcome[bool
     Step.UNFENCE: _unfence,
     Step.BEGIN_SHUTDOWN: _begin_shutdown,
 }
+
+
+# --- seen elsewhere ---
+
+
+def appeared(
+    view: View, heartbeats: Heartbeats, seen: RegisterBrokerRecord, where: str
+) -> Outcome[bool]:
+    """A broker lives, as somebody else has found out; the answer says to ask again.
+
+    One that is known in another epoch was away in between, whether that was noticed or not: it is
+    taken for dead first (KAFKA-7235).
+    """
+    known = view.image.brokers.get(seen.broker_id)
+    if known is not None and known.epoch != seen.broker_epoch and not known.fenced:
+        return replace(fence(view, known, f"it is {where} in a later epoch"), answer=True)
+    if known is None or known.epoch != seen.broker_epoch:
+        return Outcome(True, (replace(seen, fenced=True),))
+    if known.fenced:
+        return unfence(view, heartbeats, known, f"it is {where}")
+    return Outcome(False)
+
+
+def never_seen(view: View, broker_id: int, cause: str) -> Outcome[bool]:
+    """A broker that is in ISRs lives no more, and nobody knows when it did; the answer as above."""
+    changes = view.leader_and_isr_updates(
+        _in_isr(view, broker_id), cause, removed=broker_id, at_most=MAX_CHANGES
+    )
+    return replace(_with(changes, events=()), answer=len(changes) == MAX_CHANGES)
 
 
 # --- going ---

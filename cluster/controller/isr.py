@@ -63,6 +63,7 @@ def alter_partition(
         change = view.change(topic, item.index)
         if view.allows_unclean_election(topic.name):
             change.election = Election.UNCLEAN
+        change.raises_leader_epoch, change.hears_of_isr = False, change.raises_leader_epoch
         change.isr = tuple(replica for replica, _ in item.new_isr)
         change.leader_recovery_state = item.leader_recovery_state
         made = view.changed(topic, change, f"AlterPartition of the leader, broker {broker_id}")

@@ -114,6 +114,21 @@ class Controller:
         """See :func:`brokers.heartbeat`."""
         return brokers.heartbeat(self.view, self.heartbeats, request, now_ms)
 
+    def broker_appeared(self, seen: RegisterBrokerRecord, where: str) -> Outcome[bool]:
+        """See :func:`brokers.appeared`."""
+        return brokers.appeared(self.view, self.heartbeats, seen, where)
+
+    def broker_gone(self, broker_id: int, cause: str) -> Outcome[bool]:
+        """A broker lives no more, as somebody else has found out; the answer says to ask again."""
+        broker = self.image.brokers.get(broker_id)
+        if broker is None:
+            return brokers.never_seen(self.view, broker_id, cause)
+        return Outcome(False) if broker.fenced else brokers.fence(self.view, broker, cause)
+
+    def begin_shutdown(self, broker_id: int, broker_epoch: int) -> Outcome[bool]:
+        """See :func:`brokers.begin_shutdown`; raises StaleBrokerEpochError."""
+        return brokers.begin_shutdown(self.view, self.view.registered(broker_id, broker_epoch))
+
     def begin(self, now_ms: int) -> None:
         """It has become active: know of brokers no more than the image tells."""
         self.heartbeats.restart(self.image, now_ms)
@@ -201,6 +216,10 @@ class Controller:
         return topics.create_partitions(
             self.view, name, count, assignments=assignments, draw=draw, take=take
         )
+
+    def place_new(self, topic_id: UUID) -> Outcome[None]:
+        """See :func:`topics.place_new`."""
+        return topics.place_new(self.view, topic_id)
 
     def delete_topic(self, topic_id: UUID, take: Take = unlimited) -> Outcome[None]:
         """See :func:`topics.delete_topic`."""

@@ -6,7 +6,7 @@ Source: ``PartitionChangeBuilder``; KIP-966, KIP-455.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from enum import Enum
 from uuid import UUID
 
@@ -53,6 +53,13 @@ class PartitionChange:
     """Brokers whose logs may have lost what they had."""
     directories: dict[int, UUID] = field(default_factory=dict)
     """Where replicas lie, if not where the partition says."""
+    raises_leader_epoch: bool = False
+    """Whether the leader epoch rises with every change, because those who have a replica hear of no
+    other (kafka: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``, and ``newLeaderAndIsr`` of the
+    controller on ZooKeeper)."""
+    hears_of_isr: bool = False
+    """Whether the leader learns of the ISR by an answer, and of nothing else: then it rises with
+    changes of who has a replica."""
 
     def build(self) -> PartitionChangeRecord | None:
         """The record, None if nothing changes."""
@@ -97,7 +104,16 @@ class PartitionChange:
             eligible_leader_replicas=None if elr == state.elr else elr,
             last_known_elr=self._last_known_elr(isr, leader),
         )
-        return None if record == PartitionChangeRecord(self.topic_id, self.index) else record
+        if record == PartitionChangeRecord(self.topic_id, self.index):
+            return None
+        is_told = self.raises_leader_epoch or (self.hears_of_isr and self._moves(record))
+        if is_told and record.leader == NO_LEADER_CHANGE:
+            return replace(record, leader=leader)
+        return record
+
+    def _moves(self, record: PartitionChangeRecord) -> bool:
+        """Whether the record says who has a replica, which the answer to a leader does not."""
+        return (record.replicas, record.adding_replicas, record.removing_replicas) != (None,) * 3
 
     def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
         """Who has all that is committed without being in sync.

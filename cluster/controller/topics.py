@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from typing import Final
 from uuid import UUID
 
 from fencepost.cluster.controller.configs import CheckConfigs
@@ -313,6 +314,26 @@ def plan_partitions(
         check_assignment(view, replicas, factor)
         _check_somebody_leads(view, index, replicas)
     return wanted
+
+
+NEVER_LED: Final = -1
+"""The partition epoch of a partition that has replicas, and never had a leader."""
+
+
+def place_new(view: View, topic_id: UUID) -> Outcome[None]:
+    """Begin those partitions of a topic that somebody else has assigned, where anybody may lead.
+
+    Source: ``PartitionStateMachine.initializeLeaderAndIsrForPartitions``.
+    """
+    topic = view.image.topics_by_id.get(topic_id)
+    if topic is None:
+        return Outcome(None)
+    records = tuple(
+        partition_record(view, topic_id, index, one.replicas)
+        for index, one in enumerate(topic.partitions)
+        if one.partition_epoch == NEVER_LED and any(map(view.is_active, one.replicas))
+    )
+    return Outcome(None, records)
 
 
 def delete_topic(view: View, topic_id: UUID, take: Take = unlimited) -> Outcome[None]:

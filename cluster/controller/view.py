@@ -60,6 +60,9 @@ class ControllerSettings:
     """Partitions that one request may create."""
     features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest level of each feature that this controller supports."""
+    tells_by_leader_epoch: bool = False
+    """Whether brokers are told by requests, of which they pass over those whose leader epoch they
+    know (LeaderAndIsr), instead of reading the records of every change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ class View:
             min_isr=self.min_isr(topic.name),
             default_directory=self.default_directory,
             elr_enabled=self.elr_enabled,
+            raises_leader_epoch=self.settings.tells_by_leader_epoch,
         )
 
     def _acceptable(
@@ -205,6 +209,7 @@ class View:
                 elr_enabled,
                 rule[1],
             )
+            change.raises_leader_epoch = self.settings.tells_by_leader_epoch
             if is_unclean_shutdown:
                 change.unclean_shutdown = frozenset((removed,))
             if removed in partition.isr:

@@ -22,6 +22,10 @@ class ApiKey(IntEnum):
     FETCH = 1
     LIST_OFFSETS = 2
     METADATA = 3
+    LEADER_AND_ISR = 4
+    STOP_REPLICA = 5
+    UPDATE_METADATA = 6
+    CONTROLLED_SHUTDOWN = 7
     OFFSET_COMMIT = 8
     OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
@@ -223,5 +227,22 @@ FORWARDED: frozenset[int] = frozenset(
 )
 """What a broker has the active controller answer (KIP-590); ``ApiKeys.forwardable``."""
 
-KNOWN_APIS: Mapping[int, Api] = {**APIS, **CONTROLLER_APIS, **MEMBER_APIS}
+ZOOKEEPER_APIS: Mapping[int, Api] = {
+    api.key: api
+    for api in (
+        _api(ApiKey.LEADER_AND_ISR, (7, 7)),
+        _api(ApiKey.STOP_REPLICA, (4, 4)),
+        _api(ApiKey.UPDATE_METADATA, (8, 8)),
+        _api(ApiKey.CONTROLLED_SHUTDOWN, (3, 3)),
+    )
+}
+"""What a controller that is elected on ZooKeeper tells brokers, and is asked by one that stops. A
+broker of such a cluster serves them, and those of ``CONTROLLER_APIS`` that brokers send it."""
+
+KNOWN_APIS: Mapping[int, Api] = {
+    **APIS,
+    **CONTROLLER_APIS,
+    **MEMBER_APIS,
+    **ZOOKEEPER_APIS,
+}
 """Every API whose messages can be read and written."""

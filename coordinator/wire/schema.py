@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from kio.static.constants import EntityType
 from kio.static.primitive import TZAware
 
-from fencepost.coordinator.wire.api import KNOWN_APIS, ApiKey
+from fencepost.coordinator.wire.api import KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
 from fencepost.logcore.values import dataclass
 
 Entity = Any
@@ -158,10 +158,17 @@ def has_struct_arrays(cls: type) -> bool:
 
 @cache
 def module_of(api_key: int, version: int, side: Side) -> ModuleType:
-    """The kio module with the classes of one message. KeyError for an API or version unknown."""
+    """The module with the classes of one message: kio's, but for those that it has no more.
+
+    KeyError for an API or version unknown.
+    """
     api = KNOWN_APIS[api_key]
     if not api.min_version <= version <= api.max_version:
         raise KeyError((api_key, version))
+    if api_key in ZOOKEEPER_APIS:
+        messages = import_module("fencepost.coordinator.wire.zookeeper_messages")
+        found: ModuleType = messages.modules()[api_key, side]
+        return found
     return import_module(f"kio.schema.{api.module}.v{version}.{side}")
 
 

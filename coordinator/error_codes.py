@@ -17,6 +17,7 @@ from fencepost.coordinator import errors as data_errors
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.controller import errors as observers
 from fencepost.coordinator.runtime import errors as shard_errors
+from fencepost.coordinator.zookeeper import errors as zookeeper
 from fencepost.groups import errors as groups
 from fencepost.logcore import errors as logs
 from fencepost.logcore.machine import DomainError
@@ -95,6 +96,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.FetchSessionIdNotFoundError: ErrorCode.fetch_session_id_not_found,
     data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,
     data_errors.FetchSessionTopicIdError: ErrorCode.fetch_session_topic_id_error,
+    zookeeper.NotInZooKeeperError: ErrorCode.unsupported_version,
     data_errors.MetadataUnavailableError: ErrorCode.kafka_storage_error,
     shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
     shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,

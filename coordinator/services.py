@@ -21,7 +21,9 @@ from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
+from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.server_secret import server_secret
+from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.runtime.origin import Origin
     from fencepost.coordinator.security.password_checks import PasswordChecks
     from fencepost.coordinator.security.users import Users
+    from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 
 Address = tuple[str, int]
 """Host and port."""
@@ -78,6 +81,8 @@ class Services:
         """Tries a configuration out before it holds; None where no listener encrypts."""
         self.controller: ControllerChannel | None = None
         """The way to the active controller; None where this process alone decides."""
+        self.zookeeper: ZooKeeperNode | None = None
+        """Its place in a cluster whose controller is elected on ZooKeeper."""
         self.topics_coming: set[str] = set()
         """Topics that the controller has been asked to create."""
         self.fetches = Fetches(storage)
@@ -106,6 +111,22 @@ class Services:
         await self.groups.start()  # first, for transactions that loading completes end there
         await self.txns.start()
 
+    @property
+    def on_zookeeper(self) -> ZooKeeperNode:
+        """:attr:`zookeeper`; raises RuntimeError for a broker that has none."""
+        if self.zookeeper is None:
+            raise RuntimeError("the cluster is not one on ZooKeeper")
+        return self.zookeeper
+
+    def deciding(self, metadata: MetadataLog, active: ActiveController) -> Services:
+        """The same broker as handlers see it that answer as the controller elected among many."""
+        found = object.__new__(_Deciding)
+        found.__dict__ |= self.__dict__
+        found.metadata, found.controller = metadata, None
+        found.topics = TopicAdmin(metadata, self.config, self.node_id)
+        found.__dict__["active_controller"] = active
+        return found
+
     @cached_property
     def active_controller(self) -> ActiveController:
         """Who decides on the cluster, where that is this process."""
@@ -126,7 +147,7 @@ class Services:
             settings,
             self.clock,
             QuorumLog(metadata, storage.fs, self.clock, self.flusher),
-            self._decided,
+            self.decided,
             own_broker=metadata.has_own_broker,
         )
 
@@ -136,7 +157,7 @@ class Services:
             return []
         return self.active_controller.log.observers()
 
-    def _decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
+    def decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         """What the controller decided, and why."""
         from fencepost.cluster.controller.outcome import OF_PARTITIONS  # noqa: PLC0415 - few ask
 
@@ -209,3 +230,16 @@ class Services:
         """Get what is left of dropped topics out of the way: directories, groups' offsets."""
         await self.logs.forget_doomed()
         await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
+
+
+class _Deciding(Services):
+    """What is decided is kept elsewhere, and comes back to this broker as it does to all others."""
+
+    def drop_topics(self, topics: Sequence[TopicImage]) -> None:
+        """They are dropped when the controller tells."""
+
+    async def forget_topics(self, topics: Sequence[TopicImage]) -> None:  # noqa: ARG002 - see above
+        """Return once it is certain that they are to go. Raises NotControllerError."""
+        written = self.metadata.on_its_way()
+        if written is not None:
+            await written

@@ -92,6 +92,19 @@ ALLOWED_IMPORTS = {
         "txn",
         "logcore",
     ),
+    # A cluster whose controller is elected on ZooKeeper: sessions, znodes, who is told what.
+    f"{_ROOM}zookeeper": (
+        "coordinator.zookeeper",
+        "cluster",
+        "coordinator.controller",
+        "coordinator.replication",
+        "coordinator.metadata",
+        "coordinator.config",
+        "coordinator.errors",
+        "coordinator.runtime",
+        "coordinator.wire",
+        "logcore",
+    ),
     f"{_ROOM}data": (
         "coordinator.data",
         "cluster",
@@ -184,6 +197,7 @@ ALLOWED_IMPORTS = {
         "cluster",
         "coordinator.controller",
         "coordinator.replication",
+        "coordinator.zookeeper",
         "coordinator.metrics",
         "coordinator.light_imports",
         "coordinator.services",

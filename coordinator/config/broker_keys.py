@@ -233,7 +233,6 @@ REPLACED: Mapping[str, str] = {
     "port": "where to listen is said with listeners, or with --listen",
     "log.dir": "the data directory is said with --data-dir",
     "log.dirs": "the data directory is said with --data-dir",
-    "zookeeper.connect": "there is no ZooKeeper",
 }
 """Kafka keys that do not fit this broker, and what to do instead.
 

@@ -40,6 +40,13 @@ transaction.state.log.min.isr INT 2 low=1
     Its min.insync.replicas; never more than it has replicas.
 controlled.shutdown.enable BOOLEAN true
     Whether a broker that stops hands over first what it leads.
+zookeeper.connect STRING ""
+    HOST:PORT of ZooKeeper's servers, with commas between and maybe a path behind: the brokers elect
+    their controller there, instead of having controllers elsewhere.
+zookeeper.session.timeout.ms INT 18000 unit=ms low=1
+    A broker that ZooKeeper has not heard of for so long is dead.
+zookeeper.connection.timeout.ms INT 18000 unit=ms low=1
+    How long a start waits for ZooKeeper.
 """
 
 CLUSTER_KEYS = read_keys(_BROKER)

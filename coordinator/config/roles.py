@@ -20,6 +20,7 @@ from fencepost.coordinator.config.listeners import (
 from fencepost.logcore.values import dataclass
 
 ROLES = "process.roles"
+ZOOKEEPER = "zookeeper.connect"
 BROKER, CONTROLLER = "broker", "controller"
 BOOTSTRAP, VOTERS = "controller.quorum.bootstrap.servers", "controller.quorum.voters"
 
@@ -38,6 +39,8 @@ class Roles:
     """How controllers are connected to: the first of their listeners; empty without any."""
     controller_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     """How that speaks."""
+    elects: bool = False
+    """Whether the brokers elect the controller among themselves, on ZooKeeper."""
     decides_for_others: bool = False
     """Whether it is the controller of whoever joins: it has a listener for that."""
 
@@ -55,6 +58,11 @@ class Roles:
 def roles_of(config: BrokerConfig) -> Roles:
     """What the configuration makes of this node. Raises ConfigError."""
     roles = config.items(ROLES)
+    if config.text(ZOOKEEPER):
+        if set(roles) != {BROKER, CONTROLLER}:
+            reason = f"a node has no roles where {ZOOKEEPER} is set: every broker is a candidate"
+            raise ConfigError(ROLES, config.get(ROLES), reason)
+        return Roles(is_broker=True, is_controller=False, elects=True)
     if not roles:
         raise ConfigError(ROLES, "", "a node is a broker, a controller, or both")
     voters = _voters(config)

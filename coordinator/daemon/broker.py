@@ -287,8 +287,6 @@ class Broker:
 
     async def _join(self) -> None:
         """Start as a broker among others, whose controller may be in this very process."""
-        from fencepost.coordinator.daemon.member import Member  # noqa: PLC0415 - most brokers are alone
-
         if self._metrics_listen is not None:
             self._metrics = await self._serve_metrics(self._metrics_listen)
         await self._listeners.bind()
@@ -297,12 +295,10 @@ class Broker:
             directory = await threads.run(self._take_directory)
             previous = clean_shutdown_epoch(self.fs, directory)
             part = await self._decide(directory, threads)
-            self._member = member = Member(
-                self.config, self._controllers(part), self._listeners.all, self._lost
-            )
+            self._member = member = self._of_a_cluster(part)
             node_id = self.config.int("node.id")
-            is_new = not has_identity(self.fs, directory)
-            cluster_id = await member.find_cluster_id() if is_new else ""
+            asks = self.roles.elects or not has_identity(self.fs, directory)
+            cluster_id = await member.find_cluster_id() if asks else ""
             meta = identify(self.fs, directory, node_id, cluster_id)
             addresses = {name: self.advertised_on(name) for name in self._listeners.all}
             before = None
@@ -335,8 +331,28 @@ class Broker:
         finally:
             threads.close()
         await self._serve(services)
+        try:
+            await member.served(services)
+        except MembershipError as error:
+            raise BrokerError(str(error)) from error
         if self._metrics is not None and self._server is not None:
             self._metrics.serves(services, self._server)
+
+    def _of_a_cluster(self, part: ControllerPart | None) -> Member:
+        """What makes this broker one among others."""
+        # Most brokers are alone.
+        from fencepost.coordinator.daemon.member import Member  # noqa: PLC0415
+
+        if not self.roles.elects:
+            return Member(self.config, self._controllers(part), self._listeners.all, self._lost)
+        try:
+            from fencepost.coordinator.daemon.zookeeper_member import ZooKeeperMember  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            needs = "zookeeper.connect needs kazoo: pip install 'fencepost[zookeeper]'"
+            raise BrokerError(needs) from error
+        found = ZooKeeperMember(self.config, self.roles, self._listeners.all, self._lost)
+        found.open(self.clock)
+        return found
 
     async def _decide(self, directory: str, threads: Threads) -> ControllerPart | None:
         """Begin to be the controller of whoever joins, if this node is that."""
@@ -440,6 +456,10 @@ class Broker:
             from fencepost.coordinator.handlers.controller_registry import controller_registry  # noqa: PLC0415 - few are that
 
             return controller_registry()
+        if services.zookeeper is not None:
+            from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry  # noqa: PLC0415 - the same
+
+            return zookeeper_registry(services)
         two_phase = self.config.bool("transaction.two.phase.commit.enable")
         return Registry(
             unstable_versions=self.config.bool("unstable.api.versions.enable"),

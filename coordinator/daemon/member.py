@@ -13,7 +13,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
@@ -25,6 +25,7 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
 from fencepost.coordinator.config.roles import Roles
+from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
 from fencepost.coordinator.replication.controller_channel import (
@@ -78,6 +79,22 @@ _PROTOCOLS: Final = {
 _log = structlog.get_logger(__name__)
 
 
+class Place(Protocol):
+    """What a member knows of its cluster; any thread may look."""
+
+    @property
+    def controller(self) -> tuple[str, int] | None:
+        """Where the active controller listens, as far as is known."""
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+
+    @property
+    def in_controlled_shutdown(self) -> bool:
+        """Whether it asks to be let go."""
+
+
 class Member:
     """What a broker of a cluster has that one alone has not. Belongs to the broker's loop.
 
@@ -100,7 +117,7 @@ class Member:
                 f" based on currently configured listeners are {','.join(listeners)}",
             )
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
-        self._quorum = Quorum.of(config, roles)
+        self._quorum = self._way_to_controllers(config, roles)
         self._membership: Membership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -110,12 +127,21 @@ class Member:
         self._directory_id = UNASSIGNED
         self._verifier: Verifier | None = None
 
+    def _way_to_controllers(self, config: BrokerConfig, roles: Roles) -> Quorum:
+        """How controllers are found, and spoken with. Raises ConfigError."""
+        return Quorum.of(config, roles)
+
     @property
     def membership(self) -> Membership:
         """The registration. Raises RuntimeError before :meth:`join`."""
         if self._membership is None:
             raise RuntimeError("the broker has not joined its cluster")
         return self._membership
+
+    @property
+    def place(self) -> Place:
+        """What is known of the cluster here. Raises RuntimeError before :meth:`join`."""
+        return self.membership
 
     # --- start ---
 
@@ -162,10 +188,7 @@ class Member:
             broker_id=meta.node_id,
             cluster_id=meta.cluster_id,
             incarnation_id=uuid.uuid4(),
-            listeners=tuple(
-                BrokerEndpoint(name, *addresses[name], _PROTOCOLS[one.protocol])
-                for name, one in self._listeners.items()
-            ),
+            listeners=self.end_points(addresses),
             features=MEMBER_FEATURES,
             log_dirs=(meta.directory_id,),
             rack=self._config.text("broker.rack"),
@@ -176,10 +199,17 @@ class Member:
         )
         return await self._membership.join()
 
+    def end_points(self, addresses: Mapping[str, tuple[str, int]]) -> tuple[BrokerEndpoint, ...]:
+        """Where the broker says that it listens."""
+        return tuple(
+            BrokerEndpoint(name, *addresses[name], _PROTOCOLS[one.protocol])
+            for name, one in self._listeners.items()
+        )
+
     def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
         """Another connection to the active controller; None has requests tried for ever."""
         found = RemoteControllerChannel(
-            lambda: self.membership.controller,
+            lambda: self.place.controller,
             client_id=str(self._config.int("node.id")),
             retry_timeout_ms=retry_timeout_ms,
             request_timeout_ms=self._quorum.socket_timeout_ms,
@@ -193,7 +223,23 @@ class Member:
 
         The broker is unfenced when this returns. Raises MembershipError.
         """
-        config, clock, membership = self._config, services.clock, self.membership
+        publisher = await self._begin(services, image)
+        self.membership.follow(publisher.publish, image)
+        # With it comes which versions the controller knows.
+        self._ask_about_controllers(services)
+        await self.membership.unfence()
+        services.logs.broker_epoch = self.membership.broker_epoch
+
+    async def served(self, _services: Services) -> None:
+        """The listeners are open. Raises MembershipError."""
+
+    def _ask_about_controllers(self, services: Services) -> None:
+        if services.controller is not None:
+            services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
+
+    async def _begin(self, services: Services, image: MetadataImage) -> Publisher:
+        """Begin what the image asks of this broker; what comes next is to be published."""
+        config, clock, place = self._config, services.clock, self.place
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
         services.history.place = HistoryPlace(
             config,
@@ -210,7 +256,7 @@ class Member:
             clock,
             node_id=services.node_id,
             image=lambda: services.metadata.image,
-            broker_epoch=lambda: membership.broker_epoch,
+            broker_epoch=lambda: place.broker_epoch,
             log_of=lambda one: services.logs.partition(one.topic, one.index),
             on_disk=services.flusher.after,
             remember=services.remember_replica,
@@ -218,7 +264,7 @@ class Member:
         services.replicas.fetchers = fetchers
         channel, replicas = self.channel(None), services.replicas
         self._isr_changes = IsrChanges(replicas, channel, clock)
-        self._directories = Directories(replicas, channel, directory_id=self._directory_id)
+        self._place_replicas(replicas, channel)
         self._coordinate(services, self._peers)
         services.metadata.listen(services.quotas.table.follow)
         if services.acls is not None:
@@ -229,16 +275,16 @@ class Member:
             services.replicas,
             {CONSUMER_OFFSETS: services.groups, TRANSACTION_STATE: services.txns},
             deleted=partial(_forget, services),
-            is_leaving=lambda: membership.in_controlled_shutdown,
+            is_leaving=lambda: place.in_controlled_shutdown,
             stop_fetching=services.replicas.stop_following,
         )
         publisher.publish(image)
         await services.start()
-        membership.follow(publisher.publish, image)
-        # With it comes which versions the controller knows.
-        services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
-        await membership.unfence()
-        services.logs.broker_epoch = membership.broker_epoch
+        return publisher
+
+    def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
+        """Tell the controller where replicas lie."""
+        self._directories = Directories(replicas, channel, directory_id=self._directory_id)
 
     def _coordinate(self, services: Services, peers: Peers) -> None:
         """Let the transaction coordinator work with those of the other brokers."""
@@ -254,7 +300,7 @@ class Member:
         ids = ControllersProducerIds(
             self.channel(FORWARDING_TIMEOUT_MS),
             services.node_id,
-            lambda: self.membership.broker_epoch,
+            lambda: self.place.broker_epoch,
         )
         txns.join_others(sender, sender.take_over, self._verifier.ask, ids.allocate)
 

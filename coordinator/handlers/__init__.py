@@ -236,6 +236,7 @@ class Registry:
 
     With ``forwards`` all that the active controller decides is its to answer; the versions that it
     knows come from there. What only brokers of a cluster are asked is answered then as well.
+    ``wrapped`` puts something before the handlers of some APIs.
     """
 
     def __init__(
@@ -245,12 +246,14 @@ class Registry:
         unstable_versions: bool = False,
         unstable_apis: Collection[ApiKey] = (),
         forwards: Callable[[], Mapping[int, tuple[int, int]]] | None = None,
+        wrapped: Mapping[int, Callable[[Run], Run]] | None = None,
     ) -> None:
         self._modules = dict(_own_modules() if modules is None else modules)
         self._handlers: dict[int, Handler] = {}
         self._versions: dict[int, tuple[int, int]] = {}
         self._unstable = frozenset(APIS if unstable_versions else unstable_apis)
         self._controller_versions = forwards
+        self._wrapped = wrapped or {}
         self.forwarded: frozenset[int] = FORWARDED if forwards is not None else frozenset()
         """What the active controller answers."""
         if forwards is not None:
@@ -297,6 +300,8 @@ class Registry:
             if api_key in self.forwarded:
                 forwarding = import_module(f"{__name__}.forwarding")
                 found = replace(found, run=forwarding.forwarding(found.run))
+            if api_key in self._wrapped:
+                found = replace(found, run=self._wrapped[api_key](found.run))
             self._handlers[api_key] = found
         return found
 

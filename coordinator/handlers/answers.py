@@ -66,8 +66,12 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
     try:
         result = yield from changes
     finally:
-        log = ctx.broker.metadata.partition
-        flushed = None if log is None else ctx.broker.flusher.forced(log)
+        metadata = ctx.broker.metadata
+        flushed = (
+            metadata.on_its_way()
+            if metadata.partition is None
+            else ctx.broker.flusher.forced(metadata.partition)
+        )
     if flushed is not None:
         yield flushed
         flushed.result()

@@ -53,7 +53,7 @@ _SERVED: Final = (
 )
 
 
-def controller_registry() -> Registry:
-    """The registry of a controller's listeners."""
-    own = {int(key): KNOWN_APIS[key].module for key in _SERVED}
+def controller_registry(*more: ApiKey) -> Registry:
+    """The registry of a controller's listeners, with ``more`` APIs."""
+    own = {int(key): KNOWN_APIS[key].module for key in (*_SERVED, *more)}
     return Registry(modules={**own, **_OF_ITS_OWN})

@@ -50,6 +50,7 @@ class Endpoints:
         image = broker.metadata.image
         host, port = ctx.advertised
         self._registered = image.brokers
+        self._elected_id = -1 if broker.zookeeper is None else broker.zookeeper.controller_id
         self.nodes = {self._own: BrokerNode(self._own, host, port, broker.rack)}
         """All that have the listener, by their ids; fenced ones as well."""
         for broker_id, one in image.brokers.items():
@@ -66,7 +67,12 @@ class Endpoints:
 
     @property
     def controller_id(self) -> int:
-        """Whom clients take for the controller: any broker, which forwards what they want of it."""
+        """Whom clients take for the controller: any broker, which forwards what they want of it.
+
+        Where brokers elect it among themselves it is that one, as tools of that time expect.
+        """
+        if self._elected_id >= 0:
+            return self._elected_id
         alive = self.alive
         return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - nobody gains by a guess
 

@@ -20,6 +20,7 @@ from kio.schema.default_principal_data.v0.data import DefaultPrincipalData
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
+from fencepost.cluster.controller.errors import NotControllerError
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, with_wait
 from fencepost.coordinator.runtime.background import spawn
@@ -94,7 +95,10 @@ def run(ctx: Context) -> Work[Entity]:
         size_bytes=len(body.request_data),
         throttle=throttle,
     )
-    answer = yield from _answered(inner)
+    try:
+        answer = yield from _answered(inner)
+    except NotControllerError:
+        return _refused(ctx, ErrorCode.not_controller)
     if throttle is not None and answer is not None:
         answer, _ = with_wait(answer, throttle.decided(None, is_answered=False))
     return (yield from _wrapped(ctx, request, answer))
@@ -137,6 +141,8 @@ def _answered(ctx: Context) -> Work[Entity | None]:
             else:
                 answer: Entity | None = result
                 return answer
+    except NotControllerError:
+        raise  # the broker asks whoever is the controller by then
     except DomainError as error:
         return ctx.respond.error(error_code(error), str(error))
     except asyncio.CancelledError:

@@ -8,6 +8,7 @@ Source: ``MetadataCache``, ``KRaftMetadataCache``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import UUID
@@ -160,6 +161,10 @@ class Metadata:
             configs["min.insync.replicas"] = str(self._config.int(f"{prefix}.min.isr"))
             configs["unclean.leader.election.enable"] = "false"
         return configs
+
+    def on_its_way(self) -> asyncio.Future[None] | None:
+        """Done once what was changed by now is kept, where that is elsewhere; None if it is."""
+        return None
 
     def was_deleted(self, _topic_id: UUID) -> bool:
         """Whether a topic of this id was deleted, as far as anybody remembers."""

@@ -143,7 +143,9 @@ class TopicAdmin:
 
     def _is_asked_for_by_brokers(self, name: str) -> bool:
         """Whether it is the history's topic in a cluster: each broker has a partition of it."""
-        return name == HISTORY_TOPIC and bool(self._config.items("controller.listener.names"))
+        config = self._config
+        is_cluster = config.items("controller.listener.names") or config.text("zookeeper.connect")
+        return name == HISTORY_TOPIC and bool(is_cluster)
 
     def grow(
         self,

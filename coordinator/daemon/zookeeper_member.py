@@ -1,0 +1,179 @@
+"""This node as a broker of a cluster whose brokers elect their controller on ZooKeeper.
+
+The controller tells brokers by connecting to them, so the order of a start is another one: what
+ZooKeeper holds says which logs are this broker's, its listeners are opened, and then it registers.
+
+Source: ``KafkaServer.startup`` and ``controlledShutdown``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.listeners import between_brokers
+from fencepost.coordinator.config.roles import Roles
+from fencepost.coordinator.daemon.member import Member
+from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.errors import RequestTimedOutError
+from fencepost.coordinator.replication.controller_channel import ControllerChannel
+from fencepost.coordinator.replication.controller_connection import Newest, error_name
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.replication.peers import security_of
+from fencepost.coordinator.replication.quorum import Quorum
+from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.zookeeper.channels import Channels
+from fencepost.coordinator.zookeeper.elected import Elected
+from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+from fencepost.coordinator.zookeeper.telling import Controller
+from fencepost.logcore.checkpoints import MetaProperties
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.services import Services
+    from fencepost.logcore.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+SHUTDOWN_ATTEMPTS: Final = 3
+"""So often a controller is asked to take over (kafka: ``controlled.shutdown.max.retries``)."""
+
+SHUTDOWN_BACKOFF_MS: Final = 5_000
+"""How long each attempt may take (kafka: ``controlled.shutdown.retry.backoff.ms``)."""
+
+
+class ZooKeeperMember(Member):
+    """A :class:`Member` whose place in the cluster is a session of ZooKeeper."""
+
+    def open(self, clock: Clock) -> None:
+        """Make the session, which is not begun yet."""
+        self._node = ZooKeeperNode(
+            self._config,
+            clock,
+            node_id=self._config.int("node.id"),
+            listener=between_brokers(self._config)[0],
+            on_lost=self._on_lost,
+        )
+
+    def _way_to_controllers(self, config: BrokerConfig, _roles: Roles) -> Quorum:
+        name, protocol = between_brokers(config)
+        mechanism = config.text("sasl.mechanism.inter.broker.protocol") or ""
+        return Quorum(
+            bootstrap=(),
+            voters={},
+            listener=name,
+            security=security_of(config, name, protocol, mechanism),
+            socket_timeout_ms=config.int("controller.socket.timeout.ms"),
+        )
+
+    @property
+    def place(self) -> ZooKeeperNode:
+        """What is known of the cluster here."""
+        return self._node
+
+    # --- start ---
+
+    async def find_cluster_id(self) -> str:
+        """The id of the cluster, as ZooKeeper has it. Raises MembershipError."""
+        self._cluster_id = await self._node.find_cluster_id()
+        return self._cluster_id
+
+    async def join(
+        self,
+        meta: MetaProperties,
+        addresses: Mapping[str, tuple[str, int]],
+        previous_broker_epoch: int,  # noqa: ARG002 - no controller asks for it
+    ) -> MetadataImage:
+        """What there is, for the logs to be opened by it. Raises MembershipError."""
+        if meta.cluster_id != self._cluster_id:
+            raise MembershipError(
+                f"the data directory is of the cluster {meta.cluster_id}, and ZooKeeper has"
+                f" {self._cluster_id}"
+            )
+        return await self._node.join(self.end_points(addresses))
+
+    async def serve(self, services: Services, image: MetadataImage) -> None:
+        """Begin, without an office in the cluster; :meth:`served` has to follow."""
+        services.zookeeper = self._node
+        publisher = await self._begin(services, image)
+        self._node.follow(publisher.publish, image)
+
+    async def served(self, services: Services) -> None:
+        """Register: the controller can connect. Raises MembershipError."""
+        await self._node.enter(partial(self._take_office, services))
+        services.logs.broker_epoch = self._node.broker_epoch
+        self._ask_about_controllers(services)
+
+    def _take_office(
+        self,
+        services: Services,
+        loaded: Loaded,
+        controller: Controller,
+        epoch_version: int,
+        on_lost: Callable[[], None],
+    ) -> Elected:
+        elected = Elected(
+            self._config,
+            self._node.session,
+            services.clock,
+            loaded,
+            lambda answered: Channels(
+                node_id=controller.broker_id,
+                listener=controller.listener,
+                security=self._quorum.security,
+                timeout_ms=self._quorum.socket_timeout_ms,
+                answered=answered,
+            ),
+            services.decided,
+            teller=controller,
+            cluster_id=self._cluster_id,
+            epoch_version=epoch_version,
+            on_lost=on_lost,
+        )
+        elected.services = services.deciding(elected.metadata, elected.active)
+        return elected
+
+    def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
+        """Nobody wants to know the directory."""
+
+    # --- stop ---
+
+    async def leave(self) -> None:
+        """Hand over what is led, while everything still serves."""
+        node = self._node
+        if node.broker_epoch < 0 or not self._config.bool("controlled.shutdown.enable"):
+            return
+        node.in_controlled_shutdown = True
+        asked = Newest(
+            ApiKey.CONTROLLED_SHUTDOWN,
+            lambda make: make.message(
+                broker_id=self._config.int("node.id"), broker_epoch=node.broker_epoch
+            ),
+        )
+        for _ in range(SHUTDOWN_ATTEMPTS):
+            try:
+                async with asyncio.timeout(SHUTDOWN_BACKOFF_MS / 1000):
+                    answer = await self.channel(SHUTDOWN_BACKOFF_MS).send(asked)
+            except (WireError, OSError, RequestTimedOutError) as error:
+                _log.warning("controlled shutdown not answered", cause=str(error))
+                continue
+            if not answer.error_code:
+                return
+            _log.warning("controlled shutdown refused", error=error_name(answer.error_code))
+
+    async def go_silent(self) -> None:
+        """Say nothing to anybody any more; the stop has to follow."""
+        await self._node.stop()
+        await super().go_silent()
+
+    def steps_of_a_stop(self) -> list[Step]:
+        """What ends while the logs are still open."""
+        return [("end the session of ZooKeeper", self._node.stop), *super().steps_of_a_stop()]

@@ -1,0 +1,29 @@
+"""ControlledShutdown (7): a broker of a cluster on ZooKeeper hands over what it leads.
+
+Source: ``KafkaController.doControlledShutdown``.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.deciding import decided_to_the_end
+from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.CONTROLLED_SHUTDOWN, versions=(3, 3), permission="CLUSTER_ACTION Cluster")
+def run(ctx: Context) -> Work[Entity]:
+    """Answer with the partitions that it goes on leading: there are none."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    body = ctx.body
+    yield from decided_to_the_end(
+        ctx,
+        lambda: lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
+        lambda is_more: is_more,
+    )
+    return ctx.respond.ControlledShutdownResponse(
+        error_code=ErrorCode.none, remaining_partitions=()
+    )

@@ -1,0 +1,31 @@
+"""LeaderAndIsr (4): a controller elected on ZooKeeper says who leads and who follows.
+
+Source: ``KafkaApis.handleLeaderAndIsrRequest``.
+"""
+
+from __future__ import annotations
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.LEADER_AND_ISR, versions=(7, 7), permission="CLUSTER_ACTION Cluster")
+async def run(ctx: Context) -> Entity:
+    """Answer once it has been applied."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    make = ctx.respond
+    error, errors = await ctx.broker.on_zookeeper.leader_and_isr(ctx.body)
+    return make.LeaderAndIsrResponse(
+        error_code=error,
+        topics=tuple(
+            make.LeaderAndIsrTopicError(
+                topic_id=topic_id,
+                partition_errors=tuple(
+                    make.LeaderAndIsrPartitionError(partition_index=index, error_code=code)
+                    for index, code in each.items()
+                ),
+            )
+            for topic_id, each in errors.items()
+        ),
+    )

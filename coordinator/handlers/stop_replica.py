@@ -1,0 +1,25 @@
+"""StopReplica (5): a controller elected on ZooKeeper ends replicas of this broker.
+
+Source: ``KafkaApis.handleStopReplicaRequest``.
+"""
+
+from __future__ import annotations
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.STOP_REPLICA, versions=(4, 4), permission="CLUSTER_ACTION Cluster")
+async def run(ctx: Context) -> Entity:
+    """Answer once it has been applied."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    make = ctx.respond
+    error, errors = await ctx.broker.on_zookeeper.stop_replica(ctx.body)
+    return make.StopReplicaResponse(
+        error_code=error,
+        partition_errors=tuple(
+            make.StopReplicaPartitionError(topic_name=name, partition_index=index, error_code=code)
+            for name, index, code in errors
+        ),
+    )

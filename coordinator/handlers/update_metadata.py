@@ -1,0 +1,18 @@
+"""UpdateMetadata (6): a controller elected on ZooKeeper says which brokers and topics there are.
+
+Source: ``KafkaApis.handleUpdateMetadataRequest``.
+"""
+
+from __future__ import annotations
+
+from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.security.acl import Operation
+from fencepost.coordinator.wire import ApiKey, Entity
+
+
+@handles(ApiKey.UPDATE_METADATA, versions=(8, 8), permission="CLUSTER_ACTION Cluster")
+async def run(ctx: Context) -> Entity:
+    """Answer once it has been applied."""
+    ctx.require_on_cluster(Operation.CLUSTER_ACTION)
+    error = await ctx.broker.on_zookeeper.update_metadata(ctx.body)
+    return ctx.respond.UpdateMetadataResponse(error_code=error)

@@ -1,0 +1,61 @@
+"""What a broker of a cluster on ZooKeeper serves: to clients, to brokers and to the controller.
+
+Source: the listeners of each request in ``common/message/*.json`` of branch 3.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.handlers import Context, Registry, Run
+from fencepost.coordinator.handlers.controller_registry import controller_registry
+from fencepost.coordinator.services import Services
+from fencepost.coordinator.wire.api import APIS, FORWARDED, KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
+
+_OF_THE_CONTROLLER: Final = frozenset(
+    {
+        ApiKey.ALTER_PARTITION,
+        ApiKey.ENVELOPE,
+        ApiKey.ALLOCATE_PRODUCER_IDS,
+        ApiKey.CONTROLLED_SHUTDOWN,
+    }
+)
+"""What only the active controller answers."""
+
+_OF_QUORUMS: Final = frozenset(
+    {ApiKey.DESCRIBE_QUORUM, ApiKey.UNREGISTER_BROKER, ApiKey.UPDATE_FEATURES}
+)
+"""What has no meaning here."""
+
+
+def zookeeper_registry(services: Services) -> Registry:
+    """The registry of all listeners of such a broker."""
+    own = {key: api.module for key, api in APIS.items() if key not in _OF_QUORUMS}
+    own |= {key: KNOWN_APIS[key].module for key in (*ZOOKEEPER_APIS, *_OF_THE_CONTROLLER)}
+    inside = controller_registry(ApiKey.CONTROLLED_SHUTDOWN)
+
+    def as_controller(_run: Run) -> Run:
+        return lambda ctx: decided(ctx) or ctx.respond.error(ErrorCode.not_controller)
+
+    def here_or_there(forwarded: Run) -> Run:
+        return lambda ctx: decided(ctx) or forwarded(ctx)
+
+    def decided(ctx: Context) -> Any:
+        """What the active controller answers; None where that is another broker."""
+        elected = services.on_zookeeper.elected
+        if elected is None:
+            return None
+        handler = inside.handler(ctx.api_key)
+        return handler.run(replace(ctx, broker=elected.services, registry=inside))
+
+    return Registry(
+        modules=own,
+        forwards=services.controller_versions,
+        wrapped={
+            **dict.fromkeys(FORWARDED - _OF_QUORUMS, here_or_there),
+            **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
+        },
+    )

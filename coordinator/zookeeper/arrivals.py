@@ -1,0 +1,275 @@
+"""What a broker is told by the controller, as metadata records on arrival.
+
+Pure: everything behind the image is the same as with any other controller. A partition's state is
+told by LeaderAndIsr and by UpdateMetadata; the one that knows of a later change counts, whichever
+comes first. Where a broker has a replica of its own it leads and follows nobody before it is told.
+
+Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdateMetadataCache``,
+``ZkMetadataCache.updateMetadata``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import (
+    NO_LEADER,
+    BrokerRegistration,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from fencepost.cluster.records import (
+    BrokerEndpoint,
+    MetadataRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    UnregisterBrokerRecord,
+)
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
+
+NONE, STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 0, 11, 77
+FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
+"""Kafka's error codes."""
+
+UNKNOWN_EPOCH: Final = -1
+"""UpdateMetadata does not say which epoch a broker has."""
+
+UNTOLD: Final = -1
+"""The epochs of a partition that this broker was told nothing of."""
+
+_NO_INCARNATION: Final = UUID(int=0)
+
+
+def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
+    """What is read at a start, without an office for that broker.
+
+    In its former life it may have had records that it has not now: to lead in the same leader epoch
+    would let replicas differ.
+    """
+    delta = MetadataDelta(image)
+    for topic in image.topics.values():
+        for index, one in enumerate(topic.partitions):
+            if broker_id in one.replicas:
+                untold = replace(one, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD)
+                delta.replay(_record(topic.topic_id, index, untold))
+    for broker in image.brokers.values():
+        delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
+    return delta.apply(image.offset + 1, image.epoch)
+
+
+def _record(topic_id: UUID, index: int, state: PartitionRegistration) -> PartitionRecord:
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition_id=index,
+        replicas=state.replicas,
+        isr=state.isr,
+        removing_replicas=state.removing_replicas,
+        adding_replicas=state.adding_replicas,
+        leader=state.leader,
+        leader_recovery_state=state.leader_recovery_state,
+        leader_epoch=state.leader_epoch,
+        partition_epoch=state.partition_epoch,
+    )
+
+
+class Arrivals:
+    """What broker ``node_id`` has been told; requests in, records for the next image out."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.controller_epoch = 0
+        """The highest that it has heard of."""
+        self.controller_id = -1
+
+    def refuses(self, body: Entity, broker_epoch: int) -> int:
+        """The error of a request of somebody who is no controller, or means a former life."""
+        if body.controller_epoch < self.controller_epoch:
+            return STALE_CONTROLLER_EPOCH
+        if body.broker_epoch < broker_epoch:
+            return STALE_BROKER_EPOCH
+        self.controller_epoch, self.controller_id = body.controller_epoch, body.controller_id
+        return NONE
+
+    # --- LeaderAndIsr ---
+
+    def leader_and_isr(
+        self, image: MetadataImage, body: Entity
+    ) -> tuple[list[MetadataRecord], dict[UUID, dict[int, int]]]:
+        """Records, and the error of each partition by topic id."""
+        records: list[MetadataRecord] = []
+        errors: dict[UUID, dict[int, int]] = {}
+        for told in body.topic_states:
+            known = image.topics.get(told.topic_name)
+            mine: dict[int, int] = {}
+            errors[told.topic_id] = mine
+            if known is not None and known.topic_id != told.topic_id:
+                for one in told.partition_states:
+                    mine[one.partition_index] = INCONSISTENT_TOPIC_ID
+                continue
+            states: dict[int, PartitionRegistration] = {}
+            for one in told.partition_states:
+                index, now = one.partition_index, _led(one)
+                old = _partition(known, index)
+                mine[index] = NONE
+                if old is not None and now.leader_epoch < old.leader_epoch:
+                    mine[index] = STALE_CONTROLLER_EPOCH
+                elif old is None or _age(now) >= _age(old):
+                    states[index] = now
+            records += _topic_records(told.topic_name, told.topic_id, known, states)
+        return records, errors
+
+    # --- UpdateMetadata ---
+
+    def update_metadata(
+        self, image: MetadataImage, body: Entity, broker_epoch: int
+    ) -> list[MetadataRecord]:
+        """Records."""
+        records: list[MetadataRecord] = [*self._brokers(image, body.live_brokers, broker_epoch)]
+        for told in body.topic_states:
+            known = image.topics.get(told.topic_name)
+            if any(one.leader == LEADER_DURING_DELETE for one in told.partition_states):
+                if known is not None and known.topic_id == told.topic_id:
+                    records.append(RemoveTopicRecord(known.topic_id))
+                continue
+            if known is not None and known.topic_id != told.topic_id:
+                records.append(RemoveTopicRecord(known.topic_id))
+                known = None
+            states: dict[int, PartitionRegistration] = {}
+            for one in told.partition_states:
+                old = _partition(known, one.partition_index)
+                now = _updated(one, old)
+                if old is None or _age(now) > _age(old):
+                    states[one.partition_index] = now
+            records += _topic_records(told.topic_name, told.topic_id, known, states)
+        return records
+
+    def _brokers(
+        self, image: MetadataImage, live: tuple[Any, ...], broker_epoch: int
+    ) -> Iterator[MetadataRecord]:
+        ids = {one.id for one in live}
+        for broker_id, known in image.brokers.items():
+            if broker_id not in ids:
+                yield UnregisterBrokerRecord(broker_id, known.epoch)
+        for one in live:
+            epoch = broker_epoch if one.id == self.node_id else UNKNOWN_EPOCH
+            listeners = {
+                end.listener: BrokerEndpoint(
+                    end.listener, end.host, end.port, end.security_protocol
+                )
+                for end in one.endpoints
+            }
+            known_one = image.brokers.get(one.id)
+            if known_one is None or _differs(known_one, epoch, listeners, one.rack):
+                yield RegisterBrokerRecord(
+                    broker_id=one.id,
+                    incarnation_id=_NO_INCARNATION,
+                    broker_epoch=epoch,
+                    end_points=tuple(listeners.values()),
+                    features=(),
+                    rack=one.rack,
+                    fenced=False,
+                )
+
+    # --- StopReplica ---
+
+    def stop_replica(
+        self, image: MetadataImage, body: Entity
+    ) -> tuple[list[MetadataRecord], list[tuple[str, int, int]]]:
+        """Records, and the error of each partition by topic and index.
+
+        A replica that is not to be deleted goes on following: UpdateMetadata tells whom.
+        """
+        records: list[MetadataRecord] = []
+        errors = []
+        for told in body.topic_states:
+            known = image.topics.get(told.topic_name)
+            states: dict[int, PartitionRegistration] = {}
+            for one in told.partition_states:
+                index, old, error = one.partition_index, None, NONE
+                if known is not None:
+                    old = _partition(known, index)
+                if old is not None and 0 <= one.leader_epoch < old.leader_epoch:
+                    error = FENCED_LEADER_EPOCH
+                elif old is not None and one.delete_partition and self.node_id in old.replicas:
+                    states[index] = self._without(old)
+                errors.append((told.topic_name, index, error))
+            if known is not None:
+                records += _topic_records(known.name, known.topic_id, known, states)
+        return records, errors
+
+    def _without(self, old: PartitionRegistration) -> PartitionRegistration:
+        others = tuple(one for one in old.replicas if one != self.node_id)
+        leader = NO_LEADER if old.leader == self.node_id else old.leader
+        return replace(old, replicas=others, leader=leader, directories=())
+
+
+def _age(one: PartitionRegistration) -> tuple[int, int]:
+    return one.leader_epoch, one.partition_epoch
+
+
+def _partition(topic: TopicImage | None, index: int) -> PartitionRegistration | None:
+    if topic is None or index >= len(topic.partitions):
+        return None
+    return topic.partitions[index]
+
+
+def _led(one: Any) -> PartitionRegistration:
+    return PartitionRegistration(
+        replicas=tuple(one.replicas),
+        isr=tuple(one.isr),
+        leader=one.leader,
+        leader_epoch=one.leader_epoch,
+        partition_epoch=one.partition_epoch,
+        removing_replicas=tuple(one.removing_replicas),
+        adding_replicas=tuple(one.adding_replicas),
+        leader_recovery_state=one.leader_recovery_state,
+    )
+
+
+def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistration:
+    """What it does not tell stays: it came with the LeaderAndIsr of a change of that."""
+    replicas = tuple(one.replicas)
+    same = old is not None and set(old.replicas) == set(replicas)
+    return PartitionRegistration(
+        replicas=replicas,
+        isr=tuple(one.isr),
+        leader=one.leader,
+        leader_epoch=one.leader_epoch,
+        partition_epoch=one.zk_version,
+        removing_replicas=old.removing_replicas if old is not None and same else (),
+        adding_replicas=old.adding_replicas if old is not None and same else (),
+    )
+
+
+def _topic_records(
+    name: str,
+    topic_id: UUID,
+    known: TopicImage | None,
+    states: Mapping[int, PartitionRegistration],
+) -> Iterator[MetadataRecord]:
+    """States of partitions of a topic; those that nobody has told of yet have no replica."""
+    if not states:
+        return
+    if known is None:
+        yield TopicRecord(name, topic_id)
+    there = 0 if known is None else len(known.partitions)
+    nothing = PartitionRegistration((), (), NO_LEADER, UNTOLD, UNTOLD)
+    for index in sorted({*states, *range(there, max(states) + 1)}):
+        yield _record(topic_id, index, states.get(index, nothing))
+
+
+def _differs(
+    known: BrokerRegistration,
+    epoch: int,
+    listeners: Mapping[str, BrokerEndpoint],
+    rack: str | None,
+) -> bool:
+    return (known.epoch, known.listeners, known.rack) != (epoch, listeners, rack)

@@ -1,0 +1,134 @@
+"""The controller's way to each broker: one connection, one request at a time, in order.
+
+A request is repeated until it is answered, or the broker is gone: a broker that missed one would go
+by an old state for ever.
+
+Source: ``ControllerChannelManager``, ``RequestSendThread``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.image import BrokerRegistration, MetadataImage
+from fencepost.coordinator.replication.controller_connection import ControllerConnection
+from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.wire.client.security import Security
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper.telling import alive
+
+_log = structlog.get_logger(__name__)
+
+RETRY_MS: Final = 100
+"""Between two attempts (kafka: ``RequestSendThread.doWork``)."""
+
+Answered = Callable[[int, Entity, Entity], None]
+"""A broker has answered: its id, the request, the answer."""
+
+
+class _Channel:
+    """To one broker in one epoch."""
+
+    def __init__(
+        self,
+        broker: BrokerRegistration,
+        connection: ControllerConnection,
+        listener: str,
+        timeout_ms: int,
+        answered: Answered,
+    ) -> None:
+        self.broker = broker
+        self._connection, self._timeout_ms, self._answered = connection, timeout_ms, answered
+        self._to = broker.listeners[listener]
+        self._queue: deque[Entity] = deque()
+        self._wake = asyncio.Event()
+        self._task = spawn(self._run(), f"tell broker {broker.broker_id}")
+
+    def send(self, request: Entity) -> None:
+        """Have it told, after all that it has to be told before."""
+        self._queue.append(request)
+        self._wake.set()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                while self._queue:
+                    answer = await self._ask(self._queue[0])
+                    if answer is None:
+                        await asyncio.sleep(RETRY_MS / 1000)
+                        continue
+                    self._answered(self.broker.broker_id, self._queue.popleft(), answer)
+                await self._wake.wait()
+        finally:
+            await self._connection.close()
+
+    async def _ask(self, request: Entity) -> Entity | None:
+        to = self._to.host, self._to.port
+        try:
+            answer = await self._connection.ask(to, request, timeout_ms=self._timeout_ms)
+        except (WireError, OSError) as error:
+            _log.info("broker not told", broker=self.broker.broker_id, cause=str(error))
+            return None
+        if answer.error_code:
+            name = ErrorCode(answer.error_code).name.upper()
+            _log.warning("broker refuses the controller", broker=self.broker.broker_id, error=name)
+        return answer
+
+    def close(self) -> None:
+        """Say nothing more."""
+        self._task.cancel()
+
+
+class Channels:
+    """The channels of a controller. ``listener`` is the one by which brokers find each other."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        listener: str,
+        security: Security,
+        timeout_ms: int,
+        answered: Answered,
+    ) -> None:
+        self._node_id, self._listener, self._security = node_id, listener, security
+        self._timeout_ms, self._answered = timeout_ms, answered
+        self._channels: dict[int, _Channel] = {}
+
+    def follow(self, image: MetadataImage) -> None:
+        """Have channels to those who live, and to nobody else."""
+        living = alive(image)
+        for broker_id, channel in [*self._channels.items()]:
+            now = living.get(broker_id)
+            if now is None or now.epoch != channel.broker.epoch:
+                self._channels.pop(broker_id).close()
+        for broker_id, broker in living.items():
+            if broker_id not in self._channels and self._listener in broker.listeners:
+                name = f"controller-{self._node_id}-to-broker-{broker_id}"
+                self._channels[broker_id] = _Channel(
+                    broker,
+                    ControllerConnection(name, self._security),
+                    self._listener,
+                    self._timeout_ms,
+                    self._answered,
+                )
+
+    def send(self, broker_id: int, request: Entity) -> None:
+        """Tell a broker, if it lives."""
+        channel = self._channels.get(broker_id)
+        if channel is not None:
+            channel.send(request)
+
+    def close(self) -> None:
+        """Tell nobody anything more."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()

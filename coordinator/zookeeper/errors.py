@@ -1,0 +1,17 @@
+"""What goes wrong between a broker and ZooKeeper."""
+
+from __future__ import annotations
+
+from fencepost.logcore.machine import DomainError
+
+
+class ZooKeeperError(Exception):
+    """ZooKeeper has refused something, or can not be reached."""
+
+
+class NotOurFormatError(ZooKeeperError):
+    """A znode does not hold what Kafka writes there."""
+
+
+class NotInZooKeeperError(DomainError):
+    """A change that this mode does not keep (UNSUPPORTED_VERSION)."""

@@ -1,0 +1,208 @@
+"""What ZooKeeper holds of a cluster, as metadata records: the image of whoever reads it.
+
+Source: ``KafkaController.initializeControllerContext``, ``ZkConfigManager``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+from uuid import UUID
+
+import structlog
+
+from fencepost.cluster.controller.topics import NEVER_LED
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.records import (
+    MetadataRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    TopicRecord,
+)
+from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError
+from fencepost.coordinator.zookeeper.session import Session
+from fencepost.coordinator.zookeeper.znodes import StateNode, TopicNode
+from fencepost.logcore.values import dataclass
+
+_log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 500
+"""Reads that are under way at the same time."""
+
+_NO_INCARNATION: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTopic:
+    """A topic with its partitions' states and their versions, by index."""
+
+    name: str
+    node: TopicNode
+    states: Mapping[int, tuple[StateNode, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All that there is."""
+
+    image: MetadataImage
+    nameless: tuple[KnownTopic, ...]
+    """Topics without an id, which are not in the image."""
+    deleting: Mapping[str, TopicNode | None]
+    """Topics that are to be deleted, which are not in the image either; None has no node."""
+    configured: frozenset[tuple[int, str]]
+    """Resources that have a node for their settings, if with none in it."""
+
+
+async def load(session: Session) -> Loaded:
+    """Read all. Raises ZooKeeperError."""
+    names, marked = await asyncio.gather(
+        session.children(znodes.TOPICS), session.children(znodes.DELETE_TOPICS)
+    )
+    seen = await read_brokers(session)
+    topics = await read_topics(session, [*{*names, *marked}])
+    configs = await read_configs(session)
+    ids = await session.get(znodes.PRODUCER_IDS)
+    known = {one.name: one for one in topics}
+    records: list[MetadataRecord] = [*seen.values()]
+    nameless = []
+    for topic in topics:
+        if topic.name in marked:
+            continue
+        if topic.node.topic_id is None:
+            nameless.append(topic)
+        else:
+            records += records_of(topic)
+    for (kind, name), values in configs.items():
+        records += new_settings(kind, name, {}, values)
+    first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
+    records.append(ProducerIdsRecord(-1, first, -1))
+    delta = MetadataDelta(MetadataImage())
+    for record in records:
+        delta.replay(record)
+    deleting = {name: known[name].node if name in known else None for name in marked}
+    image = delta.apply(len(records), 0)
+    return Loaded(image, tuple(nameless), deleting, frozenset(configs))
+
+
+async def read_brokers(
+    session: Session, changed: Callable[[], object] | None = None
+) -> dict[int, RegisterBrokerRecord]:
+    """The brokers that live, by id."""
+    found = {}
+    for name in await session.children(znodes.BROKER_IDS, changed):
+        broker_id = int(name)
+        node = await session.get(znodes.broker_path(broker_id))
+        if node is not None:  # it may be gone by now
+            found[broker_id] = broker_record(znodes.broker_of(broker_id, node.data), node.czxid)
+    return found
+
+
+def broker_record(node: znodes.BrokerNode, epoch: int) -> RegisterBrokerRecord:
+    """A broker that lives, since the transaction of ZooKeeper that is its epoch."""
+    return RegisterBrokerRecord(
+        broker_id=node.broker_id,
+        incarnation_id=_NO_INCARNATION,
+        broker_epoch=epoch,
+        end_points=node.end_points,
+        features=(),
+        rack=node.rack,
+        fenced=False,
+    )
+
+
+async def read_topics(session: Session, names: Sequence[str]) -> list[KnownTopic]:
+    """Topics by name, those that are there; one that is no topic is left out, and logged."""
+    found: list[KnownTopic] = []
+    for some in _batched(names):
+        nodes = await asyncio.gather(*(session.get(znodes.topic_path(name)) for name in some))
+        for name, node in zip(some, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                topic = znodes.topic_of(name, node.data)
+                states = await read_states(session, name, topic.replicas)
+            except NotOurFormatError as error:
+                _log.error("topic in ZooKeeper left out", topic=name, cause=str(error))
+                continue
+            found.append(KnownTopic(name, topic, states))
+    return found
+
+
+async def read_states(
+    session: Session, topic: str, indexes: Iterable[int]
+) -> dict[int, tuple[StateNode, int]]:
+    """The states of partitions that have one, and their versions, by index."""
+    found = {}
+    for some in _batched([*indexes]):
+        paths = [znodes.state_path(topic, index) for index in some]
+        nodes = await asyncio.gather(*map(session.get, paths))
+        for index, path, node in zip(some, paths, nodes, strict=True):
+            if node is not None:
+                found[index] = znodes.state_of(path, node.data), node.version
+    return found
+
+
+def _batched(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), AT_ONCE):
+        yield items[start : start + AT_ONCE]
+
+
+def records_of(topic: KnownTopic) -> Iterator[MetadataRecord]:
+    """A topic as the records that make it; its node must name an id."""
+    node = topic.node
+    if node.topic_id is None:
+        raise NotOurFormatError(f"the topic {topic.name} has no id")
+    yield TopicRecord(topic.name, node.topic_id)
+    yield from partition_records(node.topic_id, node, topic.states, node.replicas)
+
+
+def partition_records(
+    topic_id: UUID,
+    node: TopicNode,
+    states: Mapping[int, tuple[StateNode, int]],
+    indexes: Iterable[int],
+) -> Iterator[PartitionRecord]:
+    """Partitions of a topic; one without a state has never had a leader."""
+    for index in sorted(indexes):
+        state, version = states.get(index, (StateNode(NO_LEADER, (), NEVER_LED, 0), NEVER_LED))
+        yield PartitionRecord(
+            topic_id=topic_id,
+            partition_id=index,
+            replicas=node.replicas[index],
+            isr=state.isr,
+            removing_replicas=node.removing.get(index, ()),
+            adding_replicas=node.adding.get(index, ()),
+            leader=state.leader,
+            leader_recovery_state=state.leader_recovery_state,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=version,
+        )
+
+
+async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]]:
+    """The settings of all topics and brokers that have a node for them."""
+    found = {}
+    for kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
+        for name in await session.children(znodes.config_folder(kind)):
+            plain = "" if name == znodes.DEFAULT_ENTITY else name
+            values = await read_config(session, kind, plain)
+            if values is not None:
+                found[kind, plain] = values
+    return found
+
+
+async def read_config(session: Session, kind: int, name: str) -> dict[str, str] | None:
+    """The settings of one resource; None where it has no node."""
+    path = znodes.config_path(kind, name)
+    node = None if path is None else await session.get(path)
+    if path is None or node is None:
+        return None
+    return znodes.config_of(path, node.data)

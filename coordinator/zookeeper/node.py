@@ -1,0 +1,435 @@
+"""A broker's place in a cluster on ZooKeeper: its registration, its candidacy, what it is told.
+
+Events only mark what has to be looked at; one task looks, at one thing after the other, and reads
+what is there now. So watches may be late, come twice or in another order. With the session go the
+registration, the office of the controller, and the broker epoch; with a new one the broker comes
+anew.
+
+Source: ``KafkaServer.startup``, ``KafkaController.elect``, ``KafkaZkClient.registerBroker``,
+``CheckedEphemeral``, ``ZkNodeChangeNotificationListener``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid4
+
+import structlog
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.runtime.background import call_later, spawn, tell
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
+from fencepost.coordinator.zookeeper.errors import ZooKeeperError
+from fencepost.coordinator.zookeeper.loading import load, read_config
+from fencepost.coordinator.zookeeper.session import (
+    Create,
+    Delete,
+    RefusedError,
+    Session,
+    Set,
+    State,
+    Write,
+)
+from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
+from fencepost.coordinator.zookeeper.telling import Controller as Teller
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.zookeeper.elected import Elected
+    from fencepost.coordinator.zookeeper.loading import Loaded
+    from fencepost.logcore.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+Address = tuple[str, int]
+"""Host and port."""
+
+RETRY_MS: Final = 100
+"""After something that ZooKeeper has not done."""
+
+CHANGES_KEPT_MS: Final = 900_000
+"""Notes of changed settings are removed after 15 minutes (kafka: ``changeExpirationMs``)."""
+
+LOOKED_AT: Final = 10
+"""Notes whose age is looked at in one go."""
+
+_REGISTRATION, _CONTROLLER, _SETTINGS = "registration", "controller", "settings"
+
+TakeOffice = Callable[["Loaded", Teller, int, Callable[[], None]], "Elected"]
+"""Makes the controller: what there is, who it is, the version that fences, whom to tell if lost."""
+
+
+class ZooKeeperNode:
+    """``services.zookeeper``. Belongs to the loop.
+
+    ``on_lost`` is called if the broker must stop by itself.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        node_id: int,
+        listener: str,
+        on_lost: Callable[[MembershipError], None],
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._node_id, self._listener, self._on_lost = node_id, listener, on_lost
+        self._timeout_ms = config.int("zookeeper.session.timeout.ms")
+        self.session = self._session = Session(
+            config.text("zookeeper.connect") or "",
+            timeout_ms=self._timeout_ms,
+            on_state=self._changed,
+        )
+        self._arrivals = Arrivals(node_id)
+        self._arriving = asyncio.Lock()
+        self._image = MetadataImage()
+        self._publish: Callable[[MetadataImage], None] | None = None
+        self._take_office: TakeOffice | None = None
+        self._end_points: tuple[BrokerEndpoint, ...] = ()
+        self.elected: Elected | None = None
+        """What it decides with, while it is the active controller."""
+        self.controller: Address | None = None
+        """Where the active controller listens, as far as is known."""
+        self.controller_id = -1
+        self.broker_epoch = -1
+        """-1 while the broker is not registered."""
+        self.in_controlled_shutdown = False
+        """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
+        self._registered_by = 0
+        """The session of the registration."""
+        self._seen_changes: set[str] = set()
+        self._dirty: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # --- start ---
+
+    async def find_cluster_id(self) -> str:
+        """Connect, and make what is not there yet. Raises MembershipError."""
+        try:
+            timeout_ms = self._config.int("zookeeper.connection.timeout.ms")
+            await self._session.start(timeout_ms or self._timeout_ms)
+            for path in znodes.PERSISTENT:
+                await self._session.ensure(path)
+            await self._session.ensure("/cluster")
+            while True:
+                node = await self._session.get(znodes.CLUSTER_ID)
+                if node is not None:
+                    return znodes.cluster_id_of(node.data)
+                data = znodes.cluster_id_data(znodes.id_to_text(uuid4()))
+                await self._try([Create(znodes.CLUSTER_ID, data)])
+        except ZooKeeperError as error:
+            raise MembershipError(str(error)) from error
+
+    async def _try(self, writes: Sequence[Write]) -> bool:
+        """Whether it was done; that somebody else has been there before is no error."""
+        try:
+            await self._session.do(writes)
+        except RefusedError as refused:
+            if refused.exists or refused.bad_version:
+                return False
+            raise
+        return True
+
+    async def join(self, end_points: Sequence[BrokerEndpoint]) -> MetadataImage:
+        """The metadata as they are, in which the broker has no office. Raises MembershipError."""
+        self._end_points = tuple(end_points)
+        try:
+            self._seen_changes = set(await self._session.children(znodes.CONFIG_CHANGES))
+            loaded = await load(self._session)
+        except ZooKeeperError as error:
+            raise MembershipError(str(error)) from error
+        self._image = before_it_is_told(loaded.image, self._node_id)
+        return self._image
+
+    def follow(self, publish: Callable[[MetadataImage], None], applied: MetadataImage) -> None:
+        """Have ``publish`` called with each newer image."""
+        self._publish, self._image = publish, applied
+
+    async def enter(self, take_office: TakeOffice) -> None:
+        """Register, and be a candidate; returns once the controller has told who there is.
+
+        Whoever tells must find the broker listening. Raises MembershipError.
+        """
+        self._take_office = take_office
+        self._task = spawn(self._run(), "follow ZooKeeper")
+        self._mark(_REGISTRATION, _CONTROLLER, _SETTINGS)
+        await self._known
+
+    # --- stop ---
+
+    async def stop(self) -> None:
+        """Leave: the registration goes with the session."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        self._resign("the broker stops")
+        self._publish = None
+        self._known.cancel()
+        await self._session.close()
+
+    # --- the task ---
+
+    def _mark(self, *what: str) -> None:
+        self._dirty |= dict.fromkeys(what)
+        self._wake.set()
+
+    def _mark_later(self, what: str) -> None:
+        again = partial(self._mark, what)
+        call_later(asyncio.get_running_loop(), RETRY_MS, f"look at the {what}", again)
+
+    def _changed(self, state: State) -> None:
+        """The session is another one, or may be."""
+        if state is State.CONNECTED:
+            self._mark(_REGISTRATION, _CONTROLLER, _SETTINGS)
+            return
+        self._resign(f"the session is {state.value}")
+        if state is State.LOST:
+            self.broker_epoch = -1
+
+    async def _run(self) -> None:
+        work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            _REGISTRATION: self._register,
+            _CONTROLLER: self._look_at_controller,
+            _SETTINGS: self._look_at_settings,
+        }
+        while True:
+            self._wake.clear()
+            while self._dirty and self._session.is_connected:
+                what = next(one for one in work if one in self._dirty)
+                del self._dirty[what]
+                try:
+                    await work[what]()
+                except MembershipError as error:
+                    self._lost(error)
+                    return
+                except Exception as error:  # noqa: BLE001 - the broker must not become deaf
+                    if isinstance(error, ZooKeeperError):
+                        _log.warning("ZooKeeper did not answer", about=what, cause=str(error))
+                    else:
+                        tell(f"look at the {what}", error)
+                    self._dirty[what] = None
+                    await asyncio.sleep(RETRY_MS / 1000)
+            await self._wake.wait()
+
+    def _lost(self, error: MembershipError) -> None:
+        self._resign(str(error))
+        if self._known.done():
+            self._on_lost(error)
+        else:
+            self._known.set_exception(error)
+
+    # --- registration ---
+
+    async def _register(self) -> None:
+        """Register in this session. Raises MembershipError where another broker has the id."""
+        session_id = self._session.session_id
+        if self._registered_by == session_id and self.broker_epoch >= 0:
+            return
+        path = znodes.broker_path(self._node_id)
+        rack = self._config.text("broker.rack")
+        node = znodes.BrokerNode(self._node_id, self._end_points, rack)
+        data = znodes.broker_data(node, self._clock.now_ms())
+        gone = asyncio.Event()
+        deadline = self._clock.monotonic_ms() + 2 * self._timeout_ms
+        while True:
+            try:
+                made = await self._session.do([Create(path, ephemeral=True), Set(path, data, 0)])
+            except RefusedError as refused:
+                if not refused.exists:
+                    raise
+            else:
+                self._registered(session_id, int(made[1].czxid))
+                return
+            gone.clear()
+            known = await self._session.get(path, gone.set)
+            if known is None:
+                continue
+            if known.owner == session_id:  # it was done, and the answer got lost
+                self._registered(session_id, known.czxid)
+                return
+            if known.owner == self._registered_by:  # ZOOKEEPER-2985
+                await self._try([Delete(path, known.version)])
+                continue
+            left_ms = deadline - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                raise MembershipError(f"broker {self._node_id} is registered by somebody else")
+            _log.info("waits for the end of another session of this broker id")
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await gone.wait()
+            except TimeoutError:
+                continue
+
+    def _registered(self, session_id: int, epoch: int) -> None:
+        self._registered_by, self.broker_epoch = session_id, epoch
+        _log.info("registered in ZooKeeper", broker_epoch=epoch, session=hex(session_id))
+
+    # --- election ---
+
+    async def _look_at_controller(self) -> None:
+        """Know who the controller is; be it, if there is none."""
+        changed = partial(self._mark, _CONTROLLER)
+        node = await self._session.get(znodes.CONTROLLER, changed)
+        if node is None:
+            self._resign("there is no controller")
+            await self._elect()
+            return
+        mine = node.owner == self._session.session_id
+        if mine and self.elected is None:
+            # It has resigned: whoever comes now, be it this one, has a later epoch.
+            await self._try([Delete(znodes.CONTROLLER, node.version)])
+            return
+        if not mine:
+            self._resign("another controller was elected")
+        await self._find(znodes.controller_of(node.data))
+
+    async def _find(self, controller_id: int) -> None:
+        node = await self._session.get(znodes.broker_path(controller_id))
+        found = None
+        if node is not None:
+            for one in znodes.broker_of(controller_id, node.data).end_points:
+                if one.name == self._listener:
+                    found = one.host, one.port
+        self.controller_id, self.controller = controller_id, found
+        if found is None:
+            self._mark_later(_CONTROLLER)
+
+    async def _elect(self) -> None:
+        known = await self._session.get(znodes.CONTROLLER_EPOCH)
+        if known is None:
+            await self._try([Create(znodes.CONTROLLER_EPOCH, b"0")])
+            self._mark(_CONTROLLER)
+            return
+        epoch = int(known.data) + 1
+        data = znodes.controller_data(self._node_id, self._clock.now_ms())
+        writes: list[Write] = [
+            Create(znodes.CONTROLLER, data, ephemeral=True),
+            Set(znodes.CONTROLLER_EPOCH, str(epoch).encode(), known.version),
+        ]
+        try:
+            done = await self._session.do(writes)
+        except RefusedError as refused:
+            _log.info("another broker was elected", cause=str(refused))
+            self._mark(_CONTROLLER)
+            return
+        _log.info("elected controller", controller_epoch=epoch)
+        loaded = await load(self._session)
+        teller = Teller(self._node_id, epoch, self._listener)
+        if self._take_office is not None and self._session.is_connected:
+            self.elected = self._take_office(loaded, teller, done[1].version, self._can_not_go_on)
+            self.elected.start()
+        self._mark(_CONTROLLER)
+
+    def _can_not_go_on(self) -> None:
+        """Give up the office; this one or another is elected in a moment."""
+        self._resign("a decision could not be written")
+        self._mark_later(_CONTROLLER)
+
+    def _resign(self, why: str) -> None:
+        elected, self.elected = self.elected, None
+        if elected is not None:
+            _log.info("resigns as controller", cause=why)
+            elected.resign()
+            self.controller_id, self.controller = -1, None
+
+    # --- settings ---
+
+    async def _look_at_settings(self) -> None:
+        """Take what other brokers, tools or the controller have changed."""
+        changed = partial(self._mark, _SETTINGS)
+        names = await self._session.children(znodes.CONFIG_CHANGES, changed)
+        for name in names:
+            if name in self._seen_changes:
+                continue
+            path = f"{znodes.CONFIG_CHANGES}/{name}"
+            note = await self._session.get(path)
+            entity = None if note is None else znodes.config_change_of(path, note.data)
+            if entity is not None:
+                await self._reread(*entity)
+            self._seen_changes.add(name)
+        self._seen_changes &= set(names)
+        now_ms = self._clock.now_ms()
+        for name in names[:LOOKED_AT]:
+            path = f"{znodes.CONFIG_CHANGES}/{name}"
+            note = await self._session.get(path)
+            if note is not None and now_ms - note.ctime_ms > CHANGES_KEPT_MS:
+                await self._try([Delete(path)])
+
+    async def _reread(self, kind: int, name: str) -> None:
+        async with self._arriving:
+            values = await read_config(self._session, kind, name) or {}
+            now = self._image.configs.get((kind, name), {})
+            self._take(new_settings(kind, name, now, values))
+            if self.elected is not None:
+                store = self.elected.store
+                now = store.image.configs.get((kind, name), {})
+                store.learn(new_settings(kind, name, now, values))
+
+    def _take(self, records: Sequence[MetadataRecord]) -> None:
+        """The next image, published."""
+        if not records:
+            return
+        delta = MetadataDelta(self._image)
+        for record in records:
+            delta.replay(record)
+        offset = self._image.offset + len(records)
+        self._image = delta.apply(offset, self._arrivals.controller_epoch)
+        if self._publish is not None:
+            self._publish(self._image)
+
+    # --- what the controller tells ---
+
+    async def leader_and_isr(self, body: Entity) -> tuple[int, dict[UUID, dict[int, int]]]:
+        """The error of a LeaderAndIsr, and those of its partitions."""
+        async with self._arriving:
+            if error := self._arrivals.refuses(body, self.broker_epoch):
+                return error, {}
+            settings = await self._settings_of(body)
+            records, errors = self._arrivals.leader_and_isr(self._image, body)
+            self._take([*records, *settings])
+            return 0, errors
+
+    async def update_metadata(self, body: Entity) -> int:
+        """The error of an UpdateMetadata."""
+        async with self._arriving:
+            if error := self._arrivals.refuses(body, self.broker_epoch):
+                return error
+            settings = await self._settings_of(body)
+            records = self._arrivals.update_metadata(self._image, body, self.broker_epoch)
+            self._take([*records, *settings])
+            if not self._known.done() and self._node_id in self._image.brokers:
+                self._known.set_result(None)
+            return 0
+
+    async def _settings_of(self, body: Entity) -> list[MetadataRecord]:
+        """Settings of topics that are new here; they come with the topic, as its log needs them."""
+        records: list[MetadataRecord] = []
+        for told in body.topic_states:
+            known, name = self._image.topics.get(told.topic_name), told.topic_name
+            deletes = any(one.leader == LEADER_DURING_DELETE for one in told.partition_states)
+            if known is None and not deletes:
+                values = await read_config(self._session, TOPIC_RESOURCE, name) or {}
+                records += new_settings(TOPIC_RESOURCE, name, {}, values)
+        return records
+
+    async def stop_replica(self, body: Entity) -> tuple[int, list[tuple[str, int, int]]]:
+        """The error of a StopReplica, and those of its partitions by topic and index."""
+        async with self._arriving:
+            if error := self._arrivals.refuses(body, self.broker_epoch):
+                return error, []
+            records, errors = self._arrivals.stop_replica(self._image, body)
+            self._take(records)
+            return 0, errors

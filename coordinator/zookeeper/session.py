@@ -1,0 +1,239 @@
+"""A session of ZooKeeper, for an event loop: kazoo works in threads of its own.
+
+Nothing here blocks the loop. What is asked for is handed to kazoo's connection thread, and what it
+answers comes back to the loop that made the session, as do watches and the states of the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import structlog
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+from fencepost.coordinator.zookeeper.errors import ZooKeeperError
+from fencepost.logcore.values import dataclass
+
+_log = structlog.get_logger(__name__)
+
+ANY_VERSION: Final = -1
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the farewell may take."""
+
+
+class State(Enum):
+    """What is known of a session."""
+
+    CONNECTED = "CONNECTED"
+    SUSPENDED = "SUSPENDED"
+    """The connection is lost; the session may be."""
+    LOST = "LOST"
+    """The session is over, and its ephemeral nodes are gone."""
+
+
+class Node(NamedTuple):
+    """What a znode holds."""
+
+    data: bytes
+    version: int
+    czxid: int
+    owner: int
+    """The session that an ephemeral node goes with; 0 for a persistent one."""
+    ctime_ms: int
+    """When it was made, by ZooKeeper's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make a znode."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+    sequence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Write a znode that has this version."""
+
+    path: str
+    data: bytes
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a znode."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Do the rest only if a znode has this version."""
+
+    path: str
+    version: int
+
+
+Write = Create | Set | Delete | Check
+
+
+class RefusedError(ZooKeeperError):
+    """A transaction was not done: none of it."""
+
+    def __init__(self, at: int, why: Exception, write: Write) -> None:
+        super().__init__(f"{type(why).__name__} at {write.path}")
+        self.at = at
+        """Which of the writes was refused."""
+        self.exists = isinstance(why, NodeExistsError)
+        self.bad_version = isinstance(why, BadVersionError)
+
+
+class Session:
+    """``on_state`` is told, on the loop, of every change; a new session comes by itself after LOST.
+
+    Methods raise ZooKeeperError where the connection is lost: what was asked for may have been done
+    or not.
+    """
+
+    def __init__(self, connect: str, *, timeout_ms: int, on_state: Callable[[State], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_state, self._connect = on_state, connect
+        self._client: Any = KazooClient(connect, timeout=timeout_ms / 1000)
+        self._client.add_listener(self._changed)
+        self.is_connected = False
+
+    @property
+    def session_id(self) -> int:
+        """Its number, which ephemeral nodes name as their owner."""
+        known = self._client.client_id
+        return 0 if known is None else int(known[0])
+
+    async def start(self, timeout_ms: int) -> None:
+        """Connect. Raises ZooKeeperError."""
+        if not await asyncio.to_thread(self._begin, timeout_ms / 1000):
+            raise ZooKeeperError(f"ZooKeeper can not be reached at {self._connect}")
+
+    def _begin(self, timeout_s: float) -> bool:
+        if not self._client.start_async().wait(timeout_s):
+            self._end()
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes go at once."""
+        self._client.remove_listener(self._changed)
+        self.is_connected = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self._client.stop()
+        self._client.close()
+
+    def _changed(self, state: str) -> None:
+        """In the connection's thread, which must not wait."""
+        found = State.CONNECTED if state == KazooState.CONNECTED else State(state)
+        self._tell(partial(self._told, found))
+
+    def _told(self, state: State) -> None:
+        self.is_connected = state is State.CONNECTED
+        _log.info("ZooKeeper session", state=state.value, session=hex(self.session_id))
+        self._on_state(state)
+
+    def _tell(self, work: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(work)
+
+    async def _answer(self, asked: Any) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def settle() -> None:
+            if future.done():
+                return
+            if asked.exception is None:
+                future.set_result(asked.value)
+            else:
+                future.set_exception(asked.exception)
+
+        asked.rawlink(lambda _: self._tell(settle))
+        try:
+            return await future
+        except (NoNodeError, NodeExistsError, BadVersionError):
+            raise
+        except KazooException as error:
+            raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {error}") from error
+
+    def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
+        """Fires once; also when the connection is lost."""
+        return None if changed is None else lambda _event: self._tell(changed)
+
+    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
+        """What a znode holds; None if it is not there, and then it is watched all the same."""
+        try:
+            data, stat = await self._answer(
+                self._client.get_async(path, watch=self._watch(changed))
+            )
+        except NoNodeError:
+            if changed is None:
+                return None
+            if await self._answer(self._client.exists_async(path, self._watch(changed))) is None:
+                return None
+            return await self.get(path, changed)
+        return Node(data, stat.version, stat.czxid, stat.ephemeralOwner, stat.ctime)
+
+    async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
+        """The names under a znode; none where it is not there, and then nothing is watched."""
+        try:
+            asked = self._client.get_children_async(path, watch=self._watch(changed))
+            return sorted(await self._answer(asked))
+        except NoNodeError:
+            return []
+
+    async def ensure(self, path: str) -> None:
+        """Make a persistent znode, and those above it, where they are not there."""
+        await self._answer(self._client.ensure_path_async(path))
+
+    async def do(self, writes: Sequence[Write]) -> list[Any]:
+        """All of it or nothing; what each has brought: a path, or a Stat. Raises RefusedError."""
+        transaction = self._client.transaction()
+        for one in writes:
+            match one:
+                case Create():
+                    transaction.create(
+                        one.path, one.data, ephemeral=one.ephemeral, sequence=one.sequence
+                    )
+                case Set():
+                    transaction.set_data(one.path, one.data, one.version)
+                case Delete():
+                    transaction.delete(one.path, one.version)
+                case Check():
+                    transaction.check(one.path, one.version)
+        found: list[Any] = await self._answer(transaction.commit_async())
+        for at, one in enumerate(found):
+            if isinstance(one, Exception) and not isinstance(
+                one, (RolledBackError, RuntimeInconsistency)
+            ):
+                raise RefusedError(at, one, writes[at])
+        for at, one in enumerate(found):
+            if isinstance(one, Exception):
+                raise RefusedError(at, one, writes[at])
+        return found

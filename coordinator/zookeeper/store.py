@@ -1,0 +1,201 @@
+"""The metadata of the active controller: what it decides goes to ZooKeeper, in order.
+
+A change holds at once for the next decision, as a record of a metadata log does, and is told to
+nobody before ZooKeeper has it. If ZooKeeper refuses one, or can not be asked, all that came behind
+it is void as well: the controller is none any more, and whoever is next reads what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from fencepost.cluster.controller.errors import NotControllerError, TopicAlreadyExistsError
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.record_codec import decode
+from fencepost.cluster.records import ConfigRecord, MetadataRecord, RemoveTopicRecord, TopicRecord
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import TopicLimitExceededError
+from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.zookeeper.errors import ZooKeeperError
+from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.session import Session, Write
+from fencepost.coordinator.zookeeper.writes import Writer, fenced
+from fencepost.logcore.values import dataclass
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision on its way to ZooKeeper."""
+
+    before: MetadataImage
+    after: MetadataImage
+    writes: Sequence[Write]
+    done: asyncio.Future[None]
+
+
+class Store(ObservedMetadata):
+    """``on_written`` is told of the images before and after each change, once it is written.
+
+    ``on_refused`` is told once, if a change can not be written.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        session: Session,
+        loaded: Loaded,
+        *,
+        node_id: int,
+        epoch: int,
+        epoch_version: int,
+        on_written: Callable[[MetadataImage, MetadataImage], None],
+        on_refused: Callable[[], None],
+    ) -> None:
+        super().__init__(config, node_id=node_id)
+        self.image = loaded.image
+        self.deleting = {name for name, node in loaded.deleting.items() if node is not None}
+        """Names of topics that are not yet gone."""
+        self.marked: set[str] = set()
+        """Topics that somebody else has marked for deletion."""
+        self._session, self._epoch, self._epoch_version = session, epoch, epoch_version
+        self._configured = set(loaded.configured)
+        self._on_written, self._on_refused = on_written, on_refused
+        self._changes: deque[Change] = deque()
+        self._wake = asyncio.Event()
+        self._is_over = False
+        self._task = spawn(self._write_all(), "write decisions to ZooKeeper")
+
+    @property
+    def epoch(self) -> int:
+        """The controller's."""
+        return self._epoch
+
+    def install(self, image: MetadataImage) -> None:
+        """Let this be what is known; settings of the broker come to it as to all others."""
+        self.image = image
+
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+        """Make a change.
+
+        Raises NotControllerError, NotInZooKeeperError, TopicAlreadyExistsError; nothing has changed
+        then.
+        """
+        if self._is_over:
+            raise NotControllerError("This broker is not the active controller any more.")
+        before, taken = (
+            self.image,
+            [decode(one) if isinstance(one, bytes) else one for one in records],
+        )
+        for record in taken:
+            if isinstance(record, TopicRecord) and record.name in self.deleting:
+                raise TopicAlreadyExistsError(f"Topic '{record.name}' is marked for deletion.")
+        after = self._replayed(taken)
+        writes = Writer(before, after, self._epoch, self._configured, self.marked).write(taken)
+        for record in taken:
+            match record:
+                case TopicRecord() | RemoveTopicRecord():
+                    self._note(record, before)
+                case ConfigRecord():
+                    self._configured.add((record.resource_type, record.resource_name))
+        self._take(after, writes)
+
+    def learn(self, records: Sequence[MetadataRecord], *, configured: bool = False) -> None:
+        """Take what somebody else has written; ``configured``: topics with nodes for settings."""
+        if records and not self._is_over:
+            self._take(self._replayed(records), ())
+            if configured:
+                names = [one.name for one in records if isinstance(one, TopicRecord)]
+                self._configured.update((TOPIC_RESOURCE, name) for name in names)
+
+    def _replayed(self, records: Sequence[MetadataRecord]) -> MetadataImage:
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        return delta.apply(self.image.offset + len(records), self._epoch)
+
+    def _take(self, after: MetadataImage, writes: Sequence[Write]) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.append(Change(self.image, after, writes, done))
+        self.install(after)
+        self._wake.set()
+
+    def _note(self, record: TopicRecord | RemoveTopicRecord, before: MetadataImage) -> None:
+        if isinstance(record, TopicRecord):
+            self._configured.add((TOPIC_RESOURCE, record.name))
+        else:
+            self.deleting.add(before.topics_by_id[record.topic_id].name)
+
+    def forget(self, topic: str) -> None:
+        """A topic is gone, with its settings."""
+        self.deleting.discard(topic)
+        self.marked.discard(topic)
+        self._configured.discard((TOPIC_RESOURCE, topic))
+
+    def on_its_way(self) -> asyncio.Future[None] | None:
+        """Done once ZooKeeper has all that was changed by now; it raises NotControllerError."""
+        return asyncio.shield(self._changes[-1].done) if self._changes else None
+
+    def check_room(self, topics: int, partitions: int) -> None:
+        """Raise TopicLimitExceededError if that many more do not fit."""
+        limits, image = self.limits, self.image
+        if (
+            len(image.topics) + topics > limits.max_topics
+            or image.partition_count + partitions > limits.max_partitions
+        ):
+            raise TopicLimitExceededError("there may be no more topics or partitions")
+
+    def force(self) -> None:
+        """There is no disk; see :meth:`on_its_way`."""
+
+    def has_grown(self) -> bool:
+        """Nothing grows here."""
+        return False
+
+    # --- writing ---
+
+    async def _write_all(self) -> None:
+        try:
+            while not self._is_over:
+                self._wake.clear()
+                while self._changes:
+                    await self._write(self._changes[0])
+                await self._wake.wait()
+        except Exception as error:
+            if self._is_over:
+                return  # somebody has found out before
+            self.close()
+            self._on_refused()
+            if not isinstance(error, ZooKeeperError):
+                raise
+            _log.warning("ZooKeeper did not take a decision", cause=str(error))
+
+    async def _write(self, change: Change) -> None:
+        for transaction in fenced(change.writes, self._epoch_version):
+            await self._session.do(transaction)
+        if self._is_over:
+            return
+        self._changes.popleft()
+        self._on_written(change.before, change.after)
+        if not change.done.done():
+            change.done.set_result(None)
+
+    def close(self) -> None:
+        """Take nothing more; what is not written by now is void."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._wake.set()
+        error = NotControllerError("This broker is not the active controller any more.")
+        for change in self._changes:
+            if not change.done.done():
+                change.done.set_exception(error)
+                change.done.exception()  # maybe nobody waits for it
+        self._changes.clear()

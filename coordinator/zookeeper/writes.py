@@ -1,0 +1,196 @@
+"""Decisions of the controller machine, as the znodes that Apache Kafka 3.9 writes for them.
+
+Pure: records and the images before and after them in, writes out. The version of a partition's
+state is its partition epoch, and each write names the one that it follows: whoever wrote in between
+is found out.
+
+Source: ``KafkaZkClient``, ``TopicDeletionManager``, ``AdminZkClient``, ``ZkProducerIdManager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.controller.producer_ids import BLOCK_SIZE
+from fencepost.cluster.controller.topics import NEVER_LED
+from fencepost.cluster.image import (
+    TOPIC_RESOURCE,
+    MetadataImage,
+    PartitionRegistration,
+    TopicImage,
+)
+from fencepost.cluster.records import (
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    MetadataRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    UnregisterBrokerRecord,
+)
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
+from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Set, Write
+
+MAX_WRITES: Final = 500
+"""Writes of one transaction; all have to fit into a megabyte (``jute.maxbuffer``)."""
+
+_OF_SESSIONS: Final = (
+    RegisterBrokerRecord,
+    BrokerRegistrationChangeRecord,
+    UnregisterBrokerRecord,
+    NoOpRecord,
+)
+"""What is nowhere written: brokers register by themselves."""
+
+
+class Writer:
+    """Turns one decision into writes.
+
+    ``configured`` are resources whose settings have a node, ``marked`` topics whose deletion
+    somebody else has asked for.
+    """
+
+    def __init__(
+        self,
+        before: MetadataImage,
+        after: MetadataImage,
+        controller_epoch: int,
+        configured: Collection[tuple[int, str]],
+        marked: Collection[str] = (),
+    ) -> None:
+        self._before, self._after = before, after
+        self._epoch, self._configured, self._marked = controller_epoch, configured, marked
+        self._states: dict[tuple[UUID, int], PartitionRegistration] = {}
+        """As far as the records have come."""
+        self._new: set[UUID] = set()
+        self._assigned: dict[UUID, None] = {}
+        self._resources: dict[tuple[int, str], None] = {}
+        self._writes: list[Write] = []
+
+    def write(self, records: Sequence[MetadataRecord]) -> list[Write]:
+        """The writes, in an order in which a prefix of them does no harm.
+
+        Raises NotInZooKeeperError.
+        """
+        for record in records:
+            match record:
+                case TopicRecord():
+                    self._new.add(record.topic_id)
+                    self._assigned[record.topic_id] = None
+                    self._resources[TOPIC_RESOURCE, record.name] = None
+                case PartitionRecord():
+                    self._create(record)
+                case PartitionChangeRecord():
+                    self._change(record)
+                case ConfigRecord():
+                    self._resources[record.resource_type, record.resource_name] = None
+                case RemoveTopicRecord():
+                    name = self._before.topics_by_id[record.topic_id].name
+                    if name not in self._marked:
+                        self._writes.append(Create(znodes.delete_path(name)))
+                case ProducerIdsRecord():
+                    data = znodes.producer_ids_data(
+                        record.broker_id, record.next_producer_id - BLOCK_SIZE, BLOCK_SIZE
+                    )
+                    self._writes.append(Set(znodes.PRODUCER_IDS, data))
+                case _ if not isinstance(record, _OF_SESSIONS):
+                    raise NotInZooKeeperError(
+                        f"{type(record).__name__} is not kept by a cluster on ZooKeeper"
+                    )
+        return [*self._settings(), *self._assignments(), *self._writes, *self._told()]
+
+    def _create(self, record: PartitionRecord) -> None:
+        topic, index = self._after.topics_by_id[record.topic_id], record.partition_id
+        was = self._before.partition(record.topic_id, index)
+        if was is None:
+            self._writes.append(Create(znodes.partition_path(topic.name, index)))
+            if record.topic_id not in self._new:
+                self._assigned[record.topic_id] = None
+        if record.partition_epoch != NEVER_LED:
+            state = PartitionRegistration.of(record)
+            self._states[record.topic_id, index] = state
+            data = self._state(state)
+            self._writes.append(Create(znodes.state_path(topic.name, index), data))
+
+    def _change(self, record: PartitionChangeRecord) -> None:
+        key = record.topic_id, record.partition_id
+        was = self._states.get(key) or self._before.partition(*key)
+        if was is None:
+            return
+        now = self._states[key] = was.merge(record)
+        if (was.replicas, was.adding_replicas, was.removing_replicas) != (
+            now.replicas,
+            now.adding_replicas,
+            now.removing_replicas,
+        ):
+            self._assigned[record.topic_id] = None
+        name = self._after.topics_by_id[record.topic_id].name
+        path = znodes.state_path(name, record.partition_id)
+        self._writes.append(Set(path, self._state(now), was.partition_epoch))
+
+    def _state(self, now: PartitionRegistration) -> bytes:
+        return znodes.state_data(
+            znodes.StateNode(
+                now.leader, now.isr, now.leader_epoch, self._epoch, now.leader_recovery_state
+            )
+        )
+
+    def _assignments(self) -> Iterator[Write]:
+        for topic_id in self._assigned:
+            topic = self._after.topics_by_id[topic_id]
+            data = znodes.topic_data(assignment_of(topic))
+            if topic_id in self._new:
+                yield Create(znodes.topic_path(topic.name), data)
+                yield Create(znodes.partitions_path(topic.name))
+            else:
+                yield Set(znodes.topic_path(topic.name), data, ANY_VERSION)
+
+    def _settings(self) -> Iterator[Write]:
+        for kind, name in self._resources:
+            path = znodes.config_path(kind, name)
+            if path is None:
+                raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
+            data = znodes.config_data(self._after.configs.get((kind, name), {}))
+            if (kind, name) in self._configured:
+                yield Set(path, data)
+            else:
+                yield Create(path, data)
+
+    def _told(self) -> Iterator[Write]:
+        """Every broker hears of other settings, but for those of a topic that nobody knows yet."""
+        new = {self._after.topics_by_id[one].name for one in self._new}
+        for kind, name in self._resources:
+            if kind != TOPIC_RESOURCE or name not in new:
+                data = znodes.config_change_data(kind, name)
+                yield Create(znodes.CONFIG_CHANGE_PREFIX, data, sequence=True)
+
+
+def assignment_of(topic: TopicImage) -> znodes.TopicNode:
+    """A topic's node."""
+
+    def of(values: Mapping[int, tuple[int, ...]]) -> Mapping[int, tuple[int, ...]]:
+        return {index: one for index, one in values.items() if one}
+
+    parts = dict(enumerate(topic.partitions))
+    return znodes.TopicNode(
+        topic.topic_id,
+        {index: one.replicas for index, one in parts.items()},
+        of({index: one.adding_replicas for index, one in parts.items()}),
+        of({index: one.removing_replicas for index, one in parts.items()}),
+    )
+
+
+def fenced(writes: Sequence[Write], epoch_version: int) -> Iterator[list[Write]]:
+    """Writes as transactions, each of which only the active controller can make (KAFKA-6082)."""
+    for start in range(0, len(writes), MAX_WRITES):
+        yield [
+            Check(znodes.CONTROLLER_EPOCH, epoch_version),
+            *writes[start : start + MAX_WRITES],
+        ]

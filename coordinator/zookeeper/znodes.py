@@ -1,0 +1,377 @@
+"""Where Apache Kafka keeps what in ZooKeeper, and how that is written: paths, and JSON.
+
+Source: ``ZkData.scala`` of branch 3.9.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError
+from fencepost.logcore.values import dataclass
+
+CLUSTER_ID: Final = "/cluster/id"
+CONTROLLER: Final = "/controller"
+CONTROLLER_EPOCH: Final = "/controller_epoch"
+BROKER_IDS: Final = "/brokers/ids"
+TOPICS: Final = "/brokers/topics"
+CONFIGS: Final = "/config"
+CONFIG_CHANGES: Final = "/config/changes"
+CONFIG_CHANGE_PREFIX: Final = f"{CONFIG_CHANGES}/config_change_"
+DELETE_TOPICS: Final = "/admin/delete_topics"
+REASSIGN_PARTITIONS: Final = "/admin/reassign_partitions"
+ISR_CHANGES: Final = "/isr_change_notification"
+LOG_DIR_EVENTS: Final = "/log_dir_event_notification"
+PRODUCER_IDS: Final = "/latest_producer_id_block"
+
+DEFAULT_ENTITY: Final = "<default>"
+"""What stands for all of a kind where Kafka's records have an empty name."""
+
+_KINDS: Final[Mapping[int, str]] = {TOPIC_RESOURCE: "topics", BROKER_RESOURCE: "brokers"}
+_RESOURCES: Final = {kind: resource for resource, kind in _KINDS.items()}
+
+PERSISTENT: Final = (
+    "/consumers",
+    BROKER_IDS,
+    TOPICS,
+    CONFIG_CHANGES,
+    "/config/topics",
+    "/config/clients",
+    "/config/users",
+    "/config/brokers",
+    "/config/ips",
+    DELETE_TOPICS,
+    "/brokers/seqid",
+    ISR_CHANGES,
+    PRODUCER_IDS,
+    LOG_DIR_EVENTS,
+)
+"""What every broker makes at its start (kafka: ``PersistentZkPaths``)."""
+
+_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
+def _written(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _read(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise NotOurFormatError(f"{path} holds no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise NotOurFormatError(f"{path} holds no JSON object")
+    return value
+
+
+# --- the cluster, and who decides ---
+
+
+def cluster_id_data(cluster_id: str) -> bytes:
+    """``/cluster/id``."""
+    return _written({"version": "1", "id": cluster_id})
+
+
+def cluster_id_of(data: bytes) -> str:
+    """The id in ``/cluster/id``. Raises NotOurFormatError."""
+    found = _read(data, CLUSTER_ID).get("id")
+    if not isinstance(found, str):
+        raise NotOurFormatError(f"{CLUSTER_ID} has no id")
+    return found
+
+
+def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
+    """``/controller``."""
+    return _written(
+        {
+            "version": 2,
+            "brokerid": broker_id,
+            "timestamp": str(timestamp_ms),
+            "kraftControllerEpoch": -1,
+        }
+    )
+
+
+def controller_of(data: bytes) -> int:
+    """The broker that ``/controller`` names. Raises NotOurFormatError."""
+    found = _read(data, CONTROLLER).get("brokerid")
+    if not isinstance(found, int):
+        raise NotOurFormatError(f"{CONTROLLER} names no broker")
+    return found
+
+
+# --- brokers ---
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerNode:
+    """A broker as it has registered itself."""
+
+    broker_id: int
+    end_points: tuple[BrokerEndpoint, ...]
+    rack: str | None
+
+
+def broker_path(broker_id: int) -> str:
+    """Where a broker registers."""
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def broker_data(node: BrokerNode, timestamp_ms: int) -> bytes:
+    """``/brokers/ids/<id>``, version 5."""
+    plain = next((one for one in node.end_points if one.security_protocol == 0), None)
+    value: dict[str, Any] = {
+        "version": 5,
+        "host": None if plain is None else plain.host,
+        "port": -1 if plain is None else plain.port,
+        "jmx_port": -1,
+        "timestamp": str(timestamp_ms),
+        "endpoints": [f"{one.name}://{_host(one.host)}:{one.port}" for one in node.end_points],
+    }
+    if node.rack is not None:
+        value["rack"] = node.rack
+    value["listener_security_protocol_map"] = {
+        one.name: _PROTOCOLS[one.security_protocol] for one in node.end_points
+    }
+    value["features"] = {}
+    return _written(value)
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def broker_of(broker_id: int, data: bytes) -> BrokerNode:
+    """What a broker says of itself, since version 2 of that. Raises NotOurFormatError."""
+    path = broker_path(broker_id)
+    value = _read(data, path)
+    protocols = value.get("listener_security_protocol_map", {})
+    try:
+        end_points = tuple(_end_point(text, protocols) for text in value["endpoints"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise NotOurFormatError(f"{path} has no endpoints: {error!r}") from None
+    return BrokerNode(broker_id, end_points, value.get("rack"))
+
+
+def _end_point(text: str, protocols: Mapping[str, str]) -> BrokerEndpoint:
+    name, _, address = text.partition("://")
+    host, _, port = address.rpartition(":")
+    protocol = _PROTOCOLS.index(protocols.get(name, name))
+    return BrokerEndpoint(name, host.strip("[]"), int(port), protocol)
+
+
+# --- topics ---
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNode:
+    """A topic and where its replicas are, by partition."""
+
+    topic_id: UUID | None
+    """None where an old release made it; the controller gives it one."""
+    replicas: Mapping[int, tuple[int, ...]]
+    adding: Mapping[int, tuple[int, ...]]
+    removing: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateNode:
+    """Who leads a partition, and who is in sync; its node's version is the partition epoch."""
+
+    leader: int
+    isr: tuple[int, ...]
+    leader_epoch: int
+    controller_epoch: int
+    leader_recovery_state: int = 0
+
+
+def topic_path(topic: str) -> str:
+    """Where a topic's assignment is."""
+    return f"{TOPICS}/{topic}"
+
+
+def partitions_path(topic: str) -> str:
+    """Under which its partitions are."""
+    return f"{TOPICS}/{topic}/partitions"
+
+
+def partition_path(topic: str, index: int) -> str:
+    """What a partition's state is under."""
+    return f"{TOPICS}/{topic}/partitions/{index}"
+
+
+def state_path(topic: str, index: int) -> str:
+    """Where a partition's state is."""
+    return f"{TOPICS}/{topic}/partitions/{index}/state"
+
+
+def topic_data(node: TopicNode) -> bytes:
+    """``/brokers/topics/<topic>``, version 3."""
+    return _written(
+        {
+            "removing_replicas": _by_partition(node.removing),
+            "partitions": _by_partition(node.replicas),
+            "topic_id": "" if node.topic_id is None else id_to_text(node.topic_id),
+            "adding_replicas": _by_partition(node.adding),
+            "version": 3,
+        }
+    )
+
+
+def _by_partition(replicas: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
+    return {str(index): list(one) for index, one in sorted(replicas.items())}
+
+
+def topic_of(topic: str, data: bytes) -> TopicNode:
+    """A topic's node, since version 1. Raises NotOurFormatError."""
+    value = _read(data, topic_path(topic))
+    try:
+        text = value.get("topic_id")
+        found = TopicNode(
+            id_from_text(text) if text else None,
+            _assignment(value["partitions"]),
+            _assignment(value.get("adding_replicas", {})),
+            _assignment(value.get("removing_replicas", {})),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise NotOurFormatError(f"{topic_path(topic)} is no topic: {error!r}") from None
+    if sorted(found.replicas) != list(range(len(found.replicas))):
+        raise NotOurFormatError(f"the partitions of {topic_path(topic)} have gaps")
+    return found
+
+
+def _assignment(value: Mapping[str, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+    return {int(index): tuple(map(int, replicas)) for index, replicas in value.items()}
+
+
+def state_data(state: StateNode) -> bytes:
+    """``…/state``, version 1."""
+    return _written(
+        {
+            "controller_epoch": state.controller_epoch,
+            "leader": state.leader,
+            "version": 1,
+            "leader_epoch": state.leader_epoch,
+            "isr": list(state.isr),
+            "leader_recovery_state": state.leader_recovery_state,
+        }
+    )
+
+
+def state_of(path: str, data: bytes) -> StateNode:
+    """A partition's state. Raises NotOurFormatError."""
+    value = _read(data, path)
+    try:
+        return StateNode(
+            leader=int(value["leader"]),
+            isr=tuple(map(int, value["isr"])),
+            leader_epoch=int(value["leader_epoch"]),
+            controller_epoch=int(value["controller_epoch"]),
+            leader_recovery_state=int(value.get("leader_recovery_state", 0)),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise NotOurFormatError(f"{path} is no state of a partition: {error!r}") from None
+
+
+def delete_path(topic: str) -> str:
+    """What says that a topic is to be deleted."""
+    return f"{DELETE_TOPICS}/{topic}"
+
+
+# --- settings ---
+
+
+def config_path(kind: int, name: str) -> str | None:
+    """Where the settings of a resource are; None for a kind that this mode does not keep."""
+    folder = _KINDS.get(kind)
+    return None if folder is None else f"{CONFIGS}/{folder}/{name or DEFAULT_ENTITY}"
+
+
+def config_data(values: Mapping[str, str]) -> bytes:
+    """``/config/<kind>/<name>``."""
+    return _written({"version": 1, "config": dict(sorted(values.items()))})
+
+
+def config_of(path: str, data: bytes) -> dict[str, str]:
+    """The settings of a resource; none where the node is empty. Raises NotOurFormatError."""
+    values = _read(data, path).get("config", {}) if data else {}
+    if not isinstance(values, dict):
+        raise NotOurFormatError(f"{path} has no settings")
+    return {str(key): str(value) for key, value in values.items()}
+
+
+def config_change_data(kind: int, name: str) -> bytes:
+    """``/config/changes/config_change_<n>``: whose settings have changed."""
+    return _written({"version": 2, "entity_path": f"{_KINDS[kind]}/{name or DEFAULT_ENTITY}"})
+
+
+def config_change_of(path: str, data: bytes) -> tuple[int, str] | None:
+    """Kind and name of who has other settings; None for a kind that this mode does not keep.
+
+    Raises NotOurFormatError.
+    """
+    entity = _read(data, path).get("entity_path")
+    if not isinstance(entity, str):
+        raise NotOurFormatError(f"{path} names no entity")
+    folder, _, name = entity.partition("/")
+    kind = _RESOURCES.get(folder)
+    return None if kind is None else (kind, "" if name == DEFAULT_ENTITY else name)
+
+
+def config_folder(kind: int) -> str:
+    """Under which the settings of a kind are."""
+    return f"{CONFIGS}/{_KINDS[kind]}"
+
+
+# --- others ---
+
+
+def producer_ids_data(broker_id: int, first: int, size: int) -> bytes:
+    """``/latest_producer_id_block``."""
+    return _written(
+        {
+            "version": 1,
+            "broker": broker_id,
+            "block_start": str(first),
+            "block_end": str(first + size - 1),
+        }
+    )
+
+
+def next_producer_id_of(data: bytes) -> int:
+    """The first producer id behind the latest block; 0 where there is none yet.
+
+    Raises NotOurFormatError.
+    """
+    if not data:
+        return 0
+    try:
+        return int(_read(data, PRODUCER_IDS)["block_end"]) + 1
+    except (KeyError, ValueError, TypeError) as error:
+        raise NotOurFormatError(f"{PRODUCER_IDS} is no block: {error!r}") from None
+
+
+def isr_change_of(path: str, data: bytes) -> list[tuple[str, int]]:
+    """Partitions whose state a leader has written by itself. Raises NotOurFormatError."""
+    try:
+        rows = _read(data, path)["partitions"]
+        return [(str(one["topic"]), int(one["partition"])) for one in rows]
+    except (KeyError, ValueError, TypeError) as error:
+        raise NotOurFormatError(f"{path} names no partitions: {error!r}") from None
+
+
+def id_to_text(topic_id: UUID) -> str:
+    """A topic's id as Kafka writes it."""
+    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
+
+
+def id_from_text(text: str) -> UUID:
+    """The id of that text. Raises ValueError."""
+    return UUID(bytes=base64.urlsafe_b64decode(text + "=="))

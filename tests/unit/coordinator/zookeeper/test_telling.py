@@ -1,0 +1,383 @@
+"""A controller's decisions as znodes and as requests, and what brokers make of the requests.
+
+The model: a controller machine, a dictionary that holds what ZooKeeper would, and brokers that
+take what they are told. Nothing but sockets and sessions is left out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from fencepost.cluster.controller.isr import AlterIsr
+from fencepost.cluster.controller.machine import Controller as Machine
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.controller.topics import NewTopic
+from fencepost.cluster.controller.view import ControllerSettings
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage, PartitionRegistration
+from fencepost.cluster.records import (
+    BrokerEndpoint,
+    FeatureLevelRecord,
+    MetadataRecord,
+    UnregisterBrokerRecord,
+)
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
+from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
+from fencepost.coordinator.zookeeper.loading import broker_record
+from fencepost.coordinator.zookeeper.session import Create, Delete, Set, Write
+from fencepost.coordinator.zookeeper.telling import Controller, told
+from fencepost.coordinator.zookeeper.writes import Writer, fenced
+
+STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
+FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
+
+
+class Broker:
+    """A broker, as far as it takes what it is told."""
+
+    def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
+        self.broker_id, self.epoch = broker_id, epoch
+        self.arrivals = Arrivals(broker_id)
+        self.image = before_it_is_told(image, broker_id)
+
+    def take(self, request: Any) -> None:
+        assert self.arrivals.refuses(request, self.epoch) == 0
+        key = request.__api_key__
+        if key == ApiKey.LEADER_AND_ISR:
+            records, errors = self.arrivals.leader_and_isr(self.image, request)
+            assert all(code == 0 for each in errors.values() for code in each.values())
+        elif key == ApiKey.UPDATE_METADATA:
+            records = self.arrivals.update_metadata(self.image, request, self.epoch)
+        else:
+            records, stopped = self.arrivals.stop_replica(self.image, request)
+            assert all(code == 0 for _, _, code in stopped)
+        self.replay(records)
+
+    def replay(self, records: Sequence[MetadataRecord]) -> None:
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(self.image.offset + 1, 1)
+
+
+class Scene:
+    """Three brokers, and a controller that tells them."""
+
+    def __init__(self) -> None:
+        settings = ControllerSettings("cluster", tells_by_leader_epoch=True)
+        self.machine = Machine(settings, MetadataImage(), 0)
+        self.teller = Controller(1, 1, "PLAINTEXT")
+        self.nodes: dict[str, tuple[bytes, int]] = {}
+        """What ZooKeeper holds, and its version."""
+        self.configured: set[tuple[int, str]] = set()
+        self.brokers: dict[int, Broker] = {}
+        self.requests: list[tuple[int, Any]] = []
+        self.clock = 10
+        for broker_id in (1, 2, 3):
+            self.come(broker_id)
+
+    def decide(self, decision: Callable[[Machine], Outcome[Any]]) -> Any:
+        outcome = decision(self.machine)
+        before = self.machine.image
+        if outcome.records:
+            self.machine.replay(outcome.records, before.offset + 1, 1, 0)
+            after = self.machine.image
+            for write in Writer(before, after, 1, self.configured).write(outcome.records):
+                self.write(write)
+            self.requests = list(told(before, after, self.teller))
+            for broker_id, request in self.requests:
+                self.brokers[broker_id].take(request)
+        return outcome.answer
+
+    def write(self, write: Write) -> None:
+        match write:
+            case Create(sequence=False):
+                assert write.path not in self.nodes, f"{write.path} is there"
+                self.nodes[write.path] = write.data, 0
+            case Set():
+                _, version = self.nodes.get(write.path, (b"", 0))
+                assert write.version in (-1, version), f"{write.path} has {version}"
+                self.nodes[write.path] = write.data, version + 1
+            case Delete():
+                del self.nodes[write.path]
+
+    def come(self, broker_id: int) -> None:
+        self.clock += 1
+        node = znodes.BrokerNode(broker_id, (BrokerEndpoint("PLAINTEXT", "h", broker_id, 0),), None)
+        seen = broker_record(node, self.clock)
+        self.brokers[broker_id] = Broker(broker_id, self.clock, self.machine.image)
+        while self.decide(lambda one: one.broker_appeared(seen, "there")):
+            pass
+
+    def go(self, broker_id: int) -> None:
+        self.decide(lambda one: one.broker_gone(broker_id, "gone"))
+        del self.brokers[broker_id]
+
+    def create(self, name: str, *assignment: Sequence[int]) -> UUID:
+        topic_id = uuid4()
+        self.decide(
+            lambda one: one.create_topic(
+                NewTopic(name, -1, -1, list(enumerate(assignment)), {}),
+                topic_id=topic_id,
+                draw=random.Random(1),
+                check_configs=lambda *_: None,
+            )
+        )
+        return topic_id
+
+    def state(self, name: str, index: int = 0) -> PartitionRegistration:
+        return self.machine.image.topics[name].partitions[index]
+
+    def check(self) -> None:
+        """ZooKeeper and all who live know what the controller does."""
+        for topic in self.machine.image.topics.values():
+            held = znodes.topic_of(topic.name, self.nodes[znodes.topic_path(topic.name)][0])
+            for index, one in enumerate(topic.partitions):
+                path = znodes.state_path(topic.name, index)
+                state = znodes.state_of(path, self.nodes[path][0])
+                assert (state.leader, state.isr, state.leader_epoch) == (
+                    one.leader,
+                    one.isr,
+                    one.leader_epoch,
+                )
+                assert self.nodes[path][1] == one.partition_epoch, "the version is the epoch"
+                assert held.replicas[index] == one.replicas
+                assert held.adding.get(index, ()) == one.adding_replicas
+                assert held.removing.get(index, ()) == one.removing_replicas
+                for broker in self.brokers.values():
+                    known = broker.image.topics[topic.name].partitions[index]
+                    assert (known.leader, known.isr, known.leader_epoch, known.replicas) == (
+                        one.leader,
+                        one.isr,
+                        one.leader_epoch,
+                        one.replicas,
+                    ), f"broker {broker.broker_id}"
+                    assert known.partition_epoch == one.partition_epoch
+        names = self.machine.image.topics.keys()
+        for broker in self.brokers.values():
+            assert broker.image.topics.keys() == names
+            assert broker.image.brokers.keys() == self.brokers.keys()
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def _alter(scene: Scene, topic_id: UUID, *isr: int, name: str = "t") -> Any:
+    now = scene.state(name)
+    item = AlterIsr(
+        topic_id, 0, now.leader_epoch, now.partition_epoch, tuple((one, -1) for one in isr)
+    )
+    epoch = scene.brokers[now.leader].epoch
+    return scene.decide(lambda one: one.alter_partition(now.leader, epoch, [item]))
+
+
+def test_everybody_knows_of_a_topic_and_its_first_replica_leads(scene: Scene):
+    scene.create("t", (2, 3), (3, 1), (1, 2))
+    scene.check()
+    assert [scene.state("t", index).leader for index in range(3)] == [2, 3, 1]
+    led = [broker_id for broker_id, one in scene.requests if one.__api_key__ == 4]
+    assert led == [1, 2, 3], "each that has a replica"
+
+
+def test_a_leader_that_goes_is_followed_by_the_next_of_the_assignment(scene: Scene):
+    topic_id = scene.create("t", (2, 3, 1))
+    _alter(scene, topic_id, 2, 1, 3)
+    assert scene.state("t").isr == (2, 1, 3), "another order than the assignment's"
+    scene.go(2)
+    scene.check()
+    assert (scene.state("t").leader, scene.state("t").leader_epoch) == (3, 1)
+    scene.come(2)
+    scene.check()
+    assert scene.state("t").leader == 3, "who comes back takes nothing"
+
+
+def test_a_follower_that_goes_raises_the_leader_epoch_or_the_leader_would_not_hear_of_it(
+    scene: Scene,
+):
+    scene.create("t", (1, 2, 3))
+    scene.go(3)
+    scene.check()
+    assert (scene.state("t").leader, scene.state("t").leader_epoch) == (1, 1)
+    assert [broker_id for broker_id, one in scene.requests if one.__api_key__ == 4] == [1, 2]
+
+
+def test_a_leader_that_changes_its_isr_has_its_answer_and_keeps_its_epoch(scene: Scene):
+    topic_id = scene.create("t", (1, 2, 3))
+    _alter(scene, topic_id, 1, 2)
+    scene.check()
+    assert (scene.state("t").leader_epoch, scene.state("t").partition_epoch) == (0, 1)
+    assert {one.__api_key__ for _, one in scene.requests} == {ApiKey.UPDATE_METADATA}
+
+
+def test_a_bounced_broker_is_taken_for_dead_first(scene: Scene):
+    """KAFKA-7235: nobody saw it go, only another epoch of it."""
+    scene.create("t", (1, 2), (2, 1))
+    scene.come(1)
+    scene.check()
+    assert (scene.state("t").leader, scene.state("t").isr) == (2, (2,))
+
+
+def test_the_last_of_an_isr_keeps_it_and_leads_again_when_it_comes_back(scene: Scene):
+    topic_id = scene.create("t", (1, 2))
+    _alter(scene, topic_id, 1)
+    scene.go(1)
+    scene.check()
+    assert (scene.state("t").leader, scene.state("t").isr) == (-1, (1,))
+    scene.come(1)
+    scene.check()
+    assert scene.state("t").leader == 1
+
+
+def test_a_controller_that_never_saw_a_broker_takes_it_out_of_the_isrs(scene: Scene):
+    """It went together with the controller before: ZooKeeper has its ISRs, and not its id."""
+    scene.create("t", (1, 2), (2, 1))
+    delta = MetadataDelta(scene.machine.image)
+    delta.replay(UnregisterBrokerRecord(1, scene.brokers.pop(1).epoch))
+    image = delta.apply(scene.machine.image.offset + 1, 2)
+    for broker in scene.brokers.values():
+        broker.replay([UnregisterBrokerRecord(1, -1)])
+    scene.machine = Machine(scene.machine.settings, image, 0)
+    scene.decide(lambda one: one.broker_gone(1, "gone"))
+    scene.check()
+    assert [scene.state("t", index).leader for index in (0, 1)] == [2, 2]
+    assert [scene.state("t", index).isr for index in (0, 1)] == [(2,), (2,)]
+
+
+def test_a_reassignment_adds_waits_and_removes(scene: Scene):
+    topic_id = scene.create("t", (1, 2))
+    scene.decide(lambda one: one.alter_partition_reassignments([Reassign("t", 0, (3, 2))]))
+    scene.check()
+    now = scene.state("t")
+    assert (now.adding_replicas, now.removing_replicas, now.leader_epoch) == ((3,), (1,), 1)
+    _alter(scene, topic_id, 1, 2, 3)
+    scene.check()
+    now = scene.state("t")
+    assert (now.replicas, now.adding_replicas, now.leader) == ((3, 2), (), 3)
+    stopped = [(to, one) for to, one in scene.requests if one.__api_key__ == 5]
+    assert [to for to, _ in stopped] == [1]
+    assert stopped[0][1].topic_states[0].partition_states[0].delete_partition
+
+
+def test_a_controlled_shutdown_hands_over_what_is_led(scene: Scene):
+    scene.create("t", (1, 2), (2, 1))
+    scene.decide(lambda one: one.begin_shutdown(1, scene.brokers[1].epoch))
+    scene.check()
+    assert [scene.state("t", index).leader for index in (0, 1)] == [2, 2]
+    kept = [one for to, one in scene.requests if one.__api_key__ == 5 and to == 1]
+    assert not any(
+        part.delete_partition for topic in kept[0].topic_states for part in topic.partition_states
+    )
+
+
+def test_a_deleted_topic_is_marked_told_and_forgotten(scene: Scene):
+    topic_id = scene.create("t", (1, 2))
+    scene.decide(lambda one: one.delete_topic(topic_id))
+    assert znodes.delete_path("t") in scene.nodes
+    assert znodes.topic_path("t") in scene.nodes, "until every replica is gone"
+    for broker in scene.brokers.values():
+        assert "t" not in broker.image.topics
+    assert [to for to, one in scene.requests if one.__api_key__ == 5] == [1, 2]
+
+
+def test_a_broker_that_starts_leads_nothing_before_it_is_told(scene: Scene):
+    scene.create("t", (1, 2))
+    scene.go(3)
+    starting = Broker(1, 99, scene.machine.image)
+    mine = starting.image.topics["t"].partitions[0]
+    assert (mine.leader, mine.partition_epoch, mine.replicas) == (-1, -1, (1, 2))
+    assert not starting.image.brokers
+
+
+# --- what a broker refuses ---
+
+
+def _last(scene: Scene, key: int) -> Any:
+    return next(one for _, one in scene.requests if one.__api_key__ == key)
+
+
+def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: Scene):
+    scene.create("t", (1, 2))
+    request, arrivals = _last(scene, 4), scene.brokers[1].arrivals
+    arrivals.controller_epoch = 2
+    assert arrivals.refuses(request, 0) == STALE_CONTROLLER_EPOCH
+    arrivals.controller_epoch = 1
+    assert arrivals.refuses(request, request.broker_epoch + 1) == STALE_BROKER_EPOCH
+    assert arrivals.refuses(request, request.broker_epoch) == 0
+
+
+def test_a_late_leader_and_isr_changes_nothing(scene: Scene):
+    topic_id = scene.create("t", (1, 2, 3))
+    late, broker = _last(scene, 4), scene.brokers[1]
+    scene.go(3)
+    records, errors = broker.arrivals.leader_and_isr(broker.image, late)
+    assert (records, errors) == ([], {topic_id: {0: STALE_CONTROLLER_EPOCH}})
+
+
+def test_a_late_update_changes_nothing(scene: Scene):
+    scene.create("t", (1, 2, 3))
+    late, broker = _last(scene, 6), scene.brokers[1]
+    scene.go(3)
+    before = broker.image.topics["t"]
+    broker.replay(broker.arrivals.update_metadata(broker.image, late, broker.epoch))
+    assert broker.image.topics["t"] is before
+
+
+def test_another_topic_of_the_same_name_is_not_taken_for_this_one(scene: Scene):
+    scene.create("t", (1, 2))
+    request, broker = _last(scene, 4), scene.brokers[1]
+    first = scene.machine.image.topics["t"].topic_id
+    scene.decide(lambda one: one.delete_topic(first))
+    scene.nodes = {path: node for path, node in scene.nodes.items() if "/t" not in path}
+    second = scene.create("t", (1, 2))
+    _, errors = broker.arrivals.leader_and_isr(broker.image, request)
+    assert errors == {first: {0: INCONSISTENT_TOPIC_ID}}
+    assert broker.image.topics["t"].topic_id == second
+
+
+def test_a_late_stop_deletes_nothing(scene: Scene):
+    scene.create("t", (1, 2, 3))
+    scene.decide(lambda one: one.alter_partition_reassignments([Reassign("t", 0, (1, 2))]))
+    late, broker = _last(scene, 5), scene.brokers[3]
+    scene.decide(lambda one: one.alter_partition_reassignments([Reassign("t", 0, (1, 2, 3))]))
+    scene.check()
+    records, errors = broker.arrivals.stop_replica(broker.image, late)
+    assert (records, errors) == ([], [("t", 0, FENCED_LEADER_EPOCH)])
+
+
+def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_replica(scene: Scene):
+    """LeaderAndIsr names those of one broker; UpdateMetadata tells of all."""
+    scene.create("t", (1,), (2,), (3,))
+    broker = Broker(3, 99, MetadataImage())
+    led = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
+    records, _ = broker.arrivals.leader_and_isr(broker.image, led)
+    broker.replay(records)
+    known = broker.image.topics["t"].partitions
+    assert [one.replicas for one in known] == [(), (), (3,)]
+    broker.replay(broker.arrivals.update_metadata(broker.image, _last(scene, 6), 99))
+    assert [one.leader for one in broker.image.topics["t"].partitions] == [1, 2, 3]
+
+
+# --- what ZooKeeper is told ---
+
+
+def test_each_transaction_is_fenced():
+    writes = [Create(f"/{number}") for number in range(1_001)]
+    transactions = list(fenced(writes, 7))
+    assert [len(one) for one in transactions] == [501, 501, 2]
+    assert all((one[0].path, one[0].version) == ("/controller_epoch", 7) for one in transactions)  # type: ignore[union-attr]
+
+
+def test_what_has_no_place_there_is_refused(scene: Scene):
+    image = scene.machine.image
+    with pytest.raises(NotInZooKeeperError):
+        Writer(image, image, 1, ()).write([FeatureLevelRecord("group.version", 1)])

@@ -60,6 +60,17 @@ def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
 
 def jars() -> Path:
     """The folder of the jars, resolved on first use. OracleMissingError says what is missing."""
+    libs = CACHE / "libs"
+    folders = {libs: "-DincludeScope=runtime", TESTS: "-DexcludeScope=runtime"}
+    resolve(POM, folders, CACHE / "resolved.pom.xml", "kafka_*.jar")
+    return libs
+
+
+def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
+    """Have a pom's jars in folders, each with the option that says which of them; ``jar`` is one.
+
+    ``stamp`` keeps the pom that they are of. OracleMissingError says what is missing.
+    """
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             raise OracleMissingError(f"`{tool}` is not on the PATH")
@@ -68,23 +79,21 @@ def jars() -> Path:
     # resolves, the others must not see half of it, let alone write over what a JVM has mapped.
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _resolved()
+        _resolved(pom, folders, stamp, jar)
 
 
-def _resolved() -> Path:
+def _resolved(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
     # The pom decides what is in the folder, so its content names the folder's state.
-    libs, stamp = CACHE / "libs", CACHE / "resolved.pom.xml"
-    folders = {libs: "-DincludeScope=runtime", TESTS: "-DexcludeScope=runtime"}
     if not LOG4J_FILE.exists() or LOG4J_FILE.read_text() != LOG4J:
         LOG4J_FILE.write_text(LOG4J)
-    are_there = all(any(folder.glob("kafka_*.jar")) for folder in folders)
-    if stamp.exists() and stamp.read_bytes() == POM.read_bytes() and are_there:
-        return libs
+    are_there = all(any(folder.glob(jar)) for folder in folders)
+    if stamp.exists() and stamp.read_bytes() == pom.read_bytes() and are_there:
+        return
     stamp.unlink(missing_ok=True)  # what is half done must not look done
     for folder, scope in folders.items():
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}", scope]
         resolved = subprocess.run(
-            ["mvn", "-q", "-B", "-f", str(POM), *goal],
+            ["mvn", "-q", "-B", "-f", str(pom), *goal],
             capture_output=True,
             text=True,
             timeout=600,
@@ -92,8 +101,7 @@ def _resolved() -> Path:
         )
         if resolved.returncode != 0:
             raise OracleMissingError(f"mvn could not resolve the jars: {resolved.stdout[-800:]}")
-    stamp.write_bytes(POM.read_bytes())
-    return libs
+    stamp.write_bytes(pom.read_bytes())
 
 
 def java_command(

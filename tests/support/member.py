@@ -15,13 +15,14 @@ from tests.support.daemon import Daemon
 class Member(Daemon):
     """A broker that joins the controllers at ``controller``, HOST:PORT.
 
-    It may be empty where ``settings`` have ``controller.quorum.voters``.
+    It may be empty where ``settings`` have ``controller.quorum.voters``, and is None where they
+    have ``zookeeper.connect``.
     """
 
     def __init__(
         self,
         home: Path,
-        controller: str,
+        controller: str | None,
         *,
         node_id: int = 101,
         settings: Mapping[str, str] | None = None,
@@ -34,11 +35,10 @@ class Member(Daemon):
         weakref.finalize(self, held.close)
         self._file = home / "server.properties"
         home.mkdir(parents=True, exist_ok=True)
+        joins = {} if controller is None else _joins(controller)
         told = {
-            "process.roles": "broker",
+            **joins,
             "node.id": str(node_id),
-            **({"controller.quorum.bootstrap.servers": controller} if controller else {}),
-            "controller.listener.names": "CONTROLLER",
             "listeners": f"PLAINTEXT://127.0.0.1:{held.getsockname()[1]}",
             "log.dirs": str(self.data_dir),
             "offsets.topic.replication.factor": "1",
@@ -62,6 +62,14 @@ class Member(Daemon):
         """The broker epoch in the mark of a clean shutdown, None without a mark."""
         mark = self.data_dir / ".kafka_cleanshutdown"
         return int(json.loads(mark.read_text())["brokerEpoch"]) if mark.exists() else None
+
+
+def _joins(controller: str) -> dict[str, str]:
+    return {
+        "process.roles": "broker",
+        **({"controller.quorum.bootstrap.servers": controller} if controller else {}),
+        "controller.listener.names": "CONTROLLER",
+    }
 
 
 class MemberCluster:

@@ -1,0 +1,523 @@
+"""Brokers that elect their controller on a real ZooKeeper, as it was done for ten years."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from kazoo.exceptions import NoNodeError
+
+from fencepost.coordinator.daemon.broker import Broker
+from tests.support.cluster import READ_COMMITTED, Cluster, unique
+from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.member import Member
+from tests.support.raw import RawClient
+from tests.support.waits import until, until_true
+from tests.support.zookeeper import ZooKeeper
+
+A, B, C, D = 1005, 1011, 1012, 1013
+"""The ids of the example that the documents give."""
+
+SESSION_MS = 18_000
+"""Kafka's default, which a machine under load does not run into by itself."""
+
+SETTINGS = {
+    "zookeeper.session.timeout.ms": str(SESSION_MS),
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "3",
+    "auto.leader.rebalance.enable": "false",
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
+class Brokers:
+    """Four brokers on one ZooKeeper, and what that holds."""
+
+    def __init__(self, home: Path, zookeeper: ZooKeeper) -> None:
+        self.zookeeper = zookeeper
+        chroot = f"/{unique('four')}"
+        settings = {**SETTINGS, "zookeeper.connect": zookeeper.connect + chroot}
+        self.nodes = {
+            node_id: Member(home / str(node_id), None, node_id=node_id, settings=settings)
+            for node_id in (A, B, C, D)
+        }
+        self.nodes[A].start()
+        others = [self.nodes[node_id] for node_id in (B, C, D)]
+        for one in others:
+            one.launch()
+        for one in others:
+            one.wait_until_listening()
+        self.znodes = zookeeper.client()
+        self.znodes.chroot = chroot
+
+    def close(self) -> None:
+        self.znodes.stop()
+        self.znodes.close()
+        for one in self.nodes.values():
+            assert one.child is not None
+            one.child.kill()
+
+    # --- what ZooKeeper holds ---
+
+    def node(self, path: str) -> Any:
+        """The JSON of a znode; None where there is none."""
+        try:
+            data = self.znodes.get(path)[0]
+        except NoNodeError:
+            return None
+        return json.loads(data) if data else {}
+
+    def state(self, topic: str, index: int = 0) -> Any:
+        return self.node(f"/brokers/topics/{topic}/partitions/{index}/state")
+
+    def leaders(self, topic: str) -> list[int]:
+        count = len(self.node(f"/brokers/topics/{topic}")["partitions"])
+        return [self.state(topic, index)["leader"] for index in range(count)]
+
+    def isrs(self, topic: str) -> list[set[int]]:
+        count = len(self.node(f"/brokers/topics/{topic}")["partitions"])
+        return [set(self.state(topic, index)["isr"]) for index in range(count)]
+
+    @property
+    def controller(self) -> int | None:
+        node = self.node("/controller")
+        return None if node is None else node["brokerid"]
+
+    @property
+    def controller_epoch(self) -> int:
+        return int(self.znodes.get("/controller_epoch")[0])
+
+    # --- what is done ---
+
+    def client(self, node_id: int) -> Cluster:
+        return Cluster(self.nodes[node_id].bootstrap)
+
+    def create(self, *assignment: list[int], via: int = A) -> str:
+        """A topic with these replicas; all that live know of it."""
+        name = unique("zk")
+        with self.client(via) as client:
+            rows = [
+                {"partition_index": index, "broker_ids": replicas}
+                for index, replicas in enumerate(assignment)
+            ]
+            topic = {
+                "name": name,
+                "num_partitions": -1,
+                "replication_factor": -1,
+                "assignments": rows,
+            }
+            answer = client.call("create_topics", 7, timeout=30_000, topics=[topic])
+            assert answer["topics"][0]["error_code"] == "none", answer
+        for node_id, one in self.nodes.items():
+            assert one.child is not None
+            if one.child.returncode is None:
+                until(
+                    lambda node_id=node_id: self.known(node_id, name),  # type: ignore[misc]
+                    f"broker {node_id} knows of {name}",
+                )
+        return name
+
+    def known(self, node_id: int, topic: str) -> list[tuple[int, int]]:
+        """Leader and leader epoch of each partition, as a broker tells it; none of an error."""
+        with self.client(node_id) as client:
+            answer = client.call("metadata", 9, topics=[{"name": topic}])["topics"][0]
+        return [
+            (part["leader_id"], part["leader_epoch"])
+            for part in sorted(answer["partitions"], key=lambda one: one["partition_index"])
+            if part["error_code"] == "none"
+        ]
+
+    def living(self, node_id: int) -> set[int]:
+        """Who lives, as a broker tells it."""
+        with self.client(node_id) as client:
+            rows = client.call("describe_cluster", 0)["brokers"]
+        return {one["broker_id"] for one in rows}
+
+    def stop(self, node_id: int) -> None:
+        """An orderly stop."""
+        child = self.nodes[node_id].child
+        assert child is not None
+        assert child.terminate() == 0
+
+    def all_in_sync(self, topic: str) -> None:
+        replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
+        full = [set(replicas[str(index)]) for index in range(len(replicas))]
+        until(lambda: self.isrs(topic) == full, f"every replica of {topic} is in sync")
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
+    server = ZooKeeper(tmp_path_factory.mktemp("zookeeper"))
+    try:
+        server.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing), "ZooKeeper")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    found = Brokers(tmp_path_factory.mktemp("brokers"), zookeeper)
+    yield found
+    found.close()
+
+
+def test_one_of_them_is_the_controller_and_each_is_registered(brokers: Brokers):
+    assert (brokers.controller, brokers.controller_epoch) == (A, 1), "who came first"
+    node = brokers.node("/controller")
+    assert node.keys() == {"version", "brokerid", "timestamp", "kraftControllerEpoch"}
+    for node_id, one in brokers.nodes.items():
+        told = brokers.node(f"/brokers/ids/{node_id}")
+        assert told["endpoints"] == [f"PLAINTEXT://{one.bootstrap}"]
+        until(lambda node_id=node_id: brokers.living(node_id) == {A, B, C, D}, "all are known")  # type: ignore[misc]
+        with brokers.client(node_id) as client:
+            cluster = client.call("describe_cluster", 0)
+        assert cluster["controller_id"] == A
+        assert cluster["cluster_id"] == brokers.node("/cluster/id")["id"]
+
+
+def test_a_topic_is_written_as_kafka_writes_it_whoever_is_asked(brokers: Brokers):
+    name = brokers.create([B, C, D], [C, D, A], via=D)
+    node = brokers.node(f"/brokers/topics/{name}")
+    assert node["version"] == 3
+    assert node["partitions"] == {"0": [B, C, D], "1": [C, D, A]}
+    assert (node["adding_replicas"], node["removing_replicas"]) == ({}, {})
+    state = brokers.state(name)
+    epoch = brokers.controller_epoch
+    assert state == {
+        "version": 1,
+        "leader": B,
+        "leader_epoch": 0,
+        "isr": [B, C, D],
+        "controller_epoch": epoch,
+        "leader_recovery_state": 0,
+    }
+    with brokers.client(A) as client:
+        topic_id = client.topic_id(name)
+    assert node["topic_id"] == urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
+
+
+def test_records_are_kept_by_three_and_read_by_a_group(brokers: Brokers):
+    name = brokers.create([A, B, C], [B, C, D], [C, D, A])
+    servers = brokers.nodes[D].bootstrap
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+    for number in range(300):
+        producer.produce(name, b"%d" % number, partition=number % 3)
+    assert producer.flush(60) == 0
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": unique("group"),
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([name])
+    seen: set[int] = set()
+
+    def all_read() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            seen.add(int(message.value()))
+        return len(seen) == 300
+
+    until(all_read, "the group has read all", deadline_s=120)
+    consumer.close()
+    transactional = Producer({"bootstrap.servers": servers, "transactional.id": unique("tx")})
+    transactional.init_transactions(60)
+    for ends in (transactional.abort_transaction, transactional.commit_transaction):
+        transactional.begin_transaction()
+        for index in range(3):
+            transactional.produce(name, b"in a transaction", partition=index)
+        ends(60)
+
+    def committed() -> list[int]:
+        counts = []
+        for index, leader in enumerate(brokers.leaders(name)):
+            with brokers.client(leader) as client:
+                values = client.values(name, partition=index, isolation=READ_COMMITTED)
+            counts.append(len(values))
+        return counts
+
+    # The markers come after the answer.
+    until(lambda: committed() == [101] * 3, "one was aborted, one was committed")
+    block = brokers.node("/latest_producer_id_block")
+    assert int(block["block_end"]) - int(block["block_start"]) == 999
+    brokers.all_in_sync(name)
+
+
+def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(brokers: Brokers):
+    """The documents' own example, with its broker ids; see what is different today at the end."""
+    name = brokers.create([A, B, C], [B, C, D], [C, D, A])
+    brokers.all_in_sync(name)
+    assert brokers.leaders(name) == [A, B, C]
+
+    brokers.stop(B)
+    until(lambda: brokers.leaders(name) == [A, C, C], "the second replica leads")
+    brokers.nodes[B].start()
+    brokers.all_in_sync(name)
+    assert brokers.leaders(name) == [A, C, C], "who comes back takes nothing"
+
+    # Then a stop of a broker that shares the partition made the first replica lead again. Today it
+    # is an election for what that broker leads, and this one leads nothing here.
+    brokers.stop(D)
+    until(lambda: all(D not in isr for isr in brokers.isrs(name)), "it has left the ISRs")
+    assert brokers.leaders(name) == [A, C, C]
+    brokers.nodes[D].start()
+    brokers.all_in_sync(name)
+
+    brokers.stop(C)
+    until(lambda: brokers.leaders(name) == [A, B, D], "the next of each assignment leads")
+    brokers.nodes[C].start()
+    brokers.all_in_sync(name)
+    for node_id in brokers.nodes:
+        until(
+            lambda node_id=node_id: [led for led, _ in brokers.known(node_id, name)] == [A, B, D],  # type: ignore[misc]
+            f"broker {node_id} was told",
+        )
+    with brokers.client(D) as client:
+        asked = [{"topic": name, "partitions": [2]}]
+        answer = client.call(
+            "elect_leaders", 1, election_type=0, topic_partitions=asked, timeout=30_000
+        )
+    assert answer["error_code"] == "none", answer
+    assert brokers.leaders(name) == [A, B, C], "the preferred leaders"
+
+
+def test_a_reassignment_copies_before_it_removes(brokers: Brokers):
+    name = brokers.create([A, B])
+    with brokers.client(A) as client:
+        client.produce(name, [b"%d" % number for number in range(50)], acks=-1)
+        answer = client.call(
+            "alter_partition_reassignments",
+            0,
+            timeout=30_000,
+            topics=[{"name": name, "partitions": [{"partition_index": 0, "replicas": [C, D]}]}],
+        )
+    assert answer["error_code"] == "none", answer
+    assert answer["responses"][0]["partitions"][0]["error_code"] == "none", answer
+    until(
+        lambda: brokers.node(f"/brokers/topics/{name}")["partitions"] == {"0": [C, D]},
+        "the new replicas are all",
+    )
+    node = brokers.node(f"/brokers/topics/{name}")
+    assert (node["adding_replicas"], node["removing_replicas"]) == ({}, {})
+    state = brokers.state(name)
+    assert state["leader"] in {C, D}
+    assert set(state["isr"]) == {C, D}
+    for node_id in (A, B):
+        folder = brokers.nodes[node_id].data_dir / f"{name}-0"
+        until(lambda folder=folder: not folder.exists(), f"{folder} is gone")  # type: ignore[misc]
+    with brokers.client(state["leader"]) as client:
+        until(lambda: client.leaders(name) == 1, "it can be read")
+        assert len(client.values(name)) == 50
+
+
+def test_a_topic_is_deleted_once_every_replica_is(brokers: Brokers):
+    name = brokers.create([A, C], [C, D])
+    brokers.all_in_sync(name)
+    brokers.stop(D)
+    with brokers.client(B) as client:
+        answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)
+        assert answer["responses"][0]["error_code"] == "none", answer
+        refused = client.call(
+            "create_topics",
+            7,
+            timeout=30_000,
+            topics=[{"name": name, "num_partitions": 1, "replication_factor": 1}],
+        )
+    assert refused["topics"][0]["error_code"] == "topic_already_exists", "it is not yet gone"
+    assert brokers.node(f"/admin/delete_topics/{name}") == {}
+    assert brokers.node(f"/brokers/topics/{name}") is not None
+    until(lambda: not brokers.known(A, name), "nobody serves it")
+    brokers.nodes[D].start()
+    until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it is gone")
+    until(lambda: brokers.node(f"/admin/delete_topics/{name}") is None, "and so is its mark")
+    assert brokers.node(f"/config/topics/{name}") is None
+    for node_id, one in brokers.nodes.items():
+        until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], f"broker {node_id} has none")  # type: ignore[misc]
+
+
+def test_settings_are_kept_there_and_hold_everywhere(brokers: Brokers):
+    name = brokers.create([A, B, C])
+    with brokers.client(D) as client:
+        answer = client.call(
+            "incremental_alter_configs",
+            0,
+            resources=[
+                {
+                    "resource_type": 2,
+                    "resource_name": name,
+                    "configs": [{"name": "retention.ms", "config_operation": 0, "value": "60000"}],
+                }
+            ],
+            validate_only=False,
+        )
+        assert answer["responses"][0]["error_code"] == "none", answer
+    assert brokers.node(f"/config/topics/{name}") == {
+        "version": 1,
+        "config": {"retention.ms": "60000"},
+    }
+
+    def holds(node_id: int) -> bool:
+        with brokers.client(node_id) as client:
+            answer = client.call(
+                "describe_configs",
+                1,
+                resources=[
+                    {
+                        "resource_type": 2,
+                        "resource_name": name,
+                        "configuration_keys": ["retention.ms"],
+                    }
+                ],
+            )
+        return bool(answer["results"][0]["configs"][0]["value"] == "60000")
+
+    for node_id in brokers.nodes:
+        until(lambda node_id=node_id: holds(node_id), f"it holds on broker {node_id}")  # type: ignore[misc]
+
+
+def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
+    """As ``kafka-topics --zookeeper`` did: an assignment of version 1, and nothing else."""
+    name = unique("written")
+    brokers.znodes.create(
+        f"/brokers/topics/{name}",
+        json.dumps({"version": 1, "partitions": {"0": [D, A], "1": [B, A]}}).encode(),
+    )
+    until(lambda: brokers.state(name, 1) is not None, "it has leaders")
+    assert brokers.leaders(name) == [D, B]
+    assert len(brokers.node(f"/brokers/topics/{name}")["topic_id"]) == 22
+    with brokers.client(D) as client:
+        until(lambda: client.leaders(name) >= 1, "it can be written to")
+        assert client.produce(name, [b"x"], acks=-1)["error_code"] == "none"
+    brokers.znodes.create(f"/admin/delete_topics/{name}")
+    until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it was deleted the same way")
+
+
+def test_a_controller_that_is_killed_is_followed_by_another(brokers: Brokers):
+    old, epoch = brokers.controller, brokers.controller_epoch
+    assert old is not None
+    others = [one for one in brokers.nodes if one != old]
+    name = brokers.create([old, others[1], others[0]])
+    brokers.all_in_sync(name)
+    with brokers.client(old) as client:
+        client.produce(name, [b"%d" % number for number in range(100)], acks=-1)
+    child = brokers.nodes[old].child
+    assert child is not None
+    child.kill()
+    until(lambda: brokers.controller not in {None, old}, "another one is the controller")
+    assert brokers.controller_epoch > epoch
+    until(lambda: brokers.leaders(name) == [others[1]], "the next of the assignment leads")
+    assert brokers.state(name)["controller_epoch"] > epoch
+    with brokers.client(others[1]) as client:
+        until(lambda: client.leaders(name) == 1, "it knows of its office")
+        assert client.produce(name, [b"after"], acks=-1)["error_code"] == "none"
+        assert len(client.values(name)) == 101, "what was acknowledged is there"
+    brokers.nodes[old].start()
+    brokers.all_in_sync(name)
+
+
+def test_a_controller_that_was_asleep_decides_nothing_any_more(brokers: Brokers):
+    old, epoch = brokers.controller, brokers.controller_epoch
+    assert old is not None
+    others = [one for one in brokers.nodes if one != old]
+    child = brokers.nodes[old].child
+    assert child is not None
+    registered = brokers.znodes.exists(f"/brokers/ids/{old}").czxid
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        until(lambda: brokers.controller not in {None, old}, "another one is the controller")
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    assert brokers.controller_epoch > epoch
+
+    def is_back() -> bool:
+        node = brokers.znodes.exists(f"/brokers/ids/{old}")
+        return node is not None and node.czxid > registered
+
+    until(is_back, "it has registered again, with a later epoch")
+    for node_id in (old, others[0]):
+        until(lambda node_id=node_id: old in brokers.living(node_id), "it is taken for alive")  # type: ignore[misc]
+    name = brokers.create([old, others[0]], via=old)
+    assert brokers.state(name)["controller_epoch"] == brokers.controller_epoch
+    assert brokers.state(name)["leader"] == old
+
+
+# --- in this process, where sessions can be ended ---
+
+
+def test_a_session_that_ends_ends_the_office_and_the_registration(
+    zookeeper: ZooKeeper, tmp_path: Path
+):
+    """Nobody waits for a time: the server ends the sessions."""
+
+    chroot = f"/{unique('two')}"
+
+    async def scenario() -> None:
+        both = [
+            Broker(
+                tmp_path / str(node_id),
+                "127.0.0.1:0",
+                {
+                    **SETTINGS,
+                    "node.id": node_id,
+                    "zookeeper.connect": zookeeper.connect + chroot,
+                    "default.replication.factor": 2,
+                },
+            )
+            for node_id in (1, 2)
+        ]
+        for one in both:
+            await one.start()
+        first, second = (one.services.on_zookeeper for one in both)
+        try:
+            assert first.elected is not None
+            assert second.elected is None
+            zombie, epoch = first.elected, first.broker_epoch
+            session = first.session._client.client_id
+            await asyncio.to_thread(zookeeper.expire, session)
+            await until_true(lambda: first.broker_epoch > epoch, "it has registered again")
+            await until_true(
+                lambda: (first.elected is None) != (second.elected is None), "one was elected"
+            )
+            elected = first.elected or second.elected
+            assert elected is not None
+            assert elected is not zombie
+            assert elected.store.epoch > zombie.store.epoch
+
+            def knows_the_new_one() -> bool:
+                known = elected.store.image.brokers.get(1)
+                return known is not None and known.is_active and known.epoch == first.broker_epoch
+
+            await until_true(knows_the_new_one, "the controller takes it for alive")
+            bootstrap = both[1].bootstrap
+            made = await asyncio.to_thread(_create, bootstrap, "after")
+            assert made == "none"
+            for one in both:
+                await until_true(
+                    lambda one=one: "after" in one.services.metadata.topics,  # type: ignore[misc]
+                    "both know of it",
+                )
+        finally:
+            for one in reversed(both):
+                await one.stop()
+
+    asyncio.run(scenario())
+
+
+def _create(bootstrap: str, name: str) -> str:
+    with RawClient(bootstrap) as client:
+        topic = {"name": name, "num_partitions": 1, "replication_factor": 2}
+        answer = client.call("create_topics", 7, timeout=30_000, topics=[topic])
+    return str(answer["topics"][0]["error_code"])

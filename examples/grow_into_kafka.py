@@ -46,6 +46,9 @@ class Load:
         """What was acknowledged."""
         self.read: list[list[int]] = [[] for _ in range(PARTITIONS)]
         self.errors: list[str] = []
+        self.longest_s = 0.0
+        """The longest time in which nothing was acknowledged."""
+        self._last_s = 0.0
         self._end, self._drained = threading.Event(), threading.Event()
         self._bootstrap = bootstrap
         self._threads = [threading.Thread(target=one) for one in (self._produce, self._consume)]
@@ -76,6 +79,9 @@ class Load:
             if error is not None:
                 self.errors.append(str(error))
             else:
+                now_s = time.monotonic()
+                self.longest_s = max(self.longest_s, now_s - (self._last_s or now_s))
+                self._last_s = now_s
                 self.sent[message.partition() or 0].append(int(message.value() or b""))
 
         number = 0
@@ -257,7 +263,10 @@ def example(kafka: Command, home: Path) -> str | None:
         processes.close()
         for one in held:
             one.close()
-    print(f"{load.progress[0]} records written, {load.progress[1]} read by the group")
+    print(
+        f"{load.progress[0]} records written, {load.progress[1]} read by the group;"
+        f" the longest wait of the producer was {load.longest_s:.1f} s"
+    )
     if load.errors:
         return load.errors[0]
     if load.read != load.sent:

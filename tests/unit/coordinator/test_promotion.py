@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.cluster.handover import handed_over
+from fencepost.cluster.handover import handed_over, left_behind, taken_back
 from fencepost.cluster.image import NO_LEADER, MetadataImage
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.cluster.records import (
@@ -19,6 +19,7 @@ from fencepost.cluster.records import (
     EntityData,
     FeatureLevelRecord,
     RegisterBrokerRecord,
+    RegisterControllerRecord,
     UserScramCredentialRecord,
 )
 from fencepost.coordinator.config import properties
@@ -27,10 +28,10 @@ from fencepost.coordinator.metadata.control_records import described_control
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.framing import data_batch
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.metadata.quorum_state import note_membership, promoted_as
+from fencepost.coordinator.metadata.quorum_state import is_of_member, note_membership, promoted_as
 from fencepost.coordinator.metadata.snapshots import load_snapshot, snapshots
 from fencepost.coordinator.metadata.stopped import read_stopped
-from fencepost.coordinator.tools import promotion
+from fencepost.coordinator.tools import promotion, way_back
 from fencepost.coordinator.tools.promotion import Controller, Plan, PromotionError, Wanted
 from fencepost.logcore.batch import decode_records, iter_headers
 from fencepost.logcore.checkpoints import (
@@ -376,6 +377,146 @@ def test_no_end_of_a_promotion_harms_anybody() -> None:
 
     assert each_end(before, lambda disk: promote(disk, asked), judge) > 60
     assert ends > 0
+
+
+# --- the way back ---
+
+METADATA = Path(OUT) / "controller-100" / "metadata"
+
+
+def joined() -> MemoryDisk:
+    """The directories of a broker that has joined a controller, and was stopped."""
+    disk = grown()
+    promote(disk)
+    note_membership(disk, LOG)
+    return disk
+
+
+def plan_back(disk: MemoryDisk, *controllers: Path) -> way_back.WayBack:
+    return way_back.make_plan(disk, Path(DATA), controllers or [METADATA])
+
+
+def test_no_end_of_the_way_back_harms_anybody() -> None:
+    before = joined()
+    expected = known(start(grown()).metadata.image)
+
+    def back(disk: MemoryDisk) -> None:
+        way_back.carry_out(disk, plan_back(disk), NOW_MS)
+
+    def judge(left: MemoryDisk) -> None:
+        if is_of_member(left, LOG):
+            back(left)
+        now = start(left).metadata
+        assert {*now.topics} == {*expected.topics}
+        assert known(now.image).configs == expected.configs
+        assert (now.image.scram, now.image.acls) == (expected.scram, expected.acls)
+        assert now.image.next_producer_id == 1000
+        now.create_topic("next", 1, {})
+        assert "next" in start(left).metadata.topics
+
+    assert each_end(before, back, judge) > 5
+
+
+def test_replicas_of_others_are_forgotten() -> None:
+    image = start(grown()).metadata.image
+    topic = image.topics["orders.eu"]
+    mixed = replace(
+        topic.partitions[0], replicas=(2, 1), isr=(1, 2), leader=2, adding_replicas=(3,)
+    )
+    topics = {**image.topics, topic.name: replace(topic, partitions=(mixed, *topic.partitions[1:]))}
+    features = {**image.features, "share.version": 1, "group.version": 9}
+    configs = {**image.configs, (4, "2"): {"x": "y"}}
+    wide = replace(image, topics=topics, features=features, configs=configs)
+    supported = {"group.version": (0, 1), "metadata.version": (30, 30)}
+    directory = uuid.UUID(int=4)
+    after, reasons = taken_back(wide, 1, directory, {**supported, "transaction.version": (0, 2)})
+    assert reasons == ["group.version is at 9, and a broker that stands alone knows 0-1"]
+    assert "share.version" not in after.features
+    assert (4, "2") not in after.configs
+    one = after.topics["orders.eu"].partitions[0]
+    assert (one.replicas, one.isr, one.leader) == ((1,), (1,), 1)
+    assert (one.directories, one.adding_replicas) == ((directory,), ())
+    assert one.leader_epoch == mixed.leader_epoch
+    assert after.topics_by_id[topic.topic_id] is after.topics["orders.eu"]
+    apart = replace(mixed, isr=(2,))
+    topics = {topic.name: replace(topic, partitions=(apart, mixed, apart))}
+    _, reasons = taken_back(replace(image, topics=topics), 1, directory, {})
+    assert reasons == ["it is not in the ISR of orders.eu, partitions 0, 2"]
+
+
+def kill(disk: MemoryDisk) -> None:
+    disk.remove(f"{DATA}/.kafka_cleanshutdown")
+
+
+def without_snapshot(disk: MemoryDisk) -> None:
+    (one,) = snapshots(disk, log_of(100))
+    disk.remove(f"{log_of(100)}/{one.file_name}")
+
+
+def of_another_cluster(disk: MemoryDisk) -> None:
+    meta = MetaProperties("x" * 22, 100, uuid.UUID(int=5))
+    write_meta_properties(disk, str(METADATA), meta)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (kill, "not stopped cleanly"),
+        (of_another_cluster, "of another cluster"),
+        (lambda disk: disk.remove(f"{METADATA}/meta.properties"), "is no data directory"),
+        (without_snapshot, "has no metadata log"),
+        (lambda disk: disk.remove(f"{LOG}/quorum-state"), "has never stood alone"),
+    ],
+)
+def test_what_can_not_stand_alone_stays_a_member(harm: Any, words: str) -> None:
+    disk = joined()
+    harm(disk)
+    done = len(disk.steps)
+    with pytest.raises(PromotionError, match=words):
+        plan_back(disk)
+    assert len(disk.steps) == done
+
+
+def test_a_majority_of_controllers_is_asked() -> None:
+    disk = grown()
+    metadata = start(disk).metadata
+    metadata.append(
+        [RegisterControllerRecord(one, uuid.uuid4(), False, (), ()) for one in (101, 102, 103)]
+    )
+    write_clean_shutdown(disk, DATA, 1)
+    promote(disk, wanted(THREE))
+    note_membership(disk, LOG)
+    rooms = [Path(OUT) / f"controller-{one}" / "metadata" for one in (101, 102)]
+    with pytest.raises(PromotionError, match="there are 3 controllers: the directories of 2"):
+        plan_back(disk, rooms[0])
+    with pytest.raises(PromotionError, match="say where they are"):
+        way_back.make_plan(disk, Path(DATA), [])
+    assert plan_back(disk, *rooms).image is not None
+
+
+def test_what_did_not_begin_with_all_is_told() -> None:
+    before = start(grown()).metadata.image
+    after = handed_over(before, 1)
+    assert left_behind(before, after) == []
+    assert left_behind(before, replace(after, next_producer_id=0)) == [
+        "it gives out producer ids from 0 on, this broker has reserved all below 1000"
+    ]
+    ids = {one: topic for one, topic in after.topics_by_id.items() if topic.name != "wide"}
+    assert left_behind(before, replace(after, topics_by_id=ids)) == [
+        "it knows no topic wide of this id"
+    ]
+    assert left_behind(before, before) == [
+        "it knows the topic orders.eu as it was before",
+        "it knows the topic wide as it was before",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", " a b ", "\ttab", "a\\b", "k\u00e9y \U0001f600", "line\nfeed", "=:#!", "#x", "a=b"]
+)
+def test_settings_come_back_from_their_file(text: str) -> None:
+    settings = {"a": text, f"k{text}": "b", "last": "c"}
+    assert properties.parse(properties.text_of(settings)) == settings
 
 
 # --- a metadata log that nobody writes ---

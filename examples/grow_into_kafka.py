@@ -184,6 +184,12 @@ def row_of(broker: int, bootstrap: str) -> dict[str, Any]:
     return found[0] if found else {"state": "unknown", "leads": 0, "in_sync": 0}
 
 
+def moving(bootstrap: str) -> Any:
+    """The partitions that are on their way."""
+    verify = ("topics", "reassign", "--verify", "--format", "json")
+    return json.loads(fencepost(*verify, bootstrap=bootstrap))
+
+
 def java_broker(home: Path, node_id: int, address: str, controller: str) -> Path:
     """The settings of a broker of Apache Kafka that joins."""
     file = home / f"kafka-{node_id}.properties"
@@ -229,7 +235,7 @@ def grow(kafka: Command, home: Path, processes: Processes, load: Load, at: Place
     until("it has joined", lambda: row_of(2, at.ours)["state"] == "up")
     move = ("topics", "reassign", "--all", "--to-brokers", "2", "--execute")
     fencepost(*move, bootstrap=at.ours)
-    until("it has everything", lambda: row_of(1, at.ours)["replicas"] == 0)
+    until("it has everything", lambda: not moving(at.ours))
     moved_on(load)
 
     processes.stop(broker)

@@ -165,8 +165,12 @@ def describe(session: Session, form: str) -> None:
 @execute_option
 @shared_options
 def unregister(session: Session, broker: int, *, execute: bool) -> None:
-    """Have the cluster forget BROKER, which has stopped and has no replicas any more."""
+    """Have the cluster forget BROKER, which has stopped and has no replicas any more.
+
+    Its history may remain, in __fencepost_history, until somebody deletes that topic.
+    """
     from fencepost.coordinator.cli.queries import replicas
+    from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
     known = {one.broker: one for one in replicas.brokers(session)}
     if broker not in known:
@@ -174,7 +178,10 @@ def unregister(session: Session, broker: int, *, execute: bool) -> None:
         raise click.ClickException(f"there is no broker {broker}; there are {have}")
     if known[broker].fenced is False:
         raise click.ClickException(f"broker {broker} is up: stop it first")
-    held = sum(broker in one.replicas for one in replicas.partition_states(session))
+    held = sum(
+        broker in one.replicas and one.topic != HISTORY_TOPIC
+        for one in replicas.partition_states(session)
+    )
     if held:
         raise click.ClickException(
             f"broker {broker} has {counted(held, 'replica')}: move them first, with"

@@ -73,7 +73,12 @@ def run(session: Session, topics: Sequence[str], how: How, *, execute: bool) -> 
     if how.every and (topics or plan is not None):
         raise click.UsageError("--all goes without TOPIC and --file")
     if how.every and how.begins:
-        chosen = [(one.topic, one.partition) for one in partition_states(session)]
+        # Each broker has a partition of the history, and would make itself another one.
+        chosen = [
+            (one.topic, one.partition)
+            for one in partition_states(session)
+            if one.topic != HISTORY_TOPIC
+        ]
     elif topics:
         chosen = group_reset.chosen(session, (), topics, every=False)
     if how.begins:

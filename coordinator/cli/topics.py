@@ -253,7 +253,7 @@ def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool,
 
 @command.command("reassign")
 @click.argument("topics", nargs=-1, metavar="TOPIC[:0,1]...")
-@click.option("--all", "every", is_flag=True, help="The partitions of all topics.")
+@click.option("--all", "every", is_flag=True, help="All topics but the brokers' own histories.")
 @click.option("--to-brokers", metavar="1,2,3", help="Spread the replicas over these brokers.")
 @click.option("--replication-factor", "-r", type=click.IntRange(min=1), help="So many for each.")
 @click.option("--file", "plan_file", type=click.File(), metavar="FILE", help="Take this plan.")

@@ -1,0 +1,274 @@
+"""A broker of Fencepost is promoted: Apache Kafka's controllers start from what it knew.
+
+Clients of all kinds through a whole growth are in test_growth.py; what any end of a promotion
+leaves on the disk is in tests/unit/coordinator/test_promotion.py.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from fencepost.coordinator.tools.ports import hold_port
+from tests.crash.stubborn_client import StubbornClient
+from tests.oracle.desk import Tools, tools_at_hand
+from tests.oracle.interchange import fencepost
+from tests.oracle.test_metadata_dumps import by_fencepost, by_kafka, types
+from tests.oracle.tool_scenes import (
+    ACLS,
+    CONFIGS,
+    CONSUMER_GROUPS,
+    FEATURES,
+    METADATA_QUORUM,
+    TOPICS,
+)
+from tests.support.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
+from tests.support.daemon import Daemon
+from tests.support.kafka import START_S
+from tests.support.pipeline import QUIET
+from tests.support.promoted import PromotedBroker, PromotedController
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(600)]
+
+BLOCK = 1000
+"""Producer ids that a broker takes at a time."""
+
+SETTINGS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "offsets.topic.num.partitions": "3",
+    "transaction.state.log.num.partitions": "3",
+    "broker.session.timeout.ms": "4000",
+    "initial.broker.registration.timeout.ms": "300000",
+}
+_ALTER = "--alter --entity-type"
+_ALICE = f"{_ALTER} users --entity-name alice"
+CHANGES = (
+    (TOPICS, "--create --topic orders.eu --partitions 3 --config retention.ms=-1"),
+    (TOPICS, "--create --topic plain --config cleanup.policy=compact"),
+    (CONFIGS, f"{_ALTER} brokers --entity-default --add-config log.retention.ms=200000000"),
+    (CONFIGS, f"{_ALTER} brokers --entity-name 1 --add-config log.retention.ms=100000000"),
+    (CONFIGS, f"{_ALTER} groups --entity-name g --add-config consumer.session.timeout.ms=50000"),
+    (CONFIGS, f"{_ALICE} --add-config SCRAM-SHA-512=[password=secret]"),
+    (CONFIGS, f"{_ALICE} --add-config SCRAM-SHA-256=[password=secret]"),
+    (CONFIGS, f"{_ALICE} --entity-type clients --entity-default --add-config request_percentage=9"),
+    (ACLS, "--add --allow-principal User:alice --producer --topic x"),
+    (ACLS, "--add --deny-principal User:bob --deny-host 10.0.0.1 --operation Read --group *"),
+    (FEATURES, "downgrade --feature transaction.version=1"),
+)
+QUESTIONS = (
+    (TOPICS, "--describe --exclude-internal"),
+    (CONFIGS, "--describe --entity-type topics --entity-name orders.eu"),
+    (CONFIGS, "--describe --entity-type brokers --entity-default"),
+    (CONFIGS, "--describe --entity-type brokers --entity-name 1"),
+    (CONFIGS, "--describe --entity-type groups"),
+    (CONFIGS, "--describe --entity-type users"),
+    (CONFIGS, "--describe --entity-type users --entity-type clients"),
+    (ACLS, "--list"),
+    (CONSUMER_GROUPS, "--describe --all-groups"),
+)
+CREATE = "--create --topic"
+
+
+class Grown:
+    """A broker that stood alone, its address, and where it is promoted to."""
+
+    def __init__(self, directory: Path, *controllers: int) -> None:
+        self.directory, self.output = directory, directory / "out"
+        held = [hold_port() for _ in (0, *controllers)]
+        for one in held:
+            weakref.finalize(self, one.close)
+        self.address, *at = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
+        self.named = dict(zip(controllers, at, strict=True))
+        self.data_dir = directory / "data"
+        self.broker = Daemon(self.data_dir, SETTINGS, listen=self.address)
+        self.controllers: list[PromotedController] = []
+
+    def promote(self, *options: str) -> None:
+        """Stop the broker, and write what controllers start from."""
+        self.broker.stop()
+        pairs = (item for pair in SETTINGS.items() for item in ("--config", "=".join(pair)))
+        at = ",".join(f"{one}@{address}" for one, address in self.named.items())
+        told = ("--controller", at, "--output", self.output, "--listen", self.address)
+        fencepost("cluster", "promote", self.data_dir, *told, *pairs, *options)
+        self.controllers = [PromotedController(one, self.output) for one in self.named]
+
+    def start(self) -> None:
+        """The controllers, and the broker as one of theirs."""
+        for one in self.controllers:
+            one.launch()
+        self.broker = PromotedBroker(self.data_dir, self.output)
+        self.broker.launch()
+        for one in self.controllers:
+            one.wait()
+        self.broker.wait_until_listening(START_S)
+
+    def kill(self) -> None:
+        """All that runs."""
+        for one in (self.broker, *self.controllers):
+            if one.child is not None:
+                one.kill()
+
+
+@contextmanager
+def grown(directory: Path, *controllers: int) -> Iterator[Grown]:
+    """A broker that serves; whatever runs at the end is killed."""
+    one = Grown(directory, *controllers)
+    one.broker.start()
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def told(tools: Tools, address: str, main: str, words: str) -> list[str]:
+    """What a tool says, line by line and in no order."""
+    ended, text = tools.run(main, ["--bootstrap-server", address, *words.split()])
+    assert ended == 0, text
+    return sorted(" ".join(line.split()) for line in text.splitlines())
+
+
+def levels(tools: Tools, address: str) -> dict[str, str]:
+    """The finalized level of each feature."""
+    pattern = re.compile(r"Feature: (\S+)\s.*FinalizedVersionLevel: (\S+)")
+    found = (pattern.match(line) for line in told(tools, address, FEATURES, "describe"))
+    return {one[1]: one[2] for one in found if one is not None}
+
+
+def committed_values(address: str, isolation: int = READ_COMMITTED) -> list[bytes | None]:
+    with Cluster(address) as cluster:
+        return cluster.values("orders.eu", partition=0, isolation=isolation)
+
+
+def new_producer_id(address: str) -> int:
+    with Cluster(address) as cluster:
+        return cluster.init_producer()[0]
+
+
+def test_everything_is_there_afterwards_and_on_the_way_back(tmp_path: Path) -> None:
+    with grown(tmp_path, 100) as one, tools_at_hand() as tools:
+        for change in CHANGES:
+            told(tools, one.address, *change)
+        client = StubbornClient(one.address, "open", version=1)
+        client.claim()
+        client.send("orders.eu", 0, b"open 1")
+        producer = Producer({"bootstrap.servers": one.address, "enable.idempotence": True, **QUIET})
+        producer.produce("orders.eu", b"before", partition=1)
+        assert producer.flush(60) == 0
+        with Cluster(one.address) as cluster:
+            cluster.coordinator("g", 0)
+            place = {"partition_index": 1, "committed_offset": 1, "committed_leader_epoch": -1}
+            topics = [{"name": "orders.eu", "partitions": [place]}]
+            how = {"generation_id_or_member_epoch": -1, "topics": topics}
+            cluster.call("offset_commit", 8, group_id="g", **how)
+        ids = [new_producer_id(one.address) for _ in range(3)]
+        said = [told(tools, one.address, *question) for question in QUESTIONS]
+        had = levels(tools, one.address)
+        assert had["transaction.version"] == "1"
+
+        one.promote()
+        files = sorted(one.controllers[:1][0].metadata.rglob("*.checkpoint"))
+        ours = by_fencepost(files)
+        assert ours == by_kafka(files)
+        assert types(ours) >= {"KRAFT_VERSION", "KRAFT_VOTERS", "PRODUCER_IDS_RECORD"}
+        one.start()
+        check_all_is_there(tools, one, said, had)
+        client.send("orders.eu", 0, b"open 2")
+        producer.produce("orders.eu", b"after", partition=1)
+        assert producer.flush(60) == 0
+        assert committed_values(one.address) == []
+        client.end(commit=True)
+        until(lambda: committed_values(one.address) == [b"open 1", b"open 2"], "what was committed")
+        assert b"open 2" in committed_values(one.address, READ_UNCOMMITTED)
+        with Cluster(one.address) as cluster:
+            assert cluster.values("orders.eu", partition=1) == [b"before", b"after"]
+        first = new_producer_id(one.address)
+        assert {first // BLOCK}.isdisjoint(one // BLOCK for one in [client.producer_id, *ids])
+        told(tools, one.address, TOPICS, f"{CREATE} meanwhile")
+
+        back(one)
+        assert "Topic: meanwhile" in "\n".join(told(tools, one.address, *QUESTIONS[0]))
+        told(tools, one.address, TOPICS, "--delete --topic meanwhile")
+        check_all_is_there(tools, one, said, had, but=(CONSUMER_GROUPS,))
+        last = new_producer_id(one.address)
+        assert last // BLOCK not in {id_ // BLOCK for id_ in [client.producer_id, *ids, first]}
+        producer.produce("orders.eu", b"alone", partition=1)
+        assert producer.flush(60) == 0
+        assert committed_values(one.address) == [b"open 1", b"open 2"]
+
+        one.output = tmp_path / "again"
+        one.promote("--static-voters")
+        one.start()
+        check_all_is_there(tools, one, said, had, but=(CONSUMER_GROUPS,))
+        producer.produce("orders.eu", b"again", partition=1)
+        assert producer.flush(60) == 0
+        with Cluster(one.address) as cluster:
+            assert cluster.values("orders.eu", partition=1) == [
+                *(b"before", b"after", b"alone", b"again")
+            ]
+        client.close()
+
+
+def check_all_is_there(
+    tools: Tools,
+    one: Grown,
+    said: list[list[str]],
+    had: dict[str, str],
+    but: tuple[str, ...] = (),
+) -> None:
+    """Kafka's tools say what they said when the broker stood alone."""
+    for question, before in zip(QUESTIONS, said, strict=True):
+        if question[0] not in but:
+            assert told(tools, one.address, *question) == before, question
+    now = levels(tools, one.address)
+    assert {name: now[name] for name in had if name != "kraft.version"} == {
+        name: level for name, level in had.items() if name != "kraft.version"
+    }
+
+
+def back(one: Grown) -> None:
+    """Let the broker stand alone again, from what its controller knows."""
+    one.broker.stop()
+    for controller in one.controllers:
+        controller.stop()
+    told_to = ("cluster", "stand-alone", one.data_dir, "--execute")
+    fencepost(*told_to, *(f"--from={each.metadata}" for each in one.controllers))
+    one.broker = Daemon(one.data_dir, SETTINGS, listen=one.address).start()
+
+
+def test_three_controllers_of_which_the_active_one_is_lost_at_once(tmp_path: Path) -> None:
+    """One of them began with its identity alone, and has what it needs from the others."""
+    with grown(tmp_path, 101, 102, 103) as one, tools_at_hand() as tools:
+        told(tools, one.address, *CHANGES[0])
+        said = told(tools, one.address, *QUESTIONS[0])
+        one.promote()
+        (snapshot,) = one.controllers[2].metadata.rglob("*.checkpoint")
+        snapshot.unlink()
+        one.start()
+        assert told(tools, one.address, *QUESTIONS[0]) == said
+        active = by_status(tools, one)
+        next(each for each in one.controllers if each.node_id == active).kill()
+        told(tools, one.address, TOPICS, f"{CREATE} after --partitions 2")
+        now = told(tools, one.address, *QUESTIONS[0])
+        assert set(said) < set(now)
+        assert by_status(tools, one) not in (active, -1)
+        with Cluster(one.address) as cluster:
+            cluster.produce("after", [b"1"])
+            assert cluster.values("after") == [b"1"]
+
+
+def by_status(tools: Tools, one: Grown) -> int:
+    """The active controller, of voters that stand in the metadata."""
+    lines = told(tools, one.address, METADATA_QUORUM, "describe --status")
+    text = "\n".join(lines)
+    assert text.count('"directoryId"') == 1 + len(one.named), text
+    found = re.search(r"LeaderId: (-?\d+)", text)
+    assert found is not None
+    return int(found[1])

@@ -1,0 +1,57 @@
+"""What ``fencepost cluster promote`` has written, started: a broker, and Kafka's controllers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.daemon import Daemon
+from tests.support.kafka import START_S, java_command
+from tests.support.processes import Child
+
+
+class PromotedBroker(Daemon):
+    """``fencepost serve`` by ``broker.properties`` alone."""
+
+    def __init__(self, data_dir: Path, output: Path) -> None:
+        super().__init__(data_dir, {}, listen="-")
+        self._file = output / "broker.properties"
+
+    def arguments(self) -> list[str]:
+        """See :class:`Daemon`."""
+        return ["--config-file", str(self._file)]
+
+
+class PromotedController:
+    """A controller of Apache Kafka by its ``controller.properties``."""
+
+    def __init__(self, node_id: int, output: Path) -> None:
+        self.node_id = node_id
+        self.room = output / f"controller-{node_id}"
+        self.child: Child | None = None
+
+    @property
+    def metadata(self) -> Path:
+        """Its metadata directory."""
+        return self.room / "metadata"
+
+    def launch(self) -> PromotedController:
+        """Start it, and do not wait."""
+        file = self.room / "controller.properties"
+        self.child = Child(java_command("kafka.Kafka", str(file)))
+        return self
+
+    def wait(self) -> PromotedController:
+        """Wait until it serves."""
+        assert self.child is not None
+        self.child.wait_for_line(r"Kafka Server started", deadline_s=START_S)
+        return self
+
+    def stop(self) -> None:
+        """End it in order."""
+        assert self.child is not None
+        self.child.terminate()
+
+    def kill(self) -> None:
+        """Kill -9, if it runs."""
+        if self.child is not None:
+            self.child.kill()

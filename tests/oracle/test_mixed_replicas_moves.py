@@ -25,6 +25,7 @@ from tests.support.replica_cluster import (
     ReplicaCluster,
     ask_end,
     begin_write,
+    cut_log,
     write,
     written,
 )
@@ -379,3 +380,33 @@ def test_a_frozen_broker_is_left_out_and_its_late_word_is_not_kept(
         equal(mixed, name)
     with mixed.client(leader) as client:
         assert client.values(lost) == [b"0", b"1"]
+
+
+# --- who is trusted ---
+
+
+@BOTH_WAYS
+def test_who_was_killed_is_not_trusted_to_have_its_last_records(
+    mixed: ReplicaCluster, leader: int, follower: int
+) -> None:
+    """The follower stops in an orderly way; the leader loses its tail, and is the first to return.
+
+    It must say that it was killed. If the controller took it for whole, it would lead, and the
+    follower would cut what was acknowledged.
+    """
+    name = unique("trusted")
+    mixed.create(name, (leader, follower), min_insync_replicas="2")
+    acked(mixed.write(leader, name, b"0"), 0)
+    acked(mixed.write(leader, name, b"1"), 1)
+    mixed.stop_all(follower)
+    mixed.settled(name, leader=leader, isr={leader})
+    mixed.kill(leader)
+    cut_log(mixed.directory(leader, name), 1)
+    mixed.start_all(leader)
+    mixed.settled(name, leader=-1)
+    mixed.start_all(follower)
+    mixed.settled(name, leader=follower, isr={leader, follower})
+    with mixed.client(follower) as client:
+        assert client.values(name) == [b"0", b"1"]
+    acked(mixed.write(follower, name, b"2"), 2)
+    equal(mixed, name)

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -62,6 +62,9 @@ class Fetched(NamedTuple):
     """The last stable offset."""
 
 
+T = TypeVar("T")
+
+
 class Connection:
     """A blocking connection to a cluster; not for several threads at once."""
 
@@ -74,6 +77,7 @@ class Connection:
         security: Security = PLAINTEXT,
     ) -> None:
         self.timeout_ms = timeout_ms
+        self._has_answered = False
         with _refusals():
             self._client = WireClient(
                 bootstrap, client_id=client_id, timeout_ms=timeout_ms, security=security
@@ -98,10 +102,13 @@ class Connection:
 
         Raises :class:`BrokerError` when nobody answers in time, ``ApiError`` for an error answer.
         """
+        return self._until_answered(lambda: self.call(api, build, **target))
+
+    def _until_answered(self, ask: Callable[[], T]) -> T:
         deadline = time.monotonic() + self.timeout_ms / 1000
         while True:
             try:
-                return self.call(api, build, **target)
+                return ask()
             except BrokerError:
                 if time.monotonic() + RETRY_PAUSE_S >= deadline:
                     raise
@@ -118,9 +125,19 @@ class Connection:
     # --- topics and offsets ---
 
     def topics(self, *, refresh: bool = False) -> Mapping[str, TopicMetadata]:
-        """Every topic of the cluster by name, but for those that this user may not know of."""
-        with _refusals():
-            return self._client.metadata(refresh=refresh).topics
+        """Every topic of the cluster by name, but for those that this user may not know of.
+
+        Raises :class:`BrokerError` at once where nobody has ever answered, so that a wrong address
+        is told, and in time where somebody has: brokers are started again.
+        """
+
+        def ask() -> Mapping[str, TopicMetadata]:
+            with _refusals():
+                return self._client.metadata(refresh=refresh).topics
+
+        found = self._until_answered(ask) if self._has_answered else ask()
+        self._has_answered = True
+        return found
 
     def check_visible(self, names: Iterable[str]) -> None:
         """Tell topics that are hidden from those that are not there: :class:`AccessError`.

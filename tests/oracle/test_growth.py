@@ -46,9 +46,7 @@ MQTT: Final = "mqtt"
 VISIBLE: Final = re.compile(r"\w+ (?!log\b|error_cb\b)[\w ']+: ")
 """What is told as the outcome of something that a program has asked for."""
 
-NEVER: Final = re.compile(
-    r"writer |copier (state|query|a thread's end|a bridge's end): |any the end of a thread: "
-)
+NEVER: Final = re.compile(r"writer |copier (state|a thread's end): |any the end of a thread: ")
 """What no broker's going excuses: a record that is not acknowledged, an application that ended."""
 
 EXPECTED: Final = re.compile(

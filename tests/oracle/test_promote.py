@@ -157,7 +157,7 @@ def test_everything_is_there_afterwards_and_on_the_way_back(tmp_path: Path) -> N
         for change in CHANGES:
             told(tools, one.address, *change)
         client = StubbornClient(one.address, "open", version=1)
-        client.claim()
+        client.claim(timeout_ms=900_000)  # it has to outlive the JVMs of a slow machine
         client.send("orders.eu", 0, b"open 1")
         producer = Producer({"bootstrap.servers": one.address, "enable.idempotence": True, **QUIET})
         producer.produce("orders.eu", b"before", partition=1)

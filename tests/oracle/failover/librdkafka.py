@@ -111,9 +111,11 @@ def read(protocol: str = CLASSIC) -> None:
                 raised("reader", "commit", error)
 
 
-def copy(protocol: str = CLASSIC) -> None:
+def copy() -> None:
     while True:
-        reader = consumer("copier", protocol)
+        # With the newer protocol it once stood still for good on Apache Kafka, after it had closed
+        # a consumer and made another while the only broker was away (librdkafka 2.16).
+        reader = consumer("copier", CLASSIC)
         reader.subscribe([SOURCE])
         # See tests/support/pipeline.py: without the idle time it may wait for ever.
         idle = {"transactional_id": f"copier-{NAME}", "connections_max_idle_ms": 3000}
@@ -148,4 +150,4 @@ def copy(protocol: str = CLASSIC) -> None:
 
 if __name__ == "__main__":
     protocol = program.MORE[0] if program.MORE else CLASSIC
-    program.work(write, functools.partial(read, protocol), functools.partial(copy, protocol))
+    program.work(write, functools.partial(read, protocol), copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,13 @@ def commit(group_id: str, offset: int, topic: str = "t", topic_id: bytes | None 
 
 async def committed(services: Services, group_id: str, *, stable: bool = False) -> int:
     command = FetchOffsets(group_id, (FetchTopic("t", (0,)),), require_stable=stable)
-    result = await services.groups.submit(group_id, command)
+
+    async def asked() -> object:
+        with suppress(CoordinatorLoadInProgressError):  # as a client, who asks again
+            return await services.groups.submit(group_id, command)
+        return None
+
+    result = await until_async(asked, f"{group_id} is read")
     [(_, [offset])] = result.topics  # type: ignore[attr-defined]
     if offset.error is not None:
         raise offset.error

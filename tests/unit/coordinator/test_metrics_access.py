@@ -161,7 +161,8 @@ async def test_handshakes_that_stand_still_are_connections_and_end(tmp_path: Pat
         return Response(body=b"pong")
 
     authority = Authority(tmp_path)
-    limits = HttpLimits(max_connections=2, request_timeout_ms=200)
+    # Long enough for the handshake below on a machine with other work.
+    limits = HttpLimits(max_connections=2, request_timeout_ms=3_000)
     server = await serve_http(
         "127.0.0.1",
         0,

@@ -1,0 +1,215 @@
+"""Coordinators that move between Apache Kafka and Fencepost, and back: nothing is noticed.
+
+One partition of ``__consumer_offsets`` has groups of every kind, and one of ``__transaction_state``
+transactions in every state, of clients of both versions. Wherever they go, and however, the new
+coordinator tells the same of all of them, and members and producers go on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.oracle import zoo_of_groups, zoo_of_transactions
+from tests.oracle.failover.judging import (
+    Client,
+    are_at_work,
+    check,
+    go_on,
+    java_program,
+    python_command,
+)
+from tests.support.cluster import GROUP, TRANSACTION
+from tests.support.controllers import Pretender
+from tests.support.kafka import CLUSTER_ID
+from tests.support.pair import BOTH, GROUPS, KAFKAS, OURS, TRANSACTIONS, Pair
+from tests.support.pipeline import Clients
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
+
+
+SESSIONS = {
+    f"group.{kind}.{which}session.timeout.ms": "600000"
+    for kind in ("consumer", "share", "streams")
+    for which in ("max.", "")
+}
+"""Nobody expires while the coordinator is away, however slow the machine."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    one = Pair(tmp_path_factory.mktemp("pair"), SESSIONS)
+    try:
+        yield one.start()
+    finally:
+        one.stop()
+        for node in one.all_nodes:  # for whoever looks into a failure
+            print("\n".join(node.child.lines[-80:]) if node.child else "")
+
+
+@pytest.fixture(autouse=True)
+def _whole(pair: Pair) -> None:
+    """Both are there at first, whatever broke the test before."""
+    for node_id in set(BOTH) - set(pair.running):
+        pair.back(node_id)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from differences(old.get(key), new.get(key), f"{path}/{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for at, pair in enumerate(zip(old, new, strict=True)):
+            yield from differences(*pair, f"{path}/{at}")
+    elif old != new:
+        yield f"{path}: {old!r} -> {new!r}"
+
+
+WAYS = "elect", "reassign", "stop", "kill"
+STUCK, PRETENDER = "stuck", 77
+MIN_ISR = "min.insync.replicas"
+
+
+class Story:
+    """What lives in the cluster, and goes on through all moves."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        # Its coordinator has to know share groups.
+        pair.create("__share_group_state", [(KAFKAS,)])
+        pair.create(zoo_of_transactions.DATA, [(KAFKAS, OURS), (OURS, KAFKAS)])
+        for topic in (zoo_of_groups.TOPIC, zoo_of_groups.TABLE):
+            pair.create(topic, [(KAFKAS, OURS)] * zoo_of_groups.PARTITIONS)
+        pair.serves(KAFKAS, GROUP, "any")
+        pair.serves(KAFKAS, TRANSACTION, "any")
+        self.foreign = zoo_of_groups.Foreign(pair, "theirs")
+        self.strangers = self.foreign.strangers(KAFKAS)
+        self.groups = [zoo_of_groups.Zoo(pair, KAFKAS, "theirs")]
+        # A replica that is not heard of any more, in a topic that wants all of them in sync.
+        with closing(Pretender(pair.quorum, PRETENDER, CLUSTER_ID)) as silent:
+            silent.join()
+            pair.create(STUCK, [(KAFKAS, OURS, PRETENDER)], {MIN_ISR: "3"})
+
+        def is_short() -> bool:
+            isrs = (pair.partition(STUCK, witness=one)["isr_nodes"] for one in BOTH)
+            return all(sorted(one) == [*BOTH] for one in isrs)
+
+        until(is_short, "the silent one is out of the ISR", poll_s=0.1)
+        self.transactions: list[zoo_of_transactions.Zoo] = []
+        self.offset = 10
+
+    def pictures(self, node_id: int) -> dict[str, Any]:
+        return {
+            "groups": zoo_of_groups.picture(self.pair, node_id),
+            "transactions": zoo_of_transactions.picture(self.pair, node_id),
+        }
+
+    def move(self, way: str, origin: int, target: int) -> None:
+        """Take both coordinators away; the other broker's tell the same, and all go on."""
+        pair, self.offset = self.pair, self.offset + 1
+        zoo = zoo_of_transactions.Zoo(pair, f"{way}-from-{origin}", STUCK)
+        self.transactions.append(zoo)
+        before = self.pictures(origin)
+        if way == "elect":
+            pair.elect(GROUPS, target)
+            pair.elect(TRANSACTIONS, target)
+        elif way == "reassign":
+            pair.move_away(GROUPS, target)
+            pair.move_away(TRANSACTIONS, target)
+        else:
+            pair.end(origin, way)
+        pair.serves(target, GROUP, "any")
+        pair.serves(target, TRANSACTION, "any")
+        assert not list(differences(before, self.pictures(target)))
+        for one in self.groups:
+            one.go_on(target, self.offset)
+        zoo.go_on()
+        known = {**before["groups"], "offsets": 0}
+        now = {**zoo_of_groups.picture(pair, target), "offsets": 0}
+        assert not list(differences(known, now))
+        if target == KAFKAS:
+            self.foreign.go_on()
+        if way in {"stop", "kill"}:
+            # That the other comes back is no election: who waits goes on waiting.
+            parked = zoo_of_groups.Parked(pair, f"parked-{way}-{target}", target)
+            pair.back(origin)
+            parked.resume()
+            for index, node_id in enumerate(zoo_of_transactions.LEADERS):
+                pair.elect(zoo_of_transactions.DATA, node_id, index)
+
+
+def test_groups_and_transactions_go_on_wherever_their_coordinators_go(pair: Pair) -> None:
+    story = Story(pair)
+    for way in WAYS:
+        story.move(way, KAFKAS, OURS)
+        if len(story.groups) == 1:
+            assert not list(differences(story.strangers, story.foreign.strangers(OURS)))
+            story.groups.append(zoo_of_groups.Zoo(pair, OURS, "ours"))
+        story.move(way, OURS, KAFKAS)
+    config = {"name": MIN_ISR, "config_operation": 0, "value": "1"}
+    lowered = {"resource_type": 2, "resource_name": STUCK, "configs": [config]}
+    answer = pair.call(KAFKAS, "incremental_alter_configs", 1, resources=[lowered])
+    assert answer["responses"][0]["error_code"] == "none"
+    for zoo in story.transactions:
+        zoo.finish()
+    expected = sorted(value for zoo in story.transactions for value in zoo.expected)
+    for values in zoo_of_transactions.committed_values(pair):
+        assert sorted(values) == expected
+
+
+def test_every_pairing_of_coordinators_and_leaders(pair: Pair) -> None:
+    """Markers, verification, implicit adds and offsets, whoever has which part."""
+    topic = pair.create("pairs", [(KAFKAS, OURS), (OURS, KAFKAS)])
+    answers: dict[str, dict[str, Any]] = {}
+    for coordinator in (OURS, KAFKAS):
+        for leader in (KAFKAS, OURS):
+            pair.elect(TRANSACTIONS, coordinator)
+            pair.elect(GROUPS, leader)
+            pair.serves(coordinator, TRANSACTION, "any")
+            pair.serves(leader, GROUP, "any")
+            mark = f"{coordinator}-{leader}"
+            answers[mark] = {
+                str(version): zoo_of_transactions.history(pair, mark, version, topic)
+                for version in (1, 2)
+            }
+    wanted = answers[f"{KAFKAS}-{KAFKAS}"]
+    told = {mark: [*differences(wanted, found)] for mark, found in answers.items()}
+    assert not any(told.values()), told
+    for found in wanted.values():
+        assert found["zombie coordinator"] == ["transaction_coordinator_fenced"] * 2, found
+        assert found["offset"] == 6
+
+
+def test_clients_go_on_while_coordinators_move(pair: Pair, tmp_path: Path) -> None:
+    """Three kinds of clients write, read in groups, copy in transactions: all, once, in order."""
+    commands = {
+        "librdkafka": python_command("librdkafka"),
+        "java": java_program(),
+        "aiokafka": python_command("by_aiokafka"),
+    }
+    for name in commands:
+        for way in ("in", "out"):
+            pair.create(f"{way}-{name}", [(KAFKAS, OURS), (OURS, KAFKAS), (KAFKAS, OURS)])
+    stop = tmp_path / "stop"
+    clients = [Client(*one, pair.bootstrap, stop) for one in commands.items()]
+    try:
+        are_at_work(clients)
+        for target in (OURS, KAFKAS):
+            pair.elect(GROUPS, target)
+            pair.elect(TRANSACTIONS, target)
+            go_on(clients, f"elected: {target}")
+        for victim, way in ((KAFKAS, "kill"), (OURS, "stop")):
+            pair.end(victim, way)
+            pair.back(victim)
+            go_on(clients, f"{way} of {victim}")
+        stop.touch()
+        for one in clients:
+            check(one, Clients(pair.bootstrap))
+    finally:
+        for one in clients:
+            one.end()

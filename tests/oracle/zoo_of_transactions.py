@@ -1,0 +1,355 @@
+"""Transactions of both versions, by raw requests, while their coordinator moves.
+
+A producer of TV1 asks for its partitions (AddPartitionsToTxn) before it writes to them, and leaders
+have that verified; one of TV2 has the leaders add them. What either is answered is noted by name,
+so that one history can be compared with another.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from tests.support.batches import batch
+from tests.support.cluster import READ_COMMITTED, Cluster
+from tests.support.pair import GROUPS, KAFKAS, OURS, TRANSACTIONS, Pair
+from tests.support.raw import Answer
+from tests.support.waits import until
+
+DATA: Final = "data"
+"""Its first partition is led by Apache Kafka, its second by ours."""
+
+LEADERS: Final = (KAFKAS, OURS)
+PASSING: Final = {
+    "concurrent_transactions",
+    "coordinator_load_in_progress",
+    "not_coordinator",
+    "coordinator_not_available",
+}
+TIMEOUT_MS: Final = 600_000
+
+Errors = list[str]
+
+
+class Producer:
+    """A transactional producer of version 1 or 2 that knows where everybody is."""
+
+    def __init__(self, pair: Pair, name: str, version: int, topic: str = DATA) -> None:
+        self.pair, self.name, self.version, self.topic = pair, name, version, topic
+        self.producer_id = self.epoch = -1
+        self.sequences: dict[tuple[str, int], int] = {}
+
+    def ask(self, api: str, version: int, **body: Any) -> Answer:
+        """Ask the coordinator, once more for as long as it is only busy or moving."""
+
+        def attempt() -> Answer | None:
+            leader = self.pair.leader(TRANSACTIONS)
+            answer = self.pair.call(leader, api, version, **body)
+            return None if passes(answer) else answer
+
+        return until(attempt, f"{api} of {self.name}", poll_s=0.05)
+
+    def init(
+        self, *, timeout_ms: int = TIMEOUT_MS, as_known: bool = False, keep: bool = False
+    ) -> Answer:
+        """Ask for an identity, which is this one's from then on.
+
+        ``as_known`` tells the present one, as who recovers; ``keep`` what is prepared.
+        """
+        more = {"enable2_pc": True, "keep_prepared_txn": True} if keep else {}
+        answer = self.ask(
+            "init_producer_id",
+            6 if keep else 5,
+            transactional_id=self.name,
+            transaction_timeout=timeout_ms,
+            producer_id=self.producer_id if as_known else -1,
+            producer_epoch=self.epoch if as_known else -1,
+            **more,
+        )
+        if answer["error_code"] == "none":
+            self.producer_id, self.epoch = answer["producer_id"], answer["producer_epoch"]
+            self.sequences.clear()
+        return answer
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"producer_id": self.producer_id, "producer_epoch": self.epoch}
+
+    def add(self, topic: str, *indexes: int) -> str:
+        """AddPartitionsToTxn, as a client of TV1 sends it."""
+        answer = self.ask(
+            "add_partitions_to_txn",
+            3,
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[{"name": topic, "partitions": indexes}],
+        )
+        rows = answer["results_by_topic_v3_and_below"][0]["results_by_partition"]
+        (found,) = {row["partition_error_code"] for row in rows}
+        return str(found)
+
+    def append(self, index: int, value: bytes) -> str:
+        """Produce a record, with neither more nor less around it."""
+        topic = self.topic
+        sequence = self.sequences.get((topic, index), 0)
+        data = batch([value], sequence=sequence, transactional=True, **self._identity)
+
+        def attempt() -> str | None:
+            error: str = self.pair.at(self.pair.leader(topic, index)).produce(
+                topic,
+                data,
+                partition=index,
+                version=12 if self.version == 2 else 11,
+                transactional_id=self.name,
+            )["error_code"]
+            return None if error in {*PASSING, "not_enough_replicas"} else error
+
+        error = until(attempt, f"a record of {self.name}", poll_s=0.05)
+        if error == "none":
+            self.sequences[topic, index] = sequence + 1
+        return error
+
+    def write(self, value: str) -> Errors:
+        """Write a record to each partition, having added what has to be."""
+        errors = [self.add(self.topic, 0, 1)] if self.version == 1 else []
+        return [*errors, *(self.append(index, value.encode()) for index in range(len(LEADERS)))]
+
+    def commit_offset(self, group: str, offset: int, *, unasked: bool = False) -> Errors:
+        """Have an offset committed by the transaction; ``unasked`` leaves AddOffsetsToTxn out."""
+        errors = []
+        if self.version == 1 and not unasked:
+            answer = self.ask(
+                "add_offsets_to_txn",
+                3,
+                transactional_id=self.name,
+                group_id=group,
+                **self._identity,
+            )
+            errors.append(answer["error_code"])
+        body = {
+            "transactional_id": self.name,
+            "group_id": group,
+            "generation_id": -1,
+            "topics": [
+                {
+                    "name": self.topic,
+                    "partitions": [
+                        {
+                            "partition_index": 0,
+                            "committed_offset": offset,
+                            "committed_leader_epoch": -1,
+                            "committed_metadata": self.name,
+                        }
+                    ],
+                }
+            ],
+            **self._identity,
+        }
+
+        def attempt() -> str | None:
+            leader = self.pair.leader(GROUPS)
+            version = 5 if self.version == 2 else 4
+            answer = self.pair.call(leader, "txn_offset_commit", version, **body)
+            error: str = answer["topics"][0]["partitions"][0]["error_code"]
+            return None if error in PASSING else error
+
+        return [*errors, until(attempt, f"an offset of {self.name}", poll_s=0.05)]
+
+    def end(self, *, commit: bool) -> str:
+        """EndTxn."""
+        answer = self.ask(
+            "end_txn",
+            5 if self.version == 2 else 4,
+            transactional_id=self.name,
+            committed=commit,
+            **self._identity,
+        )
+        if answer["error_code"] == "none" and self.version == 2:
+            self.producer_id, self.epoch = answer["producer_id"], answer["producer_epoch"]
+            self.sequences.clear()
+        return str(answer["error_code"])
+
+    def state(self) -> str:
+        """What the coordinator says of it."""
+        return str(described(self.pair, self.pair.leader(TRANSACTIONS), self.name)["state"])
+
+    def completes(self) -> None:
+        """Wait until all markers are written."""
+        until(lambda: self.state().startswith(("Complete", "Empty")), f"{self.name} completes")
+
+
+def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
+    """All that partition leaders and coordinators answer to one producer."""
+    found: dict[str, Any] = {}
+    one, group = Producer(pair, f"one-{version}-{mark}", version, topic), f"of-{version}-{mark}"
+    one.init()
+    if version == 1:
+        found["not added"] = [one.append(index, b"early") for index in (0, 1)]
+        found["offsets not added"] = one.commit_offset(group, 1, unasked=True)
+    for commit in (True, False):
+        found[f"written, {commit}"] = one.write(f"{mark}-{commit}")
+        found[f"offsets, {commit}"] = one.commit_offset(group, 5 + commit)
+        found[f"again, {commit}"] = [one.append(index, b"more") for index in (0, 1)]
+        found[f"ended, {commit}"] = one.end(commit=commit)
+        one.completes()
+    found["offset"] = pair.at(pair.leader(GROUPS)).committed(group, topic, stable=True)
+    if version == 1:
+        found["after the end"] = [one.append(index, b"late") for index in (0, 1)]
+    stranger = Producer(pair, one.name, version, topic)
+    stranger.producer_id, stranger.epoch = one.producer_id + 100_000, 0
+    found["a stranger"] = [stranger.append(index, b"no") for index in (0, 1)]
+    found["a stranger's offset"] = stranger.commit_offset(group, 9, unasked=True)
+    old, new = one.epoch, Producer(pair, one.name, version, topic)
+    one.write("left open")
+    found["claimed"] = new.init()["error_code"]
+    found["fenced"] = [one.append(index, b"zombie") for index in (0, 1)]
+    found["fenced offset"] = one.commit_offset(group, 9, unasked=True)
+    found["fenced end"] = one.end(commit=True)
+    assert new.epoch > old
+    new.write("goes on")
+    found["zombie coordinator"] = [zombie_marker(new, index) for index in (0, 1)]
+    found["goes on"] = new.end(commit=True)
+    new.completes()
+    return found
+
+
+def zombie_marker(one: Producer, index: int) -> str:
+    """What a leader answers to a coordinator of old: the epoch says that another has come."""
+    marker = {
+        "producer_id": one.producer_id,
+        "producer_epoch": one.epoch,
+        "transaction_result": False,
+        "topics": [{"name": one.topic, "partition_indexes": [index]}],
+        "coordinator_epoch": 0,
+    }
+    leader = one.pair.leader(one.topic, index)
+    answer = one.pair.call(leader, "write_txn_markers", 1, markers=[marker])
+    return str(answer["markers"][0]["topics"][0]["partitions"][0]["error_code"])
+
+
+def passes(answer: Answer) -> bool:
+    rows = answer.get("results_by_topic_v3_and_below") or [{}]
+    parts = rows[0].get("results_by_partition") or [{}]
+    found = answer.get("error_code") or parts[0].get("partition_error_code")
+    return found in PASSING
+
+
+def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
+    answer = pair.call(node_id, "describe_transactions", 0, transactional_ids=[name])
+    (one,) = answer["transaction_states"]
+    topics = {row["topic"]: sorted(row["partitions"]) for row in one["topics"]}
+    if one["transaction_state"].startswith("Prepare"):
+        topics = {}  # those that lack their marker: who comes anew begins with all again
+    return {
+        "error": one["error_code"],
+        "state": one["transaction_state"],
+        "producer": (one["producer_id"], one["producer_epoch"]),
+        "timeout": one["transaction_timeout"],
+        "start": one["transaction_start_time"],
+        "topics": topics,
+    }
+
+
+def picture(pair: Pair, node_id: int) -> dict[str, Any]:
+    """All that a coordinator tells of its transactions."""
+    listed = pair.call(node_id, "list_transactions", 0)
+    assert listed["error_code"] == "none", listed
+    names = sorted(one["transactional_id"] for one in listed["transaction_states"])
+    return {name: described(pair, node_id, name) for name in names}
+
+
+def committed_values(pair: Pair) -> list[list[str]]:
+    """What a reader of committed records finds in each partition, once no transaction is open."""
+    found = []
+    for index, leader in enumerate(LEADERS):
+        at = pair.at(leader)
+        until(partial(_is_settled, at, index), f"the markers in {DATA}-{index}")
+        read = at.read(DATA, partition=index, isolation=READ_COMMITTED)
+        found.append([(value or b"").decode() for one in read for value in one.values])
+    return found
+
+
+def _is_settled(at: Cluster, index: int) -> bool:
+    return at.lso(DATA, index) == at.offset(DATA, index)
+
+
+class Zoo:
+    """Transactions in every state, of clients of both versions."""
+
+    STATES: Final = ("empty", "committed", "aborted", "open", "offsets", "claimed", "prepared")
+
+    def __init__(self, pair: Pair, mark: str, stuck: str) -> None:
+        """``stuck`` is a topic that takes no markers: too few of its replicas are in sync."""
+        self.pair, self.mark, self.stuck = pair, mark, stuck
+        self.expected: list[str] = []
+        self.all = {
+            (state, version): Producer(pair, f"{state}-{version}-{mark}", version)
+            for version in (1, 2)
+            for state in self.STATES
+        }
+        for one in self.all.values():
+            assert one.init()["error_code"] == "none"
+        for version in (1, 2):
+            for state in self.STATES[1:6]:
+                self.write(self.all[state, version])
+            self.all["committed", version].end(commit=True)
+            self.expected.append(self.all["committed", version].name)
+            self.all["aborted", version].end(commit=False)
+            for state in ("committed", "aborted"):
+                self.all[state, version].completes()
+            one = self.all["offsets", version]
+            assert set(one.commit_offset(self.group(version), 5)) == {"none"}
+            one = self.all["prepared", version]
+            self.write(one)
+            assert one.add(stuck, 0) == "none"
+            # The new epoch of TV2 comes with the next transaction.
+            assert one.end(commit=True) == "none"
+            self.expected.append(one.name)
+
+    def group(self, version: int) -> str:
+        return f"group-{version}-{self.mark}"
+
+    def write(self, one: Producer) -> None:
+        assert set(one.write(one.name)) == {"none"}, one.name
+
+    def go_on(self) -> None:
+        """What was open is ended after the move, in every way, and what was not goes on."""
+        for version in (1, 2):
+            empty, claimed = self.all["empty", version], self.all["claimed", version]
+            self.write(empty)
+            assert empty.end(commit=True) == "none"
+            self.expected.append(empty.name)
+            self.write(self.all["open", version])
+            assert self.all["open", version].end(commit=True) == "none"
+            self.expected += [self.all["open", version].name] * 2
+            offsets = self.all["offsets", version]
+            assert set(offsets.commit_offset(self.group(version), 6)) == {"none"}
+            assert offsets.end(commit=True) == "none"
+            self.expected.append(offsets.name)
+            self.claim(claimed)
+            again = self.all["committed", version]
+            before = again.epoch
+            assert again.init(as_known=True)["error_code"] == "none"
+            assert again.epoch > before
+            self.write(again)
+            assert again.end(commit=False) == "none"
+            prepared = self.all["prepared", version]
+            state = prepared.state()
+            assert state == "PrepareCommit", (prepared.name, state)
+
+    def claim(self, old: Producer) -> None:
+        """Another process takes the id: what was open is aborted, and its owner is fenced."""
+        fresh = Producer(self.pair, old.name, old.version)
+        assert fresh.init()["error_code"] == "none"
+        assert (fresh.producer_id, fresh.epoch > old.epoch) == (old.producer_id, True)
+        answers = old.append(0, b"zombie"), old.end(commit=True)
+        assert answers == ("invalid_producer_epoch", "producer_fenced")
+        self.write(fresh)
+        assert fresh.end(commit=True) == "none"
+        self.expected.append(fresh.name)
+
+    def finish(self) -> None:
+        """The topic takes markers by now: all is settled."""
+        for one in self.all.values():
+            one.completes()

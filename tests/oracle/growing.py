@@ -21,8 +21,8 @@ from fencepost.logcore.fs import OsFileSystem
 from tests.oracle.test_joining import created
 from tests.support.cluster import Cluster
 from tests.support.daemon import ROOT, Daemon
-from tests.support.kafka import Kafka, Quorum, java_command
-from tests.support.processes import Child
+from tests.support.kafka import Kafka, Quorum
+from tests.support.promoted import PromotedBroker, PromotedController
 from tests.support.raw import Answer
 from tests.support.waits import until
 
@@ -51,48 +51,6 @@ SETTLED_S: Final = 300.0
 ELECTIONS: Final = {"election_type": 0, "topic_partitions": None, "timeout": 20_000}
 
 
-class Controller:
-    """One of Apache Kafka's, started with a file of settings and a directory that are there."""
-
-    def __init__(self, node_id: int, address: str, properties: Path) -> None:
-        self.node_id = node_id
-        self.controller = address
-        self.child: Child | None = None
-        self._properties = properties
-
-    def launch(self) -> Child:
-        """Start it, and do not wait."""
-        self.child = Child(java_command("kafka.Kafka", str(self._properties)))
-        return self.child
-
-    def start(self) -> None:
-        """Start it, and wait until it serves."""
-        self.launch()
-        self.wait()
-
-    def wait(self) -> None:
-        """Until it serves."""
-        assert self.child is not None
-        self.child.wait_for_line(r"Kafka Server started", deadline_s=START_S)
-
-    def kill(self) -> None:
-        """Kill -9."""
-        if self.child is not None:
-            self.child.kill()
-
-
-class Promoted(Daemon):
-    """A broker that is told by the file that `fencepost cluster promote` has written."""
-
-    def __init__(self, data_dir: Path, file: Path) -> None:
-        super().__init__(data_dir, {}, listen="-")
-        self._file = file
-
-    def arguments(self) -> list[str]:
-        """See :class:`Daemon`."""
-        return ["--config-file", str(self._file)]
-
-
 class Growing(ABC):
     """The brokers, and what is done to them. The first serves alone once :meth:`begin` returns."""
 
@@ -102,7 +60,7 @@ class Growing(ABC):
 
     def __init__(self, directory: Path, controllers: int = 1) -> None:
         self.directory = directory
-        self.controllers: list[Kafka] | list[Controller] = []
+        self.controllers: list[Kafka] | list[PromotedController] = []
         self._addresses = [self._own_address() for _ in CONTROLLERS[:controllers]]
 
     def room(self, node_id: int) -> Path:
@@ -347,14 +305,13 @@ class OfFencepost(Growing):
         )
         assert told.returncode == 0, told.stdout + told.stderr
         self.controllers = [
-            Controller(one, address, output / f"controller-{one}" / "controller.properties")
-            for one, address in zip(CONTROLLERS, self._addresses, strict=False)
+            PromotedController(one, output) for one in CONTROLLERS[: len(self._addresses)]
         ]
         for one in self.controllers:
             one.launch()
         for one in self.controllers:
             one.wait()
-        self.first = Promoted(before.data_dir, output / "broker.properties").start()
+        self.first = PromotedBroker(before.data_dir, output).start()
         assert self.first.bootstrap == before.bootstrap
 
     def join(self) -> None:

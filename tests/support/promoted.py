@@ -40,6 +40,10 @@ class PromotedController:
         self.child = Child(java_command("kafka.Kafka", str(file)))
         return self
 
+    def start(self) -> PromotedController:
+        """Start it, and wait until it serves."""
+        return self.launch().wait()
+
     def wait(self) -> PromotedController:
         """Wait until it serves."""
         assert self.child is not None

@@ -74,7 +74,7 @@ console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in bui
 
 oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java, mvn, Mosquitto)
 	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire $(ARGS)
-	$(RUN) pytest --numprocesses 2 --dist loadfile tests/oracle $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle $(ARGS)
 
 containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)
 	$(RUN) pytest --target=container $(or $(ARGS),tests/wire tests/mqtt/test_bridge.py tests/mqtt/test_sessions.py)

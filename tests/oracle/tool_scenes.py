@@ -433,7 +433,7 @@ def console(desk: Desk) -> None:
     produce(*keyed, read="no key\n")
     produce("--compression-codec", "gzip", "--sync", "--request-required-acks", "1", read="three\n")
     produce("--compression-codec", "none", read="\n")
-    consume = partial(desk.run, CONSOLE_CONSUMER, "--topic", "told", "--timeout-ms", "1500")
+    consume = partial(desk.run, CONSOLE_CONSUMER, "--topic", "told", "--timeout-ms", "6000")
     consume("--from-beginning", "--max-messages", "5")
     shown = [
         word
@@ -450,7 +450,7 @@ def console(desk: Desk) -> None:
     formatter = "org.apache.kafka.tools.consumer.OffsetsMessageFormatter"
     desk.run(
         *(CONSOLE_CONSUMER, "--topic", "__consumer_offsets", "--from-beginning"),
-        *("--formatter", formatter, "--timeout-ms", "1500"),
+        *("--formatter", formatter, "--timeout-ms", "6000"),
         only='"group":"console"',
         figures=False,
     )

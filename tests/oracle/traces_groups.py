@@ -288,7 +288,7 @@ def asking_again_while_one_waits(t: Tracer) -> None:
     """A second JoinGroup, or SyncGroup, of one member takes the place of the one that waits."""
     ready(t, "twice")
     first = stable(t, "twice", 5)
-    with Cluster(t.bootstrap, deadline_s=1) as old, Cluster(t.bootstrap) as new:
+    with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:
         body = {"group_id": "twice", "session_timeout": 10_000, "rebalance_timeout": 10_000}
         body |= {"protocol_type": "consumer", "protocols": PROTOCOLS}
         second = new.call("join_group", 5, **body)["member_id"]
@@ -300,7 +300,7 @@ def asking_again_while_one_waits(t: Tracer) -> None:
         t.note("the older JoinGroup", _error(old))
         join(t, 5, "twice", first["member_id"])
         t.note("the newer one", new.receive())
-    with Cluster(t.bootstrap, deadline_s=1) as old, Cluster(t.bootstrap) as new:
+    with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:
         sync = {"group_id": "twice", "generation_id": 2}
         for client in (old, new):
             client.send("sync_group", 3, **sync, member_id=second)

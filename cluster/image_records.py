@@ -6,6 +6,7 @@ Source: ``MetadataImage.write`` and the ``write`` of its parts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import UUID
 
 from fencepost.cluster.image import MetadataImage, PartitionRegistration, TopicImage
 from fencepost.cluster.record_codec import Template, encode, topic_value
@@ -75,18 +76,18 @@ def _partition_values(topic: TopicImage, templates: dict[int, Template]) -> Iter
             end += 1
         template = templates.get(id(registration))
         if template is None:
-            template = Template(partition_record(topic, begin, registration))
+            template = Template(partition_record(topic.topic_id, begin, registration))
             templates[id(registration)] = template
         yield from template.at(topic.topic_id, range(begin, end))
         begin = end
 
 
 def partition_record(
-    topic: TopicImage, index: int, registration: PartitionRegistration
+    topic_id: UUID, index: int, registration: PartitionRegistration
 ) -> PartitionRecord:
     """The record of a partition as it is."""
     return PartitionRecord(
-        topic_id=topic.topic_id,
+        topic_id=topic_id,
         partition_id=index,
         replicas=registration.replicas,
         isr=registration.isr,

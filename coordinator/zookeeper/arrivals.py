@@ -23,10 +23,10 @@ from fencepost.cluster.image import (
     PartitionRegistration,
     TopicImage,
 )
+from fencepost.cluster.image_records import partition_record
 from fencepost.cluster.records import (
     BrokerEndpoint,
     MetadataRecord,
-    PartitionRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
@@ -59,25 +59,10 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
         for index, one in enumerate(topic.partitions):
             if broker_id in one.replicas:
                 untold = replace(one, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD)
-                delta.replay(_record(topic.topic_id, index, untold))
+                delta.replay(partition_record(topic.topic_id, index, untold))
     for broker in image.brokers.values():
         delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
     return delta.apply(image.offset + 1, image.epoch)
-
-
-def _record(topic_id: UUID, index: int, state: PartitionRegistration) -> PartitionRecord:
-    return PartitionRecord(
-        topic_id=topic_id,
-        partition_id=index,
-        replicas=state.replicas,
-        isr=state.isr,
-        removing_replicas=state.removing_replicas,
-        adding_replicas=state.adding_replicas,
-        leader=state.leader,
-        leader_recovery_state=state.leader_recovery_state,
-        leader_epoch=state.leader_epoch,
-        partition_epoch=state.partition_epoch,
-    )
 
 
 class Arrivals:
@@ -263,7 +248,7 @@ def _topic_records(
     there = 0 if known is None else len(known.partitions)
     nothing = PartitionRegistration((), (), NO_LEADER, UNTOLD, UNTOLD)
     for index in sorted({*states, *range(there, max(states) + 1)}):
-        yield _record(topic_id, index, states.get(index, nothing))
+        yield partition_record(topic_id, index, states.get(index, nothing))
 
 
 def _differs(

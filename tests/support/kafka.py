@@ -125,15 +125,21 @@ def java_command(
 
 def run_tool(main: str, *arguments: str, deadline_s: float = 240) -> str:
     """Run a tool to its end and return all it said. A non-zero exit is an AssertionError."""
+    return run_to_end(java_command(main, *arguments), deadline_s=deadline_s)
+
+
+def run_to_end(command: Sequence[str], *, deadline_s: float, said: str = "") -> str:
+    """What a command answered to ``said``. A non-zero exit is an AssertionError."""
     done = subprocess.run(
-        java_command(main, *arguments),
+        command,
+        input=said,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=deadline_s,
         check=False,
     )
-    assert done.returncode == 0, f"{main} {arguments} ended with {done.returncode}:\n{done.stdout}"
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import statistics
 import time
 import uuid
 from collections.abc import Callable
 
+from confluent_kafka import Producer
+
+from bench.apart import STAMP_BYTES, reader, stamp
 from bench.brokers import Broker, cpu_seconds, resident_mib
 from bench.clients import VALUE, create_topic, drain, fill
 from bench.suite import Figures, Suite, Workload
@@ -14,6 +18,9 @@ from tests.support.kafka import run_tool
 
 RECORDS = 300_000
 """About 300 MB: some seconds on a slow machine, all of it in the page cache."""
+
+WARM_S, LATENCY_S = 3, 6
+"""Of records at an even pace: how long both sides warm up with them, and how long they count."""
 
 
 def start_and_rest(broker: Broker) -> Figures:
@@ -43,6 +50,40 @@ def librdkafka(partitions: int) -> Callable[[Broker], Figures]:
             "consume MB/s": megabytes / read,
             "produce, processor time of the broker for 1 GB ms": (middle - begin) / megabytes * 1e6,
             "consume, processor time of the broker for 1 GB ms": (end - middle) / megabytes * 1e6,
+        }
+
+    return run
+
+
+def end_to_end(rate: int) -> Callable[[Broker], Figures]:
+    """From ``produce`` (acks=all, 1 KiB) until a consumer has it, ``rate`` records a second.
+
+    The pace is the clock's: a broker that falls behind is not waited for.
+    """
+
+    def run(broker: Broker) -> Figures:
+        topic = create_topic(broker.bootstrap, 1)
+        warm, count = WARM_S * rate, LATENCY_S * rate
+        failed: list[object] = []
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0}
+            | {"on_delivery": lambda error, _: error and failed.append(error)}
+        )
+        producer.list_topics(topic, timeout=10)
+        with reader(broker.bootstrap, topic, warm, count) as delays:
+            begin = time.perf_counter()
+            for number in range(warm + count):
+                while (early := begin + number / rate - time.perf_counter()) > 0:
+                    producer.poll(0)
+                    time.sleep(early)
+                producer.produce(topic, stamp() + VALUE[STAMP_BYTES:])
+            producer.flush(60)
+            if failed:
+                raise RuntimeError(f"{len(failed)} records failed, the first with {failed[0]}")
+            samples = delays()
+        return {
+            "median ms": statistics.median(samples),
+            "p99 ms": statistics.quantiles(samples, n=100)[98],
         }
 
     return run
@@ -85,10 +126,15 @@ START = Suite(
 
 DATA = Suite(
     "data",
-    "confluent-kafka with acks=all, 300,000 records of 1 KiB; payload per second.",
+    "confluent-kafka with acks=all, 300,000 records of 1 KiB; payload per second. End to end: one "
+    "partition, `linger.ms=0`, from `produce` until a consumer in another process has the record.",
     (
         Workload("librdkafka, 1 partition", librdkafka(1)),
         Workload("librdkafka, 16 partitions", librdkafka(16)),
+        *(
+            Workload(f"end to end, {rate:,} records/s", end_to_end(rate), is_pinged=False)
+            for rate in (1_000, 10_000)
+        ),
     ),
 )
 

@@ -1,0 +1,96 @@
+"""Clients in processes of their own: ``python -m bench.apart init|read …``.
+
+What a broker does for a client that it has not seen yet shows only in a new one. And a consumer
+within its producer's process would wait for the interpreter in place of the broker.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+TIMEOUT_S = 60.0
+"""Longest wait for a client, or of a consumer for its next record."""
+
+STAMP_BYTES = 8
+"""A record begins with the nanosecond at which it was handed to the producer."""
+
+
+def transactional(bootstrap: str, transactional_id: str) -> Producer:
+    """A transactional producer that does not wait for company."""
+    return Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 0}
+    )
+
+
+def stamp() -> bytes:
+    """Now, on the clock that all processes of a machine share."""
+    return time.perf_counter_ns().to_bytes(STAMP_BYTES)
+
+
+def init_ms(bootstrap: str, transactional_id: str) -> float:
+    """How long ``init_transactions`` takes in a new process: connecting is part of it."""
+    command = [sys.executable, "-m", "bench.apart", "init", bootstrap, transactional_id]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
+    return float(told.stdout)
+
+
+@contextmanager
+def reader(
+    bootstrap: str, topic: str, skipped: int, count: int
+) -> Iterator[Callable[[], list[float]]]:
+    """A consumer of ``topic`` from its first record on, in a process of its own.
+
+    Wait with what is yielded until it has ``skipped + count`` records: it returns the milliseconds
+    of each but the ``skipped`` from :func:`stamp` until the consumer had it.
+    """
+    command = [sys.executable, "-m", "bench.apart", "read", bootstrap, topic]
+    with subprocess.Popen(
+        [*command, str(skipped), str(count)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            if process.stdout is None or not process.stdout.readline():
+                raise RuntimeError("the consumer did not start")
+
+            def delays() -> list[float]:
+                told, _ = process.communicate(timeout=TIMEOUT_S)
+                if process.returncode:
+                    raise RuntimeError("the consumer failed")
+                return [float(one) for one in told.split()]
+
+            yield delays
+        finally:
+            process.kill()
+
+
+def _init(bootstrap: str, transactional_id: str) -> None:
+    producer = transactional(bootstrap, transactional_id)
+    begin = time.perf_counter()
+    producer.init_transactions(30)
+    print((time.perf_counter() - begin) * 1e3)
+
+
+def _read(bootstrap: str, topic: str, skipped: str, count: str) -> None:
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False}
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    print("assigned", flush=True)
+    delays: list[int] = []
+    for _ in range(int(skipped) + int(count)):
+        message = consumer.poll(TIMEOUT_S)
+        now = time.perf_counter_ns()
+        if message is None or message.error():
+            sys.exit(f"no record: {message and message.error()}")
+        delays.append(now - int.from_bytes(message.value()[:STAMP_BYTES]))
+    print(*(one / 1e6 for one in delays[int(skipped) :]))
+    consumer.close()
+
+
+if __name__ == "__main__":
+    {"init": _init, "read": _read}[sys.argv[1]](*sys.argv[2:])

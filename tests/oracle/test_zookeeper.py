@@ -9,19 +9,17 @@ import signal
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from kazoo.exceptions import NoNodeError
 
 from fencepost.coordinator.daemon.broker import Broker
-from tests.support.cluster import READ_COMMITTED, Cluster, unique
-from tests.support.kafka import OracleMissingError, unavailable
-from tests.support.member import Member
+from tests.support.cluster import READ_COMMITTED, unique
+from tests.support.mixed import PYTHON
 from tests.support.raw import RawClient
 from tests.support.waits import until, until_true
 from tests.support.zookeeper import ZooKeeper
+from tests.support.zookeeper_brokers import Brokers
 
 A, B, C, D = 1005, 1011, 1012, 1013
 """The ids of the example that the documents give."""
@@ -40,135 +38,11 @@ SETTINGS = {
 }
 
 
-class Brokers:
-    """Four brokers on one ZooKeeper, and what that holds."""
-
-    def __init__(self, home: Path, zookeeper: ZooKeeper) -> None:
-        self.zookeeper = zookeeper
-        chroot = f"/{unique('four')}"
-        settings = {**SETTINGS, "zookeeper.connect": zookeeper.connect + chroot}
-        self.nodes = {
-            node_id: Member(home / str(node_id), None, node_id=node_id, settings=settings)
-            for node_id in (A, B, C, D)
-        }
-        self.nodes[A].start()
-        others = [self.nodes[node_id] for node_id in (B, C, D)]
-        for one in others:
-            one.launch()
-        for one in others:
-            one.wait_until_listening()
-        self.znodes = zookeeper.client()
-        self.znodes.chroot = chroot
-
-    def close(self) -> None:
-        self.znodes.stop()
-        self.znodes.close()
-        for one in self.nodes.values():
-            assert one.child is not None
-            one.child.kill()
-
-    # --- what ZooKeeper holds ---
-
-    def node(self, path: str) -> Any:
-        """The JSON of a znode; None where there is none."""
-        try:
-            data = self.znodes.get(path)[0]
-        except NoNodeError:
-            return None
-        return json.loads(data) if data else {}
-
-    def state(self, topic: str, index: int = 0) -> Any:
-        return self.node(f"/brokers/topics/{topic}/partitions/{index}/state")
-
-    def leaders(self, topic: str) -> list[int]:
-        count = len(self.node(f"/brokers/topics/{topic}")["partitions"])
-        return [self.state(topic, index)["leader"] for index in range(count)]
-
-    def isrs(self, topic: str) -> list[set[int]]:
-        count = len(self.node(f"/brokers/topics/{topic}")["partitions"])
-        return [set(self.state(topic, index)["isr"]) for index in range(count)]
-
-    @property
-    def controller(self) -> int | None:
-        node = self.node("/controller")
-        return None if node is None else node["brokerid"]
-
-    @property
-    def controller_epoch(self) -> int:
-        return int(self.znodes.get("/controller_epoch")[0])
-
-    # --- what is done ---
-
-    def client(self, node_id: int) -> Cluster:
-        return Cluster(self.nodes[node_id].bootstrap)
-
-    def create(self, *assignment: list[int], via: int = A) -> str:
-        """A topic with these replicas; all that live know of it."""
-        name = unique("zk")
-        with self.client(via) as client:
-            rows = [
-                {"partition_index": index, "broker_ids": replicas}
-                for index, replicas in enumerate(assignment)
-            ]
-            topic = {
-                "name": name,
-                "num_partitions": -1,
-                "replication_factor": -1,
-                "assignments": rows,
-            }
-            answer = client.call("create_topics", 7, timeout=30_000, topics=[topic])
-            assert answer["topics"][0]["error_code"] == "none", answer
-        for node_id, one in self.nodes.items():
-            assert one.child is not None
-            if one.child.returncode is None:
-                until(
-                    lambda node_id=node_id: self.known(node_id, name),  # type: ignore[misc]
-                    f"broker {node_id} knows of {name}",
-                )
-        return name
-
-    def known(self, node_id: int, topic: str) -> list[tuple[int, int]]:
-        """Leader and leader epoch of each partition, as a broker tells it; none of an error."""
-        with self.client(node_id) as client:
-            answer = client.call("metadata", 9, topics=[{"name": topic}])["topics"][0]
-        return [
-            (part["leader_id"], part["leader_epoch"])
-            for part in sorted(answer["partitions"], key=lambda one: one["partition_index"])
-            if part["error_code"] == "none"
-        ]
-
-    def living(self, node_id: int) -> set[int]:
-        """Who lives, as a broker tells it."""
-        with self.client(node_id) as client:
-            rows = client.call("describe_cluster", 0)["brokers"]
-        return {one["broker_id"] for one in rows}
-
-    def stop(self, node_id: int) -> None:
-        """An orderly stop."""
-        child = self.nodes[node_id].child
-        assert child is not None
-        assert child.terminate() == 0
-
-    def all_in_sync(self, topic: str) -> None:
-        replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
-        full = [set(replicas[str(index)]) for index in range(len(replicas))]
-        until(lambda: self.isrs(topic) == full, f"every replica of {topic} is in sync")
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    server = ZooKeeper(tmp_path_factory.mktemp("zookeeper"))
-    try:
-        server.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing), "ZooKeeper")
-    yield server
-    server.stop()
-
-
 @pytest.fixture(scope="module")
 def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
-    found = Brokers(tmp_path_factory.mktemp("brokers"), zookeeper)
+    layout = dict.fromkeys((A, B, C, D), PYTHON)
+    found = Brokers(tmp_path_factory.mktemp("brokers"), zookeeper, layout, SETTINGS)
+    found.start()
     yield found
     found.close()
 
@@ -256,7 +130,9 @@ def test_records_are_kept_by_three_and_read_by_a_group(brokers: Brokers):
     brokers.all_in_sync(name)
 
 
-def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(brokers: Brokers):
+def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(
+    brokers: Brokers,
+):
     """The documents' own example, with its broker ids; see what is different today at the end."""
     name = brokers.create([A, B, C], [B, C, D], [C, D, A])
     brokers.all_in_sync(name)

@@ -1,0 +1,154 @@
+"""Brokers of Fencepost and of Apache Kafka 3.9 that elect their controller on one ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from tests.support.cluster import Cluster, unique
+from tests.support.kafka39 import Kafka39
+from tests.support.member import Member
+from tests.support.mixed import PYTHON
+from tests.support.waits import until
+from tests.support.zookeeper import ZooKeeper
+
+Node = Member | Kafka39
+
+SIGTERM_OF_JAVA = 143
+"""The exit status of a JVM that a signal has stopped in an orderly way."""
+
+
+class Brokers:
+    """Brokers on one ZooKeeper, each in a process of its own, and what that holds.
+
+    ``layout`` says whose each broker is, ``J`` or ``P``, by its id.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        zookeeper: ZooKeeper,
+        layout: Mapping[int, str],
+        settings: Mapping[str, str],
+    ) -> None:
+        self.zookeeper = zookeeper
+        chroot = f"/{unique('brokers')}"
+        self.connect = zookeeper.connect + chroot
+        """What a broker and Kafka's tools are told: HOST:PORT/PATH."""
+        own = {**settings, "zookeeper.connect": self.connect}
+        self.nodes: dict[int, Node] = {
+            node_id: Member(home / str(node_id), None, node_id=node_id, settings=own)
+            if maker == PYTHON
+            else Kafka39(home / str(node_id), self.connect, node_id=node_id, settings=own)
+            for node_id, maker in layout.items()
+        }
+        self.znodes = zookeeper.client()
+        self.znodes.chroot = chroot
+
+    def start(self) -> Brokers:
+        """Start the first, which becomes the controller, and then the others at once."""
+        first, *others = self.nodes.values()
+        first.start()
+        for one in others:
+            one.launch()
+        for one in others:
+            one.wait_until_listening()
+        return self
+
+    def close(self) -> None:
+        self.znodes.stop()
+        self.znodes.close()
+        for one in self.nodes.values():
+            if one.child is not None:
+                one.child.kill()
+
+    # --- what ZooKeeper holds ---
+
+    def node(self, path: str) -> Any:
+        """The JSON of a znode; None where there is none."""
+        try:
+            data = self.znodes.get(path)[0]
+        except NoNodeError:
+            return None
+        return json.loads(data) if data else {}
+
+    def state(self, topic: str, index: int = 0) -> Any:
+        return self.node(f"/brokers/topics/{topic}/partitions/{index}/state")
+
+    def leaders(self, topic: str) -> list[int]:
+        count = len(self.node(f"/brokers/topics/{topic}")["partitions"])
+        return [self.state(topic, index)["leader"] for index in range(count)]
+
+    def isrs(self, topic: str) -> list[set[int]]:
+        count = len(self.node(f"/brokers/topics/{topic}")["partitions"])
+        return [set(self.state(topic, index)["isr"]) for index in range(count)]
+
+    @property
+    def controller(self) -> int | None:
+        node = self.node("/controller")
+        return None if node is None else node["brokerid"]
+
+    @property
+    def controller_epoch(self) -> int:
+        return int(self.znodes.get("/controller_epoch")[0])
+
+    # --- what is done ---
+
+    def client(self, node_id: int) -> Cluster:
+        return Cluster(self.nodes[node_id].bootstrap)
+
+    def create(self, *assignment: Sequence[int], via: int | None = None) -> str:
+        """A topic with these replicas, by default made by the first; all that live know of it."""
+        name = unique("zk")
+        with self.client(next(iter(self.nodes)) if via is None else via) as client:
+            rows = [
+                {"partition_index": index, "broker_ids": replicas}
+                for index, replicas in enumerate(assignment)
+            ]
+            topic = {
+                "name": name,
+                "num_partitions": -1,
+                "replication_factor": -1,
+                "assignments": rows,
+            }
+            answer = client.call("create_topics", 7, timeout=30_000, topics=[topic])
+            assert answer["topics"][0]["error_code"] == "none", answer
+        for node_id, one in self.nodes.items():
+            assert one.child is not None
+            if one.child.returncode is None:
+                until(
+                    lambda node_id=node_id: self.known(node_id, name),  # type: ignore[misc]
+                    f"broker {node_id} knows of {name}",
+                )
+        return name
+
+    def known(self, node_id: int, topic: str) -> list[tuple[int, int]]:
+        """Leader and leader epoch of each partition, as a broker tells it; none of an error."""
+        with self.client(node_id) as client:
+            answer = client.call("metadata", 9, topics=[{"name": topic}])["topics"][0]
+        return [
+            (part["leader_id"], part["leader_epoch"])
+            for part in sorted(answer["partitions"], key=lambda one: one["partition_index"])
+            if part["error_code"] == "none"
+        ]
+
+    def living(self, node_id: int) -> set[int]:
+        """Who lives, as a broker tells it."""
+        with self.client(node_id) as client:
+            rows = client.call("describe_cluster", 0)["brokers"]
+        return {one["broker_id"] for one in rows}
+
+    def stop(self, node_id: int) -> None:
+        """An orderly stop."""
+        child = self.nodes[node_id].child
+        assert child is not None
+        assert child.terminate() in {0, SIGTERM_OF_JAVA}
+
+    def all_in_sync(self, topic: str) -> None:
+        replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
+        full = [set(replicas[str(index)]) for index in range(len(replicas))]
+        until(lambda: self.isrs(topic) == full, f"every replica of {topic} is in sync")

@@ -118,13 +118,17 @@ class Services:
             raise RuntimeError("the cluster is not one on ZooKeeper")
         return self.zookeeper
 
-    def deciding(self, metadata: MetadataLog, active: ActiveController) -> Services:
-        """The same broker as handlers see it that answer as the controller elected among many."""
+    def deciding(self, metadata: MetadataLog, active: ActiveController | None = None) -> Services:
+        """The same broker as handlers see it that change ``metadata`` themselves.
+
+        With ``active`` they answer as the controller elected among many.
+        """
         found = object.__new__(_Deciding)
         found.__dict__ |= self.__dict__
         found.metadata, found.controller = metadata, None
         found.topics = TopicAdmin(metadata, self.config, self.node_id)
-        found.__dict__["active_controller"] = active
+        if active is not None:
+            found.__dict__["active_controller"] = active
         return found
 
     @cached_property

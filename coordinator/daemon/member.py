@@ -214,9 +214,14 @@ class Member:
             retry_timeout_ms=retry_timeout_ms,
             request_timeout_ms=self._quorum.socket_timeout_ms,
             security=self._quorum.security,
+            takes=self._controller_takes,
         )
         self._channels.append(found)
         return found
+
+    def _controller_takes(self, _api_key: int) -> bool:
+        """Whether the active controller takes requests of an API that it says to serve."""
+        return True
 
     async def serve(self, services: Services, image: MetadataImage) -> None:
         """Begin what the image asks of this broker, and go with each newer one.

@@ -74,6 +74,9 @@ class ZooKeeperMember(Member):
             socket_timeout_ms=config.int("controller.socket.timeout.ms"),
         )
 
+    def _controller_takes(self, api_key: int) -> bool:
+        return api_key != ApiKey.ENVELOPE or self._node.takes_envelopes
+
     @property
     def place(self) -> ZooKeeperNode:
         """What is known of the cluster here."""

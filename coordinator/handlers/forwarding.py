@@ -30,7 +30,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Principal
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.codec import decode_response, encode_request
-from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.messages import request_factory
 
 _PRINCIPAL_VERSION: Final = struct.pack(">h", 0)
@@ -110,6 +110,9 @@ async def _forwarded(ctx: Context, frame: bytes) -> Entity:
         raise RuntimeError("there is no controller to forward to")
     try:
         answer = await controller.send(envelope(ctx, frame))
+    except UnsupportedVersion:
+        # Clients have to ask it themselves, and find it by the metadata.
+        return refused(ctx, ErrorCode.not_controller, None)
     except (RequestTimedOutError, WireError) as error:
         code = (
             error_code(error)

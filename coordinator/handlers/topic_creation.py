@@ -49,14 +49,23 @@ def ask_for_topic(ctx: Context, name: str) -> None:
     except UnsupportedVersion:
         version = 7
     make = request_factory(ApiKey.CREATE_TOPICS, version)
-    request = _request(broker, make, name)
+    request = plain = _request(broker, make, name)
     if name not in SETTINGS_OF:
         chunks = encode_request(
             ApiKey.CREATE_TOPICS, version, ctx.correlation_id, ctx.client_id, request
         )
         request = envelope(ctx, b"".join(chunks)[LENGTH_BYTES:])
     broker.topics_coming.add(name)
-    controller.send(request).add_done_callback(partial(_answered, broker, name, version))
+    done = partial(_answered, broker, name, version)
+
+    def asked(answer: asyncio.Future[Entity]) -> None:
+        if not answer.cancelled() and isinstance(answer.exception(), UnsupportedVersion):
+            # It takes no requests for others. Whether the client may have it was looked at here.
+            controller.send(plain).add_done_callback(done)
+        else:
+            done(answer)
+
+    controller.send(request).add_done_callback(asked)
 
 
 def _request(broker: Services, make: RequestFactory, name: str) -> Entity:

@@ -6,14 +6,20 @@ Source: the listeners of each request in ``common/message/*.json`` of branch 3.9
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context, Registry, Run
 from fencepost.coordinator.handlers.controller_registry import controller_registry
+from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.services import Services
+from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.api import APIS, FORWARDED, KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.metadata.log import MetadataLog
 
 _OF_THE_CONTROLLER: Final = frozenset(
     {
@@ -24,6 +30,9 @@ _OF_THE_CONTROLLER: Final = frozenset(
     }
 )
 """What only the active controller answers."""
+
+_SETTINGS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
+"""What clients ask any broker for, and do not ask again elsewhere."""
 
 _OF_QUORUMS: Final = frozenset(
     {ApiKey.DESCRIBE_QUORUM, ApiKey.UNREGISTER_BROKER, ApiKey.UPDATE_FEATURES}
@@ -43,6 +52,17 @@ def zookeeper_registry(services: Services) -> Registry:
     def here_or_there(forwarded: Run) -> Run:
         return lambda ctx: decided(ctx) or forwarded(ctx)
 
+    def anywhere(forwarded: Run) -> Run:
+        """Settings: where the controller takes nothing for others, each broker writes them."""
+
+        def run(ctx: Context) -> Any:
+            node = services.on_zookeeper
+            if node.elected is None and not node.takes_envelopes:
+                return _written_here(ctx, inside)
+            return decided(ctx) or forwarded(ctx)
+
+        return run
+
     def decided(ctx: Context) -> Any:
         """What the active controller answers; None where that is another broker."""
         elected = services.on_zookeeper.elected
@@ -56,6 +76,21 @@ def zookeeper_registry(services: Services) -> Registry:
         forwards=services.controller_versions,
         wrapped={
             **dict.fromkeys(FORWARDED - _OF_QUORUMS, here_or_there),
+            **dict.fromkeys(map(int, _SETTINGS), anywhere),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
         },
     )
+
+
+def _written_here(ctx: Context, inside: Registry) -> Work[Entity]:
+    """Change settings as the brokers of Apache Kafka 3.9 do, whoever the controller is."""
+    named = {(one.resource_type, one.resource_name) for one in ctx.body.resources}
+    settings = ctx.broker.on_zookeeper.settings_to_write()
+    reading = spawn(settings.read(named), "read settings")
+    yield reading
+    reading.result()
+    broker = ctx.broker.deciding(cast("MetadataLog", settings))
+    handler = inside.handler(ctx.api_key)
+    own = replace(ctx, broker=broker, registry=inside)
+    answer: Entity = yield from handler.run(own)  # type: ignore[misc]
+    return answer

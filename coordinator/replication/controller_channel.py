@@ -130,7 +130,8 @@ class RemoteControllerChannel:
     """One connection to the active controller, on the running loop.
 
     ``find`` says who it is, as far as anybody knows. ``client_id`` and ``security`` are those of
-    the connection. ``retry_timeout_ms`` is how long a request is tried, None for ever.
+    the connection. ``retry_timeout_ms`` is how long a request is tried, None for ever. ``takes``
+    says whether the one that was found takes requests of an API, whatever it says of itself.
     """
 
     def __init__(
@@ -141,8 +142,9 @@ class RemoteControllerChannel:
         retry_timeout_ms: int | None = FORWARDING_TIMEOUT_MS,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         security: Security = PLAINTEXT,
+        takes: Callable[[int], bool] = lambda _api_key: True,
     ) -> None:
-        self._find = find
+        self._find, self._takes = find, takes
         self._client_id = client_id
         self._queue = ControllerQueue(
             retry_timeout_ms=retry_timeout_ms, request_timeout_ms=request_timeout_ms
@@ -225,6 +227,9 @@ class RemoteControllerChannel:
         A controller that has stopped without a word, and whose connection stays, would hold up
         everything else for as long as an answer may take.
         """
+        api_key = request.api_key if isinstance(request, Newest) else request.__api_key__
+        if not self._takes(api_key):
+            raise UnsupportedVersion(api_key, 0)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as limit:
             watch = _Watch(loop, lambda: self._find() not in (None, to), limit)

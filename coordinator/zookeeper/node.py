@@ -31,6 +31,7 @@ from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import load, read_config
+from fencepost.coordinator.zookeeper.own_settings import OwnSettings
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -102,6 +103,8 @@ class ZooKeeperNode:
         self.controller: Address | None = None
         """Where the active controller listens, as far as is known."""
         self.controller_id = -1
+        self.takes_envelopes = True
+        """Whether the latest controller answers clients by way of other brokers."""
         self.broker_epoch = -1
         """-1 while the broker is not registered."""
         self.in_controlled_shutdown = False
@@ -240,7 +243,7 @@ class ZooKeeperNode:
             return
         path = znodes.broker_path(self._node_id)
         rack = self._config.text("broker.rack")
-        node = znodes.BrokerNode(self._node_id, self._end_points, rack)
+        node = znodes.BrokerNode(self._node_id, self._end_points, rack, takes_envelopes=True)
         data = znodes.broker_data(node, self._clock.now_ms())
         gone = asyncio.Event()
         deadline = self._clock.monotonic_ms() + 2 * self._timeout_ms
@@ -298,12 +301,15 @@ class ZooKeeperNode:
 
     async def _find(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
-        found = None
+        found, takes_envelopes = None, self.takes_envelopes
         if node is not None:
-            for one in znodes.broker_of(controller_id, node.data).end_points:
+            broker = znodes.broker_of(controller_id, node.data)
+            takes_envelopes = broker.takes_envelopes
+            for one in broker.end_points:
                 if one.name == self._listener:
                     found = one.host, one.port
         self.controller_id, self.controller = controller_id, found
+        self.takes_envelopes = takes_envelopes
         if found is None:
             self._mark_later(_CONTROLLER)
 
@@ -367,6 +373,10 @@ class ZooKeeperNode:
             note = await self._session.get(path)
             if note is not None and now_ms - note.ctime_ms > CHANGES_KEPT_MS:
                 await self._try([Delete(path)])
+
+    def settings_to_write(self) -> OwnSettings:
+        """What is known, for one request to change settings."""
+        return OwnSettings(self._config, self._session, self._image, node_id=self._node_id)
 
     async def _reread(self, kind: int, name: str) -> None:
         async with self._arriving:

@@ -54,6 +54,9 @@ PERSISTENT: Final = (
 )
 """What every broker makes at its start (kafka: ``PersistentZkPaths``)."""
 
+_TAKES_ENVELOPES: Final = "takes_envelopes"
+"""Fencepost's own; Apache Kafka passes over what it does not know."""
+
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
@@ -117,6 +120,12 @@ class BrokerNode:
     broker_id: int
     end_points: tuple[BrokerEndpoint, ...]
     rack: str | None
+    takes_envelopes: bool = False
+    """Whether it answers requests of clients that other brokers hand on, as controller.
+
+    Apache Kafka 3.9 has no word for it: its brokers close the connection of whoever sends an
+    Envelope, though they list it among what they serve.
+    """
 
 
 def broker_path(broker_id: int) -> str:
@@ -141,6 +150,8 @@ def broker_data(node: BrokerNode, timestamp_ms: int) -> bytes:
         one.name: _PROTOCOLS[one.security_protocol] for one in node.end_points
     }
     value["features"] = {}
+    if node.takes_envelopes:
+        value[_TAKES_ENVELOPES] = True
     return _written(value)
 
 
@@ -157,7 +168,8 @@ def broker_of(broker_id: int, data: bytes) -> BrokerNode:
         end_points = tuple(_end_point(text, protocols) for text in value["endpoints"])
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{path} has no endpoints: {error!r}") from None
-    return BrokerNode(broker_id, end_points, value.get("rack"))
+    takes_envelopes = value.get(_TAKES_ENVELOPES) is True
+    return BrokerNode(broker_id, end_points, value.get("rack"), takes_envelopes)
 
 
 def _end_point(text: str, protocols: Mapping[str, str]) -> BrokerEndpoint:

@@ -27,8 +27,10 @@ from fencepost.coordinator.wire.client.channel import ConnectionLostError
 from fencepost.coordinator.wire.client.client import AsyncWireClient
 from fencepost.coordinator.wire.client.cluster import error_codes
 from fencepost.coordinator.wire.codec import encode_request
+from fencepost.coordinator.wire.errors import UnsupportedVersion
 from fencepost.coordinator.wire.messages import request_factory, response_factory
 from fencepost.coordinator.wire.schema import Entity
+from tests.support.waits import until_true
 
 ANONYMOUS = b"\x00\x00" + b"\x05User" + b"\x0aANONYMOUS" + b"\x00" + b"\x00"
 
@@ -39,13 +41,18 @@ class Setting:
     def __init__(self, client: AsyncWireClient, broker: Broker, controller: Broker) -> None:
         self.client, self.broker, self.controller = client, broker, controller
         self.envelopes: list[Entity] = []
+        self.asked_directly: list[Entity] = []
         self.fails: Callable[[], Entity] | None = None
 
     async def handle(self, envelope: Entity) -> Entity:
         """Answer as a controller."""
-        self.envelopes.append(envelope)
-        if self.fails is not None:
-            return self.fails()
+        if envelope.__api_key__ == ApiKey.ENVELOPE:
+            self.envelopes.append(envelope)
+            if self.fails is not None:
+                return self.fails()
+        if envelope.__api_key__ != ApiKey.ENVELOPE:
+            self.asked_directly.append(envelope)
+            return response_factory(envelope.__api_key__, envelope.__version__).message(topics=())
         data = await exchanged(self.controller.address, envelope.request_data)
         return response_factory(ApiKey.ENVELOPE, 0).message(error_code=0, response_data=data)
 
@@ -58,6 +65,14 @@ class Setting:
 
         def fail() -> Entity:
             raise RequestTimedOutError("no controller has taken the request in time")
+
+        self.fails = fail
+
+    def take_none(self) -> None:
+        """Be a controller of Apache Kafka 3.9 on ZooKeeper, which takes no Envelope."""
+
+        def fail() -> Entity:
+            raise UnsupportedVersion(ApiKey.ENVELOPE, 0)
 
         self.fails = fail
 
@@ -191,16 +206,34 @@ def test_a_version_that_the_controller_does_not_know_ends_the_connection(tmp_pat
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("api", sorted(FORWARDED), ids=lambda api: ApiKey(api).name.lower())
-@pytest.mark.parametrize("is_late", [False, True], ids=["refused", "late"])
-def test_without_an_answer_everything_that_was_asked_for_has_failed(
-    api: int, is_late: bool, tmp_path
+def test_a_topic_for_a_client_is_asked_for_in_the_own_name_where_no_envelope_is_taken(
+    tmp_path,
 ) -> None:
     async def run() -> None:
         async with forwarding(tmp_path) as setting:
-            if is_late:
+            setting.take_none()
+            asked = request_factory(ApiKey.METADATA, 9)
+            body = asked.message(topics=[asked.MetadataRequestTopic(name="t")])
+            await setting.client.request(ApiKey.METADATA, 9, body)
+            await until_true(lambda: setting.asked_directly, "the broker has asked by itself")
+            assert [one.name for one in setting.asked_directly[0].topics] == ["t"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("api", sorted(FORWARDED), ids=lambda api: ApiKey(api).name.lower())
+@pytest.mark.parametrize("how", ["refused", "late", "not taken"])
+def test_without_an_answer_everything_that_was_asked_for_has_failed(
+    api: int, how: str, tmp_path
+) -> None:
+    async def run() -> None:
+        async with forwarding(tmp_path) as setting:
+            if how == "late":
                 setting.give_up()
                 expected = ErrorCode.request_timed_out
+            elif how == "not taken":
+                setting.take_none()
+                expected = ErrorCode.not_controller
             else:
                 setting.refuse(ErrorCode.principal_deserialization_failure)
                 expected = ErrorCode.unknown_server_error

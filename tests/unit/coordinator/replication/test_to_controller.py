@@ -22,6 +22,7 @@ from fencepost.coordinator.replication.isr_changes import IsrChanges
 from fencepost.coordinator.replication.registering import unsupported
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import Request
+from fencepost.coordinator.wire.errors import UnsupportedVersion
 from fencepost.coordinator.wire.messages import RequestFactory, response_factory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.errors import StorageError
@@ -249,6 +250,26 @@ async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> N
     await channel.close()
     await frozen.stop()
     await other.stop()
+
+
+async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
+    """Whatever it says of itself; the next one may take it."""
+    controllers = [await controller_that_says(number) for number in (1, 2)]
+    known = [controllers[0].port]
+    channel = RemoteControllerChannel(
+        lambda: ("127.0.0.1", known[-1]),
+        client_id="c",
+        takes=lambda key: key != ApiKey.DESCRIBE_CLUSTER or len(known) == 2,
+    )
+    request = Newest(ApiKey.DESCRIBE_CLUSTER, lambda make: make.message())
+    with pytest.raises(UnsupportedVersion):
+        await channel.send(request)
+    assert not controllers[0].asked
+    known.append(controllers[1].port)
+    assert (await channel.send(request)).controller_id == 2
+    await channel.close()
+    for one in controllers:
+        await one.stop()
 
 
 @pytest.mark.parametrize(

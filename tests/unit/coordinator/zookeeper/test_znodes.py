@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -89,6 +90,10 @@ def test_what_is_written(data: bytes, text: str):
         (
             znodes.broker_of(1, b'{"version":2,"endpoints":["PLAINTEXT://h:9092"]}'),
             BrokerNode(1, (BrokerEndpoint("PLAINTEXT", "h", 9092, 0),), None),
+        ),
+        (
+            znodes.broker_of(1, znodes.broker_data(replace(BROKER, takes_envelopes=True), 1)),
+            replace(BROKER, broker_id=1, takes_envelopes=True),
         ),
         (
             znodes.topic_of("t", b'{"version":1,"partitions":{"0":[1]}}'),

@@ -1,0 +1,100 @@
+"""Settings that a broker writes by itself, as every broker of Apache Kafka 3.9 does.
+
+Such a controller answers nobody but whoever asks it, and clients take settings to any broker. They
+are read before they are changed, and written without a look at who wrote meanwhile: the last one
+wins, as there.
+
+Source: ``ZkAdminManager.incrementalAlterConfigs``, ``KafkaZkClient.setOrCreateEntityConfigs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
+from fencepost.cluster.record_codec import decode
+from fencepost.cluster.records import ConfigRecord, MetadataRecord
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import MetadataUnavailableError
+from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.runtime.background import spawn
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError, ZooKeeperError
+from fencepost.coordinator.zookeeper.loading import read_config
+from fencepost.coordinator.zookeeper.session import Create, RefusedError, Session, Set, Write
+
+
+class OwnSettings(ObservedMetadata):
+    """What is known of a cluster, in which settings can be changed; for one request."""
+
+    def __init__(
+        self, config: BrokerConfig, session: Session, image: MetadataImage, *, node_id: int
+    ) -> None:
+        super().__init__(config, node_id=node_id)
+        self._session = session
+        self._changed: dict[tuple[int, str], None] = {}
+        self.image = image
+
+    async def read(self, resources: Collection[tuple[int, str]]) -> None:
+        """Know these resources' settings as they are now. Raises MetadataUnavailableError."""
+        try:
+            for kind, name in resources:
+                if kind == BROKER_RESOURCE or name in self.image.topics:
+                    values = await read_config(self._session, kind, name) or {}
+                    now = self.image.configs.get((kind, name), {})
+                    self._replay(new_settings(kind, name, now, values))
+        except ZooKeeperError as error:
+            raise MetadataUnavailableError(str(error)) from error
+
+    def _replay(self, records: Sequence[MetadataRecord]) -> None:
+        delta = MetadataDelta(self.image)
+        for record in records:
+            delta.replay(record)
+        self.image = delta.apply(self.image.offset + len(records), self.image.epoch)
+
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+        """Change settings, which :meth:`on_its_way` writes.
+
+        Raises MetadataUnavailableError for any other change, NotInZooKeeperError.
+        """
+        taken = [decode(one) if isinstance(one, bytes) else one for one in records]
+        resources: dict[tuple[int, str], None] = {}
+        for record in taken:
+            if not isinstance(record, ConfigRecord):
+                raise MetadataUnavailableError("the controller is elsewhere")
+            if znodes.config_path(record.resource_type, record.resource_name) is None:
+                raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
+            resources[record.resource_type, record.resource_name] = None
+        self._replay(taken)
+        self._changed |= resources
+
+    def on_its_way(self) -> asyncio.Future[None] | None:
+        """Done once ZooKeeper has all of it; it raises MetadataUnavailableError."""
+        changed, self._changed = self._changed, {}
+        return spawn(self._write(changed), "write settings") if changed else None
+
+    async def _write(self, changed: Collection[tuple[int, str]]) -> None:
+        try:
+            for kind, name in changed:
+                await self._write_one(kind, name)
+        except ZooKeeperError as error:
+            raise MetadataUnavailableError(str(error)) from error
+
+    async def _write_one(self, kind: int, name: str) -> None:
+        path = znodes.config_path(kind, name) or ""
+        data = znodes.config_data(self.image.configs.get((kind, name), {}))
+        told = Create(
+            znodes.CONFIG_CHANGE_PREFIX, znodes.config_change_data(kind, name), sequence=True
+        )
+        write: Write = Set(path, data)
+        if await self._session.get(path) is None:
+            write = Create(path, data)
+        try:
+            await self._session.do([write, told])
+        except RefusedError as refused:
+            if not refused.exists:
+                raise
+            await self._session.do([Set(path, data), told])

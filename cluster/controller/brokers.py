@@ -263,8 +263,11 @@ def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
     The last record that says so is the one whose offset others have to reach.
     """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
+    inside = _in_isr(view, broker.broker_id)
+    if view.settings.tells_by_leader_epoch:
+        inside = (one for one in inside if _has_another(view, *one, broker.broker_id))
     changes = view.leader_and_isr_updates(
-        _in_isr(view, broker.broker_id), cause, removed=broker.broker_id, at_most=MAX_CHANGES
+        inside, cause, removed=broker.broker_id, at_most=MAX_CHANGES
     )
     record = BrokerRegistrationChangeRecord(
         broker.broker_id, broker.epoch, in_controlled_shutdown=1
@@ -276,6 +279,24 @@ def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
     )
     done = _with(changes, before=(record,), events=(event,))
     return replace(done, answer=len(changes) == MAX_CHANGES)
+
+
+def _has_another(view: View, topic: TopicImage, index: int, broker_id: int) -> bool:
+    """Whether somebody else may lead. Else it goes on, in ZooKeeper mode, until it is gone."""
+    isr = topic.partitions[index].isr
+    return any(one != broker_id and view.is_active(one) for one in isr)
+
+
+def led_by(view: View, broker_id: int) -> list[tuple[str, int]]:
+    """What a broker leads that has other replicas.
+
+    Source: ``ControllerContext.partitionLeadersOnBroker``.
+    """
+    return [
+        (topic.name, index)
+        for topic, index, one in view.partitions()
+        if one.leader == broker_id and len(one.replicas) > 1
+    ]
 
 
 def _go_on_shutting_down(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
@@ -348,6 +369,9 @@ def appeared(
         return Outcome(True, (replace(seen, fenced=True),))
     if known.fenced:
         return unfence(view, heartbeats, known, f"it is {where}")
+    if known.listeners != {one.name: one for one in seen.end_points}:
+        shuts_down = known.in_controlled_shutdown
+        return Outcome(False, (replace(seen, fenced=False, in_controlled_shutdown=shuts_down),))
     return Outcome(False)
 
 
@@ -362,10 +386,13 @@ def never_seen(view: View, broker_id: int, cause: str) -> Outcome[bool]:
 # --- going ---
 
 
-def fence(view: View, broker: BrokerRegistration, cause: str) -> Outcome[bool]:
+def fence(
+    view: View, broker: BrokerRegistration, cause: str, *, forgets: bool = False
+) -> Outcome[bool]:
     """Take a broker out of every ISR, elect others where it led, and say that it is fenced.
 
-    The answer says that there is more: it is not yet fenced then.
+    The answer says that there is more: it is not yet fenced then. ``forgets``: nor is it known any
+    more.
     """
     broker_id = broker.broker_id
     changes = view.leader_and_isr_updates(
@@ -376,7 +403,9 @@ def fence(view: View, broker: BrokerRegistration, cause: str) -> Outcome[bool]:
     )
     if len(changes) > MAX_CHANGES:
         return _first_of(changes)
-    record = BrokerRegistrationChangeRecord(broker_id, broker.epoch, fenced=_FENCE)
+    record: MetadataRecord = BrokerRegistrationChangeRecord(broker_id, broker.epoch, fenced=_FENCE)
+    if forgets:
+        record = UnregisterBrokerRecord(broker_id, broker.epoch)
     event = Event(
         "broker-fenced",
         f"broker {broker_id}",

@@ -6,7 +6,8 @@ Source: ``ReplicationControlManager.alterPartition``/``validateAlterPartitionDat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from uuid import UUID
 
 from fencepost.cluster.controller.errors import (
@@ -22,11 +23,20 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.outcome import Change, Outcome, told
 from fencepost.cluster.controller.partition_change import RECOVERED, RECOVERING, Election
 from fencepost.cluster.controller.view import View
-from fencepost.cluster.image import PartitionRegistration, TopicImage
+from fencepost.cluster.image import (
+    LOST,
+    MIGRATING,
+    NO_LEADER,
+    PartitionRegistration,
+    TopicImage,
+)
 from fencepost.cluster.records import MetadataRecord
 from fencepost.logcore.errors import FencedLeaderEpochError
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.values import dataclass
+
+Place = tuple[UUID, int]
+"""A partition: its topic's id, and its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,40 @@ def _ineligible(view: View, item: AlterIsr) -> list[tuple[int, str]]:
                 (replica, f"broker epoch mismatch: requested={epoch} VS expected={broker.epoch}")
             )
     return found
+
+
+def replicas_found(
+    view: View, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
+) -> Outcome[None]:
+    """A broker can not read some replicas, and others again, as its answers to LeaderAndIsr say.
+
+    Source: ``KafkaController.processLeaderAndIsrResponseReceived``.
+    """
+    changes: list[Change] = []
+    for places, directory in ((lost, LOST), (found, MIGRATING)):
+        for topic_id, index in places:
+            topic = view.image.topics_by_id.get(topic_id)
+            partition = view.image.partition(topic_id, index)
+            if topic is None or partition is None or broker_id not in partition.replicas:
+                continue
+            is_lost = directory == LOST
+            if is_lost == (partition.directory_of(broker_id) == LOST):
+                continue
+            change = view.change(topic, index, removed=broker_id if is_lost else NO_LEADER)
+            change.directories = {broker_id: directory}
+            if is_lost:
+                change.isr = tuple(one for one in partition.isr if one != broker_id)
+            elif partition.leader < 0 and view.is_active(broker_id):
+                change.is_acceptable = partial(_with, broker_id, change.is_acceptable)
+            if view.allows_unclean_election(topic.name):
+                change.election = Election.UNCLEAN
+            cause = f"broker {broker_id} {'can not read' if is_lost else 'has'} its replica"
+            changes += view.changed(topic, change, cause)
+    return Outcome(None, tuple(one.record for one in changes), events=tuple(told(changes)))
+
+
+def _with(broker_id: int, others: Callable[[int], bool], one: int) -> bool:
+    return one == broker_id or others(one)
 
 
 @dataclass(frozen=True, slots=True)

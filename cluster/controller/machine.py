@@ -10,7 +10,7 @@ Source: ``QuorumController``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from fencepost.cluster.controller import (
@@ -123,11 +123,15 @@ class Controller:
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return brokers.never_seen(self.view, broker_id, cause)
-        return Outcome(False) if broker.fenced else brokers.fence(self.view, broker, cause)
+        return brokers.fence(self.view, broker, cause, forgets=True)
 
     def begin_shutdown(self, broker_id: int, broker_epoch: int) -> Outcome[bool]:
         """See :func:`brokers.begin_shutdown`; raises StaleBrokerEpochError."""
         return brokers.begin_shutdown(self.view, self.view.registered(broker_id, broker_epoch))
+
+    def led_by(self, broker_id: int) -> list[tuple[str, int]]:
+        """See :func:`brokers.led_by`."""
+        return brokers.led_by(self.view, broker_id)
 
     def begin(self, now_ms: int) -> None:
         """It has become active: know of brokers no more than the image tells."""
@@ -159,6 +163,12 @@ class Controller:
         """See :func:`isr.assign_replicas_to_dirs`."""
         return isr.assign_replicas_to_dirs(self.view, broker_id, broker_epoch, items)
 
+    def replicas_found(
+        self, broker_id: int, lost: Iterable[isr.Place], found: Iterable[isr.Place]
+    ) -> Outcome[None]:
+        """See :func:`isr.replicas_found`."""
+        return isr.replicas_found(self.view, broker_id, lost, found)
+
     def elect_leaders(
         self, election: Election, partitions: Sequence[elections.Partition] | None
     ) -> Outcome[list[tuple[elections.Partition, DomainError | None]]]:
@@ -170,11 +180,19 @@ class Controller:
         items: Sequence[reassignments.Reassign],
         *,
         allow_replication_factor_change: bool = True,
+        may_wait: bool = False,
     ) -> Outcome[list[DomainError | None]]:
         """See :func:`reassignments.alter_partition_reassignments`."""
         return reassignments.alter_partition_reassignments(
-            self.view, items, allow_replication_factor_change=allow_replication_factor_change
+            self.view,
+            items,
+            allow_replication_factor_change=allow_replication_factor_change,
+            may_wait=may_wait,
         )
+
+    def go_on_reassigning(self, partitions: Sequence[tuple[str, int]]) -> Outcome[None]:
+        """See :func:`reassignments.go_on_reassigning`."""
+        return reassignments.go_on_reassigning(self.view, partitions)
 
     def list_partition_reassignments(
         self, partitions: Sequence[tuple[str, int]] | None

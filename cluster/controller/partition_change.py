@@ -60,6 +60,8 @@ class PartitionChange:
     hears_of_isr: bool = False
     """Whether the leader learns of the ISR by an answer, and of nothing else: then it rises with
     changes of who has a replica."""
+    tells_anew: bool = False
+    """Whether those who have a replica hear of it even if nothing changes."""
 
     def build(self) -> PartitionChangeRecord | None:
         """The record, None if nothing changes."""
@@ -104,7 +106,7 @@ class PartitionChange:
             eligible_leader_replicas=None if elr == state.elr else elr,
             last_known_elr=self._last_known_elr(isr, leader),
         )
-        if record == PartitionChangeRecord(self.topic_id, self.index):
+        if record == PartitionChangeRecord(self.topic_id, self.index) and not self.tells_anew:
             return None
         is_told = self.raises_leader_epoch or (self.hears_of_isr and self._moves(record))
         if is_told and record.leader == NO_LEADER_CHANGE:

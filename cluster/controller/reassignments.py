@@ -33,14 +33,21 @@ class Reassign:
 
 
 def alter_partition_reassignments(
-    view: View, items: Sequence[Reassign], *, allow_replication_factor_change: bool = True
+    view: View,
+    items: Sequence[Reassign],
+    *,
+    allow_replication_factor_change: bool = True,
+    may_wait: bool = False,
 ) -> Outcome[list[DomainError | None]]:
-    """Begin, replace or call off each of them; the answers come in the order of the items."""
+    """Begin, replace or call off each of them; the answers come in the order of the items.
+
+    ``may_wait``: also for a broker that is not there yet (kafka: ``/admin/reassign_partitions``).
+    """
     answers: list[DomainError | None] = []
     changes: list[Change] = []
     for item in items:
         try:
-            changes += _altered(view, item, allow_replication_factor_change)
+            changes += _altered(view, item, allow_replication_factor_change, may_wait)
         except DomainError as error:
             answers.append(error)
         else:
@@ -49,7 +56,7 @@ def alter_partition_reassignments(
     return Outcome(answers, records, is_atomic=True, events=tuple(told(changes)))
 
 
-def _altered(view: View, item: Reassign, allow_factor_change: bool) -> list[Change]:
+def _altered(view: View, item: Reassign, allow_factor_change: bool, may_wait: bool) -> list[Change]:
     topic = view.image.topics.get(item.topic)
     if topic is None or not 0 <= item.index < len(topic.partitions):
         # Not with the name: that may be long, and one request may ask thousands of times.
@@ -57,7 +64,7 @@ def _altered(view: View, item: Reassign, allow_factor_change: bool) -> list[Chan
     partition = topic.partitions[item.index]
     if item.replicas is None:
         return _cancelled(view, topic, item.index, partition)
-    check_assignment(view, item.replicas)
+    check_assignment(view, item.replicas, may_wait=may_wait)
     if not allow_factor_change:
         _check_factor(partition, item.replicas)
     step = towards(partition, item.replicas)
@@ -93,6 +100,22 @@ def _cancelled(
     change.isr, change.replicas = former.isr, former.replicas
     change.adding = change.removing = ()
     return view.changed(topic, change, "the reassignment was cancelled")
+
+
+def go_on_reassigning(view: View, partitions: Sequence[tuple[str, int]]) -> Outcome[None]:
+    """Go on with what another controller has begun, where brokers are told by requests.
+
+    What has all it waits for ends; of all else those who have a replica hear anew, as nobody knows
+    whether they did.
+
+    Source: ``KafkaController.maybeResumeReassignments``.
+    """
+    changes: list[Change] = []
+    for name, index, one in list_partition_reassignments(view, partitions):
+        change = view.change(view.image.topics[name], index)
+        change.tells_anew = one.leader >= 0
+        changes += view.changed(view.image.topics[name], change, "the reassignment is resumed")
+    return Outcome(None, tuple(one.record for one in changes), events=tuple(told(changes)))
 
 
 def list_partition_reassignments(

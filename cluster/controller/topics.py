@@ -160,10 +160,12 @@ def _assigned(view: View, topic: NewTopic) -> list[tuple[int, ...]]:
     return [found[index] for index in range(len(found))]
 
 
-def check_assignment(view: View, replicas: Sequence[int], factor: int | None = None) -> None:
+def check_assignment(
+    view: View, replicas: Sequence[int], factor: int | None = None, *, may_wait: bool = False
+) -> None:
     """Raise InvalidReplicaAssignmentError unless a partition can have just these replicas.
 
-    ``factor`` is the number that other partitions have.
+    ``factor`` is the number that other partitions have. ``may_wait``: brokers may come later.
     """
     if not replicas:
         raise InvalidReplicaAssignmentError(
@@ -171,7 +173,7 @@ def check_assignment(view: View, replicas: Sequence[int], factor: int | None = N
         )
     former: int | None = None
     for broker in sorted(replicas):
-        if broker not in view.image.brokers:
+        if broker not in view.image.brokers and not (may_wait and broker >= 0):
             raise InvalidReplicaAssignmentError(
                 f"The manual partition assignment includes broker {broker}, but no such broker "
                 "is registered."

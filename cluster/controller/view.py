@@ -161,10 +161,19 @@ class View:
             if broker is None or broker_id == removed:
                 return False
             if broker_id != added and not broker.is_active:
-                return False
+                return self._goes_on(partition, broker)
             return broker.has_online(partition.directory_of(broker_id))
 
         return is_acceptable
+
+    def _goes_on(self, partition: PartitionRegistration, broker: BrokerRegistration) -> bool:
+        """Whether a leader that is about to go leads until then: nobody else may."""
+        return (
+            self.settings.tells_by_leader_epoch
+            and broker.broker_id == partition.leader
+            and not broker.fenced
+            and not any(map(self.is_active, partition.isr))
+        )
 
     def changed(self, topic: TopicImage, change: PartitionChange, cause: str) -> list[Change]:
         """What a change makes of a partition: one, or none if it stays as it is."""

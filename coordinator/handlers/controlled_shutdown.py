@@ -16,7 +16,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.CONTROLLED_SHUTDOWN, versions=(3, 3), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with the partitions that it goes on leading: there are none."""
+    """Answer with the partitions that it goes on leading: nobody else of their ISR can."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     yield from decided_to_the_end(
@@ -24,6 +24,12 @@ def run(ctx: Context) -> Work[Entity]:
         lambda: lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
         lambda is_more: is_more,
     )
-    return ctx.respond.ControlledShutdownResponse(
-        error_code=ErrorCode.none, remaining_partitions=()
+    remaining = ctx.broker.active_controller.look().led_by(body.broker_id)
+    make = ctx.respond
+    return make.ControlledShutdownResponse(
+        error_code=ErrorCode.none,
+        remaining_partitions=tuple(
+            make.RemainingPartition(topic_name=name, partition_index=index)
+            for name, index in remaining
+        ),
     )

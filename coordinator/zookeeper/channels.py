@@ -44,9 +44,10 @@ class _Channel:
         timeout_ms: int,
         answered: Answered,
     ) -> None:
-        self.broker = broker
         self._connection, self._timeout_ms, self._answered = connection, timeout_ms, answered
-        self._to = broker.listeners[listener]
+        self._listener = listener
+        self.broker = broker
+        """Where it listens may change meanwhile."""
         self._queue: deque[Entity] = deque()
         self._wake = asyncio.Event()
         self._task = spawn(self._run(), f"tell broker {broker.broker_id}")
@@ -71,7 +72,8 @@ class _Channel:
             await self._connection.close()
 
     async def _ask(self, request: Entity) -> Entity | None:
-        to = self._to.host, self._to.port
+        at = self.broker.listeners[self._listener]
+        to = at.host, at.port
         try:
             answer = await self._connection.ask(to, request, timeout_ms=self._timeout_ms)
         except (WireError, OSError) as error:
@@ -110,6 +112,8 @@ class Channels:
             now = living.get(broker_id)
             if now is None or now.epoch != channel.broker.epoch:
                 self._channels.pop(broker_id).close()
+            elif self._listener in now.listeners:
+                channel.broker = now
         for broker_id, broker in living.items():
             if broker_id not in self._channels and self._listener in broker.listeners:
                 name = f"controller-{self._node_id}-to-broker-{broker_id}"

@@ -11,8 +11,9 @@ Source: ``KafkaController.onControllerFailover``, ``onControllerResignation``, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -34,18 +35,20 @@ from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes, Partition
 from fencepost.coordinator.zookeeper.channels import Channels
-from fencepost.coordinator.zookeeper.errors import ZooKeeperError
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
     KnownTopic,
     Loaded,
+    batched,
     partition_records,
     read_brokers,
     read_config,
     read_states,
-    read_topics,
     records_of,
 )
+from fencepost.coordinator.zookeeper.log_dirs import LogDirs, read_log_dir_events
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -58,12 +61,14 @@ from fencepost.coordinator.zookeeper.store import Store
 from fencepost.coordinator.zookeeper.telling import (
     EPOCH_DURING_DELETE,
     alive,
+    replicas_of,
     stop_replica,
     stopped_partition,
     told,
 )
 from fencepost.coordinator.zookeeper.telling import Controller as Teller
-from fencepost.coordinator.zookeeper.writes import assignment_of, fenced
+from fencepost.coordinator.zookeeper.watches import Changed, Watches
+from fencepost.coordinator.zookeeper.writes import assignment_of
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.quorum_log import QuorumLog
@@ -74,7 +79,12 @@ _log = structlog.get_logger(__name__)
 NEVER_MS: Final = 10 * 365 * 86_400_000
 """Brokers have no sessions with this controller: ZooKeeper has them."""
 
+GO_ON_AT_ONCE: Final = 200
+"""Reassignments that one decision goes on with."""
+
 _BROKERS, _TOPICS, _DELETIONS, _ISRS, _GONE = "brokers", "topics", "deletions", "ISRs", "gone"
+_ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elections"
+_LOG_DIRS, _REPLICAS = "log directories", "replicas"
 
 
 class _NoObservers:
@@ -111,6 +121,8 @@ class Elected:
         self._session, self._epoch_version, self._on_lost = session, epoch_version, on_lost
         self._teller, self._loaded = teller, loaded
         self._channels = channels(self._answered)
+        self._image = MetadataImage()
+        """What ZooKeeper has, and brokers are told."""
         self._deleting: dict[str, set[int]] = {}
         """Topics that are being deleted, and the brokers that may still have something of them."""
         self._parts: dict[str, TopicImage] = {}
@@ -146,6 +158,17 @@ class Elected:
         self.metadata = cast("MetadataLog", self.store)
         self.services: Any = None
         """What handlers of requests to the controller are given."""
+        self._watches = Watches()
+        self._nodes = AdminNodes(
+            session,
+            self.store,
+            self._decide,
+            watches=self._watches,
+            on_change=(self._marks(_REASSIGNMENTS), self._marks(_ELECTIONS)),
+        )
+        self._changed_topics: dict[str, None] = {}
+        """Those whose assignment somebody has written."""
+        self._log_dirs = LogDirs(self._decide, self._marks(_REPLICAS))
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -157,7 +180,19 @@ class Elected:
         before = self._being_deleted()
         self._written(before, self.store.image)
         self.active.start()
-        self._dirty = dict.fromkeys((_BROKERS, _TOPICS, _DELETIONS, _ISRS))
+        self._changed_topics |= dict.fromkeys((*self.store.image.topics, *self.store.deleting))
+        self._dirty = dict.fromkeys(
+            (
+                _BROKERS,
+                _TOPICS,
+                _ASSIGNMENTS,
+                _DELETIONS,
+                _ISRS,
+                _LOG_DIRS,
+                _REASSIGNMENTS,
+                _ELECTIONS,
+            )
+        )
         self._wake.set()
         self._task = spawn(self._vital(), "controller")
 
@@ -194,11 +229,17 @@ class Elected:
     async def _run(self) -> None:
         for topic in self._loaded.nameless:
             await self._adopt(topic)
+        await self._go_on_reassigning()
         work = {
             _BROKERS: self._look_at_brokers,
             _TOPICS: self._look_at_topics,
+            _ASSIGNMENTS: self._look_at_assignments,
             _DELETIONS: self._look_at_deletions,
             _ISRS: self._look_at_isrs,
+            _LOG_DIRS: self._look_at_log_dirs,
+            _REPLICAS: self._log_dirs.look_at_replicas,
+            _REASSIGNMENTS: self._nodes.look_at_reassignments,
+            _ELECTIONS: self._nodes.look_at_elections,
             _GONE: self._finish_deletions,
         }
         while True:
@@ -213,10 +254,21 @@ class Elected:
         self._dirty[what] = None
         self._wake.set()
 
+    def _marks(self, what: str) -> Changed:
+        return partial(self._mark, what)
+
+    async def _go_on_reassigning(self, partitions: Sequence[Partition] | None = None) -> None:
+        """With those that are under way, of these or of all."""
+        found = self.active.look().list_partition_reassignments(partitions)
+        for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
+            self._decide(methodcaller("go_on_reassigning", some))
+            await asyncio.sleep(0)
+
     # --- what watches bring ---
 
     async def _look_at_brokers(self) -> None:
-        seen = await read_brokers(self._session, lambda: self._mark(_BROKERS))
+        changed = self._marks(_BROKERS)
+        seen = await read_brokers(self._session, lambda path: self._watches.once(path, changed))
         for broker_id in sorted((alive(self.store.image).keys() | self._in_sync()) - seen.keys()):
             gone = methodcaller("broker_gone", broker_id, "its session with ZooKeeper has ended")
             while self._decide(gone):
@@ -248,51 +300,100 @@ class Elected:
                 self._decide(methodcaller("place_new", topic.topic_id))
 
     async def _look_at_topics(self) -> None:
-        names = await self._session.children(znodes.TOPICS, lambda: self._mark(_TOPICS))
-        known = self.store.image.topics
-        new = [one for one in names if one not in known and one not in self.store.deleting]
-        for topic in await read_topics(self._session, new):
-            if topic.name not in self.store.image.topics:
-                await self._adopt(topic)
+        names = await self._session.children(znodes.TOPICS, self._marks(_TOPICS))
+        new = [one for one in names if not self._watches.has(znodes.topic_path(one))]
+        self._changed_topics |= dict.fromkeys(new)
+        self._mark(_ASSIGNMENTS)
+
+    def _assigned(self, name: str) -> None:
+        """The node of a topic was written, or has gone."""
+        if name in self.store.image.topics or name in self.store.deleting:
+            self._changed_topics[name] = None
+            self._mark(_ASSIGNMENTS)
+
+    async def _look_at_assignments(self) -> None:
+        names, self._changed_topics = [*self._changed_topics], {}
+        for some in batched(names):
+            asked = [(znodes.topic_path(name), partial(self._assigned, name)) for name in some]
+            nodes = await asyncio.gather(
+                *(self._session.get(path, self._watches.once(path, then)) for path, then in asked)
+            )
+            for name, node in zip(some, nodes, strict=True):
+                if node is None:
+                    continue
+                try:
+                    await self._compare(name, znodes.topic_of(name, node.data))
+                except NotOurFormatError as error:
+                    _log.error("assignment left out", topic=name, cause=str(error))
+
+    async def _compare(self, name: str, node: znodes.TopicNode) -> None:
+        """What a topic's node says, and what is known of it."""
+        known = self.store.image.topics.get(name)
+        if name in self.store.deleting:
+            parts = self._parts.get(name)
+            if parts is not None and len(node.replicas) > len(parts.partitions):
+                _log.warning("partitions added to a topic that is being deleted", topic=name)
+                await self.store.do(
+                    [Set(znodes.topic_path(name), znodes.topic_data(assignment_of(parts)))]
+                )
+        elif known is None:
+            states = await read_states(self._session, name, node.replicas)
+            if name not in self.store.image.topics:
+                await self._adopt(KnownTopic(name, node, states))
+        else:
+            more = range(len(known.partitions), len(node.replicas))
+            if more:
+                await self._make_partitions(name, more)
+                self.store.learn([*partition_records(known.topic_id, node, {}, more)])
+                self._place_new()
+            if node.topic_id != known.topic_id:  # KAFKA-14190: older tools drop it
+                now = self.store.image.topics.get(name)
+                if now is not None:
+                    await self.store.do(
+                        [Set(znodes.topic_path(name), znodes.topic_data(assignment_of(now)))]
+                    )
 
     async def _adopt(self, topic: KnownTopic) -> None:
         """A topic that somebody else has made, as Kafka's tools did."""
         node = topic.node
         if node.topic_id is None:
             node = replace(node, topic_id=new_topic_id())
-            await self._do([Set(znodes.topic_path(topic.name), znodes.topic_data(node))])
-        paths = [znodes.partitions_path(topic.name)]
-        paths += [
-            znodes.partition_path(topic.name, index)
-            for index in sorted(node.replicas)
-            if index not in topic.states
-        ]
-        for path in paths:
-            try:
-                await self._do([Create(path)])
-            except RefusedError as refused:
-                if not refused.exists:
-                    raise
+            await self.store.do([Set(znodes.topic_path(topic.name), znodes.topic_data(node))])
+        new = [index for index in sorted(node.replicas) if index not in topic.states]
+        await self._make_partitions(topic.name, new)
         records = [*records_of(replace(topic, node=node))]
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
         records += new_settings(TOPIC_RESOURCE, topic.name, {}, values or {})
         self.store.learn(records, configured=values is not None)
         self._place_new()
+        self._assigned(topic.name)  # what was written here may have set off the watch
 
-    async def _do(self, writes: Sequence[Write]) -> None:
-        for transaction in fenced(writes, self._epoch_version):
-            await self._session.do(transaction)
+    async def _make_partitions(self, name: str, indexes: Iterable[int]) -> None:
+        """The nodes that hold those of states, where they are not there."""
+        paths = [znodes.partitions_path(name)]
+        paths += [znodes.partition_path(name, index) for index in indexes]
+        for path in paths:
+            try:
+                await self.store.do([Create(path)])
+            except RefusedError as refused:
+                if not refused.exists:
+                    raise
 
     async def _look_at_isrs(self) -> None:
         """Leaders of older releases write their ISR by themselves, and leave a note."""
-        for name in await self._session.children(znodes.ISR_CHANGES, lambda: self._mark(_ISRS)):
+        for name in await self._session.children(znodes.ISR_CHANGES, self._marks(_ISRS)):
             path = f"{znodes.ISR_CHANGES}/{name}"
             note = await self._session.get(path)
             if note is None:
                 continue
-            for topic, index in znodes.isr_change_of(path, note.data):
-                await self._reread(topic, index)
-            await self._do([Delete(path)])
+            try:
+                changed = znodes.partitions_of(path, note.data)
+                for topic, index in changed:
+                    await self._reread(topic, index)
+                await self._go_on_reassigning(changed)
+            except NotOurFormatError as error:
+                _log.error("note of an ISR left out", cause=str(error))
+            await self.store.do([Delete(path)])
 
     async def _reread(self, name: str, index: int) -> None:
         states = await read_states(self._session, name, [index])
@@ -305,33 +406,52 @@ class Elected:
             records = [*partition_records(topic.topic_id, node, {index: (state, version)}, [index])]
             self.store.learn(records)
 
+    async def _look_at_log_dirs(self) -> None:
+        """Brokers that have lost a directory: their answers to all of their replicas say which."""
+        names = await self._session.children(znodes.LOG_DIR_EVENTS, self._marks(_LOG_DIRS))
+        brokers = await read_log_dir_events(self._session, names)
+        for broker_id in sorted(brokers & alive(self._image).keys()):
+            request = replicas_of(self._image, self._teller, broker_id)
+            if request is not None:
+                self._channels.send(broker_id, request)
+        await self.store.do([Delete(f"{znodes.LOG_DIR_EVENTS}/{name}") for name in names])
+
     # --- deletion ---
 
     async def _look_at_deletions(self) -> None:
-        names = await self._session.children(znodes.DELETE_TOPICS, lambda: self._mark(_DELETIONS))
+        names = await self._session.children(znodes.DELETE_TOPICS, self._marks(_DELETIONS))
         for name in names:
             topic = self.store.image.topics.get(name)
             if name in self.store.deleting:
                 continue
             if topic is None:
-                await self._do([Delete(znodes.delete_path(name))])
+                await self.store.do([Delete(znodes.delete_path(name))])
                 continue
             self.store.marked.add(name)
             self._decide(methodcaller("delete_topic", topic.topic_id))
 
     def _written(self, before: MetadataImage, after: MetadataImage) -> None:
         """A change holds: tell it."""
+        self._image = after
         self._channels.follow(after)
         for broker_id, request in told(before, after, self._teller):
             self._channels.send(broker_id, request)
-        for topic_id in changed_topics(before, after):
-            topic = before.topics_by_id.get(topic_id)
-            if topic is not None and topic_id not in after.topics_by_id:
+        changed = [
+            (topic, topic_id in after.topics_by_id)
+            for topic_id in changed_topics(before, after)
+            if (topic := before.topics_by_id.get(topic_id)) is not None
+        ]
+        if self._nodes.is_concerned([topic for topic, _ in changed], after):
+            self._mark(_REASSIGNMENTS)
+        for topic, is_there in changed:
+            if not is_there:
                 self._parts[topic.name] = topic
                 self._deleting[topic.name] = {
                     replica for one in topic.partitions for replica in one.replicas
                 }
         came = alive(after).keys() - alive(before).keys()
+        for broker_id in came:
+            self._log_dirs.forget(broker_id)
         for name, waiting in self._deleting.items():
             for broker_id in waiting & came if name not in before.topics else ():
                 self._stop(name, broker_id, after)
@@ -346,10 +466,17 @@ class Elected:
         self._channels.send(broker_id, request)
 
     def _answered(self, broker_id: int, request: Entity, answer: Entity) -> None:
-        if request.__api_key__ != ApiKey.STOP_REPLICA or answer.error_code:
+        if answer.error_code:
             return
+        if request.__api_key__ == ApiKey.LEADER_AND_ISR:
+            self._log_dirs.hear(broker_id, answer)
+        if request.__api_key__ != ApiKey.STOP_REPLICA:
+            return
+        kept = {one.topic_name for one in answer.partition_errors if one.error_code}
         for topic in request.topic_states:
             waiting = self._deleting.get(topic.topic_name)
+            if topic.topic_name in kept:
+                continue  # it is asked again when it has come anew
             if waiting is not None and any(
                 one.leader_epoch == EPOCH_DURING_DELETE for one in topic.partition_states
             ):
@@ -368,7 +495,7 @@ class Elected:
             settings = znodes.config_path(TOPIC_RESOURCE, name)
             others = (znodes.partitions_path(name), znodes.topic_path(name), settings or "")
             writes += [Delete(one) for one in others if await self._session.get(one) is not None]
-            await self._do([*writes, Delete(znodes.delete_path(name))])
+            await self.store.do([*writes, Delete(znodes.delete_path(name))])
             del self._deleting[name], self._parts[name]
             self.store.forget(name)
             _log.info("topic deleted", topic=name)

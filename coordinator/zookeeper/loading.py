@@ -25,7 +25,9 @@ from fencepost.cluster.records import (
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
-from fencepost.coordinator.zookeeper.session import Session
+from fencepost.coordinator.zookeeper.session import Delete, Session
+from fencepost.coordinator.zookeeper.watches import Changed
+from fencepost.coordinator.zookeeper.writes import fenced
 from fencepost.coordinator.zookeeper.znodes import StateNode, TopicNode
 from fencepost.logcore.values import dataclass
 
@@ -61,6 +63,14 @@ class Loaded:
     """Resources that have a node for their settings, if with none in it."""
 
 
+async def clear_notes(session: Session, epoch_version: int) -> None:
+    """Remove notes for the controller before: whoever is new reads all, and tells everybody all."""
+    for folder in (znodes.LOG_DIR_EVENTS, znodes.ISR_CHANGES):
+        names = await session.children(folder)
+        for transaction in fenced([Delete(f"{folder}/{name}") for name in names], epoch_version):
+            await session.do(transaction)
+
+
 async def load(session: Session) -> Loaded:
     """Read all. Raises ZooKeeperError."""
     names, marked = await asyncio.gather(
@@ -92,16 +102,29 @@ async def load(session: Session) -> Loaded:
     return Loaded(image, tuple(nameless), deleting, frozenset(configs))
 
 
+def _unwatched(_path: str) -> None:
+    return None
+
+
 async def read_brokers(
-    session: Session, changed: Callable[[], object] | None = None
+    session: Session, watch: Callable[[str], Changed | None] = _unwatched
 ) -> dict[int, RegisterBrokerRecord]:
-    """The brokers that live, by id."""
+    """The brokers that live, by id; one whose node can not be read is left out, and logged.
+
+    ``watch`` says by path what to call when that changes.
+    """
     found = {}
-    for name in await session.children(znodes.BROKER_IDS, changed):
-        broker_id = int(name)
-        node = await session.get(znodes.broker_path(broker_id))
-        if node is not None:  # it may be gone by now
-            found[broker_id] = broker_record(znodes.broker_of(broker_id, node.data), node.czxid)
+    for name in await session.children(znodes.BROKER_IDS, watch(znodes.BROKER_IDS)):
+        path = f"{znodes.BROKER_IDS}/{name}"
+        node = await session.get(path, watch(path))
+        if node is None:  # it may be gone by now
+            continue
+        try:
+            broker = znodes.broker_of(int(name), node.data)
+        except (NotOurFormatError, ValueError) as error:
+            _log.error("broker in ZooKeeper left out", broker=name, cause=str(error))
+        else:
+            found[broker.broker_id] = broker_record(broker, node.czxid)
     return found
 
 
@@ -121,7 +144,7 @@ def broker_record(node: znodes.BrokerNode, epoch: int) -> RegisterBrokerRecord:
 async def read_topics(session: Session, names: Sequence[str]) -> list[KnownTopic]:
     """Topics by name, those that are there; one that is no topic is left out, and logged."""
     found: list[KnownTopic] = []
-    for some in _batched(names):
+    for some in batched(names):
         nodes = await asyncio.gather(*(session.get(znodes.topic_path(name)) for name in some))
         for name, node in zip(some, nodes, strict=True):
             if node is None:
@@ -141,7 +164,7 @@ async def read_states(
 ) -> dict[int, tuple[StateNode, int]]:
     """The states of partitions that have one, and their versions, by index."""
     found = {}
-    for some in _batched([*indexes]):
+    for some in batched([*indexes]):
         paths = [znodes.state_path(topic, index) for index in some]
         nodes = await asyncio.gather(*map(session.get, paths))
         for index, path, node in zip(some, paths, nodes, strict=True):
@@ -150,9 +173,10 @@ async def read_states(
     return found
 
 
-def _batched(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), AT_ONCE):
-        yield items[start : start + AT_ONCE]
+def batched(items: Sequence[T], count: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """The items in pieces of so many."""
+    for start in range(0, len(items), count):
+        yield items[start : start + count]
 
 
 def records_of(topic: KnownTopic) -> Iterator[MetadataRecord]:

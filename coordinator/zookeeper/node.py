@@ -30,7 +30,7 @@ from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
-from fencepost.coordinator.zookeeper.loading import load, read_config
+from fencepost.coordinator.zookeeper.loading import clear_notes, load, read_config
 from fencepost.coordinator.zookeeper.own_settings import OwnSettings
 from fencepost.coordinator.zookeeper.session import (
     Create,
@@ -332,6 +332,7 @@ class ZooKeeperNode:
             self._mark(_CONTROLLER)
             return
         _log.info("elected controller", controller_epoch=epoch)
+        await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
         teller = Teller(self._node_id, epoch, self._listener)
         if self._take_office is not None and self._session.is_connected:

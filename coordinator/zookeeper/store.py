@@ -161,6 +161,11 @@ class Store(ObservedMetadata):
 
     # --- writing ---
 
+    async def do(self, writes: Sequence[Write]) -> None:
+        """Write what is no decision. Raises RefusedError, also where another one is active."""
+        for transaction in fenced(writes, self._epoch_version):
+            await self._session.do(transaction)
+
     async def _write_all(self) -> None:
         try:
             while not self._is_over:
@@ -178,8 +183,7 @@ class Store(ObservedMetadata):
             _log.warning("ZooKeeper did not take a decision", cause=str(error))
 
     async def _write(self, change: Change) -> None:
-        for transaction in fenced(change.writes, self._epoch_version):
-            await self._session.do(transaction)
+        await self.do(change.writes)
         if self._is_over:
             return
         self._changes.popleft()

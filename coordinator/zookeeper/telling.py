@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.image import (
+    LOST,
     BrokerRegistration,
     MetadataImage,
     PartitionRegistration,
@@ -86,7 +87,7 @@ def told(
     for broker_id, one in sorted(each.items()):
         if broker_id in now and one.led:
             yield broker_id, _leader_and_isr(after, controller, now[broker_id], one)
-    if changed or gone or came or was.keys() - now.keys():
+    if changed or gone or came or _listens(was) != _listens(now):
         parts = [(topic, index) for topic, index, _ in changed]
         for broker_id, broker in sorted(now.items()):
             if broker_id not in came or gone:
@@ -94,6 +95,21 @@ def told(
     for broker_id, one in sorted(each.items()):
         if broker_id in now and one.stopped:
             yield broker_id, stop_replica(controller, now[broker_id], one.stopped)
+
+
+def _listens(brokers: Mapping[int, BrokerRegistration]) -> dict[int, object]:
+    return {key: one.listeners for key, one in brokers.items()}
+
+
+def replicas_of(image: MetadataImage, controller: Controller, broker_id: int) -> Entity | None:
+    """All that a broker has a replica of, told again; None if that is nothing."""
+    one = _ForOne()
+    for topic, index in _everything(image):
+        if broker_id in topic.partitions[index].replicas:
+            _lead(one, controller, topic, index, is_new=False)
+    if not one.led:
+        return None
+    return _leader_and_isr(image, controller, image.brokers[broker_id], one)
 
 
 def _changes(
@@ -297,5 +313,9 @@ def _updated(
         isr=one.isr,
         zk_version=one.partition_epoch,
         replicas=one.replicas,
-        offline_replicas=tuple(replica for replica in one.replicas if replica not in live),
+        offline_replicas=tuple(
+            replica
+            for replica in one.replicas
+            if replica not in live or one.directory_of(replica) == LOST
+        ),
     )

@@ -26,6 +26,7 @@ CONFIG_CHANGES: Final = "/config/changes"
 CONFIG_CHANGE_PREFIX: Final = f"{CONFIG_CHANGES}/config_change_"
 DELETE_TOPICS: Final = "/admin/delete_topics"
 REASSIGN_PARTITIONS: Final = "/admin/reassign_partitions"
+PREFERRED_ELECTION: Final = "/admin/preferred_replica_election"
 ISR_CHANGES: Final = "/isr_change_notification"
 LOG_DIR_EVENTS: Final = "/log_dir_event_notification"
 PRODUCER_IDS: Final = "/latest_producer_id_block"
@@ -67,11 +68,18 @@ def _written(value: Mapping[str, Any]) -> bytes:
 def _read(data: bytes, path: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NotOurFormatError(f"{path} holds no JSON: {error}") from None
     if not isinstance(value, dict):
         raise NotOurFormatError(f"{path} holds no JSON object")
     return value
+
+
+def _number(value: Any) -> int:
+    """What requests to brokers can hold. Raises ValueError, TypeError."""
+    if isinstance(value, float) or not -(1 << 31) <= (number := int(value)) < 1 << 31:
+        raise ValueError(f"{value!r:.40} is no number of 32 bits")
+    return number
 
 
 # --- the cluster, and who decides ---
@@ -260,7 +268,7 @@ def topic_of(topic: str, data: bytes) -> TopicNode:
 
 
 def _assignment(value: Mapping[str, Sequence[int]]) -> dict[int, tuple[int, ...]]:
-    return {int(index): tuple(map(int, replicas)) for index, replicas in value.items()}
+    return {_number(index): tuple(map(_number, replicas)) for index, replicas in value.items()}
 
 
 def state_data(state: StateNode) -> bytes:
@@ -282,11 +290,11 @@ def state_of(path: str, data: bytes) -> StateNode:
     value = _read(data, path)
     try:
         return StateNode(
-            leader=int(value["leader"]),
-            isr=tuple(map(int, value["isr"])),
-            leader_epoch=int(value["leader_epoch"]),
-            controller_epoch=int(value["controller_epoch"]),
-            leader_recovery_state=int(value.get("leader_recovery_state", 0)),
+            leader=_number(value["leader"]),
+            isr=tuple(map(_number, value["isr"])),
+            leader_epoch=_number(value["leader_epoch"]),
+            controller_epoch=_number(value["controller_epoch"]),
+            leader_recovery_state=_number(value.get("leader_recovery_state", 0)),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{path} is no state of a partition: {error!r}") from None
@@ -370,13 +378,48 @@ def next_producer_id_of(data: bytes) -> int:
         raise NotOurFormatError(f"{PRODUCER_IDS} is no block: {error!r}") from None
 
 
-def isr_change_of(path: str, data: bytes) -> list[tuple[str, int]]:
-    """Partitions whose state a leader has written by itself. Raises NotOurFormatError."""
+def partitions_of(path: str, data: bytes) -> list[tuple[str, int]]:
+    """Partitions that a node names: of an ISR change, of a preferred election.
+
+    Raises NotOurFormatError.
+    """
     try:
         rows = _read(data, path)["partitions"]
-        return [(str(one["topic"]), int(one["partition"])) for one in rows]
+        return [(str(one["topic"]), _number(one["partition"])) for one in rows]
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{path} names no partitions: {error!r}") from None
+
+
+def reassignments_of(data: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
+    """The replicas that partitions are to have, of ``/admin/reassign_partitions``.
+
+    Raises NotOurFormatError.
+    """
+    try:
+        rows = _read(data, REASSIGN_PARTITIONS)["partitions"]
+        return {
+            (str(one["topic"]), _number(one["partition"])): tuple(map(_number, one["replicas"]))
+            for one in rows
+        }
+    except (KeyError, ValueError, TypeError) as error:
+        raise NotOurFormatError(f"{REASSIGN_PARTITIONS} is no assignment: {error!r}") from None
+
+
+def reassignments_data(targets: Mapping[tuple[str, int], Sequence[int]]) -> bytes:
+    """``/admin/reassign_partitions``."""
+    rows = [
+        {"topic": topic, "partition": index, "replicas": list(replicas)}
+        for (topic, index), replicas in targets.items()
+    ]
+    return _written({"version": 1, "partitions": rows})
+
+
+def log_dir_event_of(path: str, data: bytes) -> int:
+    """The broker that can not read one of its directories any more. Raises NotOurFormatError."""
+    found = _read(data, path).get("broker")
+    if not isinstance(found, int):
+        raise NotOurFormatError(f"{path} names no broker")
+    return found
 
 
 def id_to_text(topic_id: UUID) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,22 @@ class Brokers:
         return int(self.znodes.get("/controller_epoch")[0])
 
     # --- what is done ---
+
+    def elect(self, *wanted: int) -> None:
+        """Depose controllers until one of these is elected."""
+
+        def is_elected() -> bool:
+            found = self.controller
+            if found is not None and found not in wanted:
+                with suppress(NoNodeError):
+                    self.znodes.delete("/controller")
+            return found in wanted
+
+        until(is_elected, f"one of {wanted} is the controller")
+
+    def write(self, path: str, value: Any) -> None:
+        """A znode with that JSON, as tools of older releases make one."""
+        self.znodes.create(path, json.dumps(value).encode())
 
     def client(self, node_id: int) -> Cluster:
         return Cluster(self.nodes[node_id].bootstrap)

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from fencepost.cluster.controller.errors import (
+    InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError,
+)
 from fencepost.cluster.controller.isr import AlterIsr
 from fencepost.cluster.controller.machine import Controller as Machine
 from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.reassignments import Reassign
 from fencepost.cluster.controller.topics import NewTopic
 from fencepost.cluster.controller.view import ControllerSettings
@@ -25,6 +31,7 @@ from fencepost.cluster.records import (
     BrokerEndpoint,
     FeatureLevelRecord,
     MetadataRecord,
+    PartitionChangeRecord,
     UnregisterBrokerRecord,
 )
 from fencepost.coordinator.wire.api import ApiKey
@@ -33,7 +40,7 @@ from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.loading import broker_record
 from fencepost.coordinator.zookeeper.session import Create, Delete, Set, Write
-from fencepost.coordinator.zookeeper.telling import Controller, told
+from fencepost.coordinator.zookeeper.telling import Controller, replicas_of, told
 from fencepost.coordinator.zookeeper.writes import Writer, fenced
 
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
@@ -277,6 +284,107 @@ def test_a_controlled_shutdown_hands_over_what_is_led(scene: Scene):
     assert not any(
         part.delete_partition for topic in kept[0].topic_states for part in topic.partition_states
     )
+
+
+def test_who_shuts_down_goes_on_leading_what_nobody_else_can(scene: Scene):
+    topic_id = scene.create("t", (1, 2), (1, 2))
+    scene.create("alone", (1,))
+    _alter(scene, topic_id, 1)
+    scene.decide(lambda one: one.begin_shutdown(1, scene.brokers[1].epoch))
+    scene.check()
+    assert [scene.state("t", index).leader for index in (0, 1)] == [1, 2]
+    assert scene.state("alone").leader == 1
+    assert scene.machine.led_by(1) == [("t", 0)], "what has no other replica is not asked about"
+    scene.decide(lambda one: one.elect_leaders(Election.PREFERRED, None))
+    assert scene.state("t").leader == 1
+    scene.go(1)
+    assert [scene.state("t", index).leader for index in (0, 1)] == [-1, 2]
+    assert scene.state("alone").leader == -1
+
+
+def test_a_broker_that_is_gone_is_no_place_for_a_replica(scene: Scene):
+    scene.go(3)
+    with pytest.raises(InvalidReplicationFactorError):
+        scene.decide(
+            lambda one: one.create_topic(
+                NewTopic("t", 1, 3),
+                topic_id=uuid4(),
+                draw=random.Random(1),
+                check_configs=lambda *_: None,
+            )
+        )
+
+
+def test_a_reassignment_may_wait_for_a_broker_where_a_tool_has_written_it(scene: Scene):
+    scene.create("t", (1, 2))
+    scene.go(3)
+    wanted = [Reassign("t", 0, (2, 3))]
+    (refused,) = scene.decide(lambda one: one.alter_partition_reassignments(wanted))
+    assert isinstance(refused, InvalidReplicaAssignmentError)
+    for nonsense in ((), (1, 1), (-1,)):
+        items = [Reassign("t", 0, nonsense)]
+        (refused,) = scene.decide(
+            lambda one, items=items: one.alter_partition_reassignments(items, may_wait=True)
+        )
+        assert isinstance(refused, InvalidReplicaAssignmentError)
+    scene.decide(lambda one: one.alter_partition_reassignments(wanted, may_wait=True))
+    scene.check()
+    assert scene.state("t").adding_replicas == (3,)
+
+
+def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
+    """It has died with the target in sync, or before anybody heard of the target."""
+    topic_id = scene.create("t", (1, 2), (2, 1))
+    items = [Reassign("t", index, (3, 2)) for index in (0, 1)]
+    scene.decide(lambda one: one.alter_partition_reassignments(items))
+    in_sync = PartitionChangeRecord(topic_id, 0, isr=(1, 2, 3))
+    path = znodes.state_path("t", 0)
+    held = znodes.state_of(path, scene.nodes[path][0])
+    scene.write(Set(path, znodes.state_data(replace(held, isr=(1, 2, 3)))))
+    scene.machine.replay([in_sync], scene.machine.image.offset + 1, 1, 0)
+    epochs = [scene.state("t", index).leader_epoch for index in (0, 1)]
+    scene.decide(lambda one: one.go_on_reassigning([("t", 0), ("t", 1)]))
+    scene.check()
+    done, waits = (scene.state("t", index) for index in (0, 1))
+    assert (done.replicas, done.adding_replicas, done.leader) == ((3, 2), (), 3)
+    assert (waits.replicas, waits.leader_epoch) == ((3, 2, 1), epochs[1] + 1), "all hear of it"
+
+
+def test_a_replica_whose_directory_is_lost_leads_nothing_until_it_is_found(scene: Scene):
+    lost = [(scene.create("t", (1, 2)), 0), (scene.create("alone", (1,)), 0)]
+    scene.decide(lambda one: one.replicas_found(1, lost, ()))
+    scene.check()
+    assert [scene.state(name).leader for name in ("t", "alone")] == [2, -1]
+    assert [scene.state(name).isr for name in ("t", "alone")] == [(2,), (1,)]
+    for topic in _last(scene, ApiKey.UPDATE_METADATA).topic_states:
+        assert topic.partition_states[0].offline_replicas == (1,)
+    epochs = [scene.state(name).leader_epoch for name in ("t", "alone")]
+    scene.decide(lambda one: one.replicas_found(1, lost, ()))
+    assert [scene.state(name).leader_epoch for name in ("t", "alone")] == epochs, "no news"
+    scene.decide(lambda one: one.replicas_found(1, (), lost))
+    scene.check()
+    assert [scene.state(name).leader for name in ("t", "alone")] == [2, 1]
+
+
+def test_everybody_hears_where_a_broker_listens_now(scene: Scene):
+    node = znodes.BrokerNode(2, (BrokerEndpoint("PLAINTEXT", "moved", 9, 0),), None)
+    seen = broker_record(node, scene.brokers[2].epoch)
+    assert not scene.decide(lambda one: one.broker_appeared(seen, "there"))
+    for broker in scene.brokers.values():
+        assert broker.image.brokers[2].listeners["PLAINTEXT"].host == "moved"
+    scene.requests = []
+    scene.decide(lambda one: one.broker_appeared(seen, "there"))
+    assert scene.requests == []
+
+
+def test_a_broker_is_told_all_of_its_replicas_again(scene: Scene):
+    scene.create("t", (1, 2), (2, 3))
+    assert replicas_of(MetadataImage(), scene.teller, 1) is None
+    request = replicas_of(scene.machine.image, scene.teller, 1)
+    assert request is not None
+    (topic,) = request.topic_states
+    assert [one.partition_index for one in topic.partition_states] == [0]
+    assert request.broker_epoch == scene.brokers[1].epoch
 
 
 def test_a_deleted_topic_is_marked_told_and_forgotten(scene: Scene):

@@ -113,9 +113,14 @@ def test_what_is_written(data: bytes, text: str):
         ),
         (znodes.next_producer_id_of(b""), 0),
         (
-            znodes.isr_change_of("/i", b'{"version":1,"partitions":[{"topic":"t","partition":3}]}'),
+            znodes.partitions_of("/i", b'{"version":1,"partitions":[{"topic":"t","partition":3}]}'),
             [("t", 3)],
         ),
+        (
+            znodes.reassignments_of(znodes.reassignments_data({("t", 3): (2, 1), ("u", 0): (1,)})),
+            {("t", 3): (2, 1), ("u", 0): (1,)},
+        ),
+        (znodes.log_dir_event_of("/l", b'{"version":1,"broker":5,"event":1}'), 5),
     ],
 )
 def test_what_is_read(found: object, value: object):
@@ -134,17 +139,32 @@ READERS = [
     _reads(znodes.state_of, "/s"),
     _reads(znodes.config_change_of, "/c"),
     znodes.next_producer_id_of,
-    _reads(znodes.isr_change_of, "/i"),
+    _reads(znodes.partitions_of, "/i"),
+    znodes.reassignments_of,
+    _reads(znodes.log_dir_event_of, "/l"),
 ]
 
 
 @pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize("data", [b"no JSON", b"[]", b"{}", b'{"partitions":3,"endpoints":3}'])
+@pytest.mark.parametrize(
+    "data",
+    [b"no JSON", b"[]", b"{}", b'{"partitions":3,"endpoints":3}', b"[" * 100_000],
+    ids=["text", "list", "empty", "numbers", "deep"],
+)
 def test_what_somebody_else_has_written_is_refused_by_name(
     read: Callable[[bytes], Any], data: bytes
 ):
     with pytest.raises(NotOurFormatError):
         read(data)
+
+
+@pytest.mark.parametrize("number", ["1e999", "2147483648", "1.5", '"x"', "null"])
+def test_a_number_that_no_request_can_hold_is_none(number: str):
+    with pytest.raises(NotOurFormatError):
+        znodes.topic_of("t", b'{"version":1,"partitions":{"0":[%s]}}' % number.encode())
+    state = b'{"leader":%s,"isr":[1],"leader_epoch":0,"controller_epoch":1}' % number.encode()
+    with pytest.raises(NotOurFormatError):
+        znodes.state_of("/s", state)
 
 
 def test_a_topic_whose_partitions_have_gaps_is_none():

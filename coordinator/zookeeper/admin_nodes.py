@@ -1,0 +1,171 @@
+"""What tools ask of the controller by znodes under ``/admin``: reassignments and elections.
+
+A partition is taken out of ``/admin/reassign_partitions`` once it has the replicas that it is to
+have, or can not get them; the node goes with the last one. What it still holds is what the next
+controller goes on with. A node that can not be read is removed: it would be in the way of the next.
+
+Source: ``KafkaController.processZkPartitionReassignment``, ``maybeRemoveFromZkReassignment``,
+``processReplicaLeaderElection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from fencepost.cluster.controller.errors import ElectionNotNeededError
+from fencepost.cluster.controller.machine import Controller as Machine
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.controller.reassignment_steps import is_in_progress
+from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.cluster.image import MetadataImage, TopicImage
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError
+from fencepost.coordinator.zookeeper.loading import batched
+from fencepost.coordinator.zookeeper.session import Delete, RefusedError, Session, Set, Write
+from fencepost.coordinator.zookeeper.store import Store
+from fencepost.coordinator.zookeeper.watches import Changed, Watches
+
+_log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 200
+"""Partitions of one decision: others are served in between."""
+
+Partition = tuple[str, int]
+Targets = Mapping[Partition, tuple[int, ...]]
+Decide = Callable[[Callable[[Machine], Outcome[Any]]], Any]
+
+
+class AdminNodes:
+    """``on_change`` are called when one of the nodes has to be looked at again.
+
+    The first of them is for reassignments, the second for elections.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        store: Store,
+        decide: Decide,
+        *,
+        watches: Watches,
+        on_change: tuple[Changed, Changed],
+    ) -> None:
+        self._session, self._store, self._decide = session, store, decide
+        self._watches = watches
+        self._reassigned, self._elected = on_change
+        self._begun: dict[str, dict[int, tuple[int, ...]]] = {}
+        """What the node asks for and is under way: replicas by topic and index."""
+
+    # --- reassignments ---
+
+    def is_concerned(self, topics: Collection[TopicImage], image: MetadataImage) -> bool:
+        """Whether partitions of these topics, which have changed, are under way no longer."""
+        return any(
+            not _is_under_way(image, (topic.name, index), target)
+            for topic in topics
+            for index, target in self._begun.get(topic.name, {}).items()
+        )
+
+    async def look_at_reassignments(self) -> None:
+        """Begin what is asked for, and take out what is done."""
+        path = znodes.REASSIGN_PARTITIONS
+        node = await self._session.get(path, self._watches.once(path, self._reassigned))
+        if node is None:
+            self._begun = {}
+            return
+        asked: Targets = {}
+        try:
+            asked = znodes.reassignments_of(node.data)
+        except NotOurFormatError as error:
+            _log.error("reassignment left out", cause=str(error))
+        new = {
+            (name, index): target
+            for (name, index), target in asked.items()
+            if self._begun.get(name, {}).get(index) != target
+        }
+        failed: set[Partition] = set()
+        for some in batched([*new], AT_ONCE):
+            items = [Reassign(*one, new[one]) for one in some]
+            decision = partial(_reassigned, items=items)
+            for one, why in zip(some, self._decide(decision), strict=True):
+                if why is not None:
+                    failed.add(one)
+                    _log.warning("no reassignment", partition=f"{one[0]}-{one[1]}", cause=str(why))
+            await asyncio.sleep(0)
+        await self._written()
+        image = self._store.image
+        left = {
+            one: target
+            for one, target in asked.items()
+            if one not in failed and _is_under_way(image, one, target)
+        }
+        self._begun = {}
+        for (name, index), target in left.items():
+            self._begun.setdefault(name, {})[index] = target
+        if not left:
+            await self._do(Delete(path, node.version), self._reassigned)
+        elif len(left) < len(asked):
+            write = Set(path, znodes.reassignments_data(left), node.version)
+            await self._do(write, self._reassigned)
+
+    # --- elections ---
+
+    async def look_at_elections(self) -> None:
+        """Let the preferred replicas lead, where they may."""
+        path = znodes.PREFERRED_ELECTION
+        node = await self._session.get(path, self._watches.once(path, self._elected))
+        if node is None:
+            return
+        asked: list[Partition] = []
+        try:
+            asked = znodes.partitions_of(path, node.data)
+        except NotOurFormatError as error:
+            _log.error("election left out", cause=str(error))
+        for some in batched(asked, AT_ONCE):
+            for one, why in self._decide(partial(_elected, partitions=some)):
+                if why is not None and not isinstance(why, ElectionNotNeededError):
+                    _log.warning("no election", partition=f"{one[0]}-{one[1]}", cause=str(why))
+            await asyncio.sleep(0)
+        await self._written()
+        await self._do(Delete(path, node.version), self._elected)
+
+    # --- both ---
+
+    async def _written(self) -> None:
+        """What was decided by now is in ZooKeeper. Raises NotControllerError."""
+        on_its_way = self._store.on_its_way()
+        if on_its_way is not None:
+            await on_its_way
+
+    async def _do(self, write: Write, again: Changed) -> None:
+        """Look again where somebody else has written in between."""
+        try:
+            await self._store.do([write])
+        except RefusedError as refused:
+            if refused.at == 0:
+                raise
+            again()
+
+
+def _reassigned(machine: Machine, items: Sequence[Reassign]) -> Outcome[Any]:
+    return machine.alter_partition_reassignments(items, may_wait=True)
+
+
+def _elected(machine: Machine, partitions: Sequence[Partition]) -> Outcome[Any]:
+    return machine.elect_leaders(Election.PREFERRED, partitions)
+
+
+def _is_under_way(image: MetadataImage, partition: Partition, target: tuple[int, ...]) -> bool:
+    name, index = partition
+    topic = image.topics.get(name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        return False
+    now = topic.partitions[index]
+    staying = tuple(one for one in now.replicas if one not in now.removing_replicas)
+    return is_in_progress(now) and staying == target

@@ -1,0 +1,90 @@
+"""Log directories that brokers have lost, and the replicas that were in them.
+
+A broker leaves a note that it has lost a directory, and nobody but itself knows what was there: the
+controller tells it all of its replicas again, and the answer names those that can not be read. They
+lead nothing and leave their ISRs, until an answer says otherwise or the broker comes anew.
+
+Source: ``KafkaController.processLogDirEventNotification``, ``processLeaderAndIsrResponseReceived``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Any, Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from fencepost.cluster.controller.isr import Place
+from fencepost.cluster.controller.machine import Controller as Machine
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError
+from fencepost.coordinator.zookeeper.loading import batched
+from fencepost.coordinator.zookeeper.session import Session
+from fencepost.coordinator.zookeeper.watches import Changed
+
+_log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 200
+"""Partitions of one decision: others are served in between."""
+
+Decide = Callable[[Callable[[Machine], Outcome[Any]]], Any]
+
+
+async def read_log_dir_events(session: Session, names: Sequence[str]) -> set[int]:
+    """The brokers that these notes are of; one that can not be read is left out, and logged."""
+    found = set()
+    for name in names:
+        path = f"{znodes.LOG_DIR_EVENTS}/{name}"
+        note = await session.get(path)
+        try:
+            if note is not None:
+                found.add(znodes.log_dir_event_of(path, note.data))
+        except NotOurFormatError as error:
+            _log.error("note of a directory left out", cause=str(error))
+    return found
+
+
+class LogDirs:
+    """``on_change`` is called when :meth:`look_at_replicas` has something to decide."""
+
+    def __init__(self, decide: Decide, on_change: Changed) -> None:
+        self._decide, self._on_change = decide, on_change
+        self._lost: dict[int, set[Place]] = {}
+        """Replicas that can not be read, by broker."""
+        self._news: dict[int, dict[Place, bool]] = {}
+        """What is not yet decided on: whether a replica can not be read."""
+
+    def hear(self, broker_id: int, answer: Entity) -> None:
+        """What an answer to LeaderAndIsr says of each replica."""
+        lost = self._lost.setdefault(broker_id, set())
+        for topic in answer.topics:
+            for one in topic.partition_errors:
+                place = topic.topic_id, one.partition_index
+                is_lost = one.error_code == ErrorCode.kafka_storage_error
+                if is_lost != (place in lost) and (is_lost or not one.error_code):
+                    self._news.setdefault(broker_id, {})[place] = is_lost
+                    (lost.add if is_lost else lost.discard)(place)
+        if self._news:
+            self._on_change()
+
+    def forget(self, broker_id: int) -> None:
+        """It has come anew: what it can not read it will say."""
+        for place in self._lost.pop(broker_id, set()):
+            self._news.setdefault(broker_id, {})[place] = False
+        if self._news:
+            self._on_change()
+
+    async def look_at_replicas(self) -> None:
+        """Decide on the news."""
+        news, self._news = self._news, {}
+        for broker_id, places in news.items():
+            for some in batched([*places], AT_ONCE):
+                lost = [one for one in some if places[one]]
+                found = [one for one in some if not places[one]]
+                self._decide(methodcaller("replicas_found", broker_id, lost, found))
+                await asyncio.sleep(0)

@@ -152,10 +152,11 @@ class ShardedCoordinator:
             if one.leader == here
         )
 
-    def open_in_steps(self) -> Steps[None]:
+    def open_in_steps(self, key: str | None = None) -> Steps[None]:
         """Create the topic and its shards if they are not there.
 
-        A step for each partition, which makes a directory and files. Raises
+        A step for each partition, which makes a directory and files. With a ``key`` only its own is
+        waited for: a first client gets its answer before the others are opened behind it. Raises
         CoordinatorNotAvailableError if the topic can't be made.
         """
         if self._shards.is_open or (self._replicas.image is not None and self._count_partitions()):
@@ -164,11 +165,13 @@ class ShardedCoordinator:
         try:
             led = list(self._led(self._metadata.ensure_internal_topic(name)))
             for one in led:
-                # What this request does not come to, as its client goes, is opened behind it.
+                # What this request does not come to is opened behind it.
                 self._shards.elected(*one)
+            first = None if key is None else self.partition_for(key)
             for one in led:
-                self._shards.serve(*one)
-                yield
+                if first in (None, one[0]):
+                    self._shards.serve(*one)
+                    yield
         except DomainError as error:
             raise CoordinatorNotAvailableError(f"{name}: {error}") from error
 
@@ -190,7 +193,7 @@ class ShardedCoordinator:
 
         Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
         """
-        self._shards.throw_if_opening()
+        await self._shards.opened()
         found: list[R] = []
         pace = Pace()
         for shard in self._shards.shards:

@@ -1,9 +1,9 @@
 """FindCoordinator (10): where a group or a transactional id is looked after.
 
-Standing alone, the internal topic is created by the first request, and its shards serve when the
-answer goes out. In a cluster the controller creates it, and as from Kafka the answer is
-COORDINATOR_NOT_AVAILABLE until the key's partition has a leader that clients of this listener can
-reach.
+Standing alone, the internal topic is created by the first request, and the shard of each key serves
+when the answer goes out; the others are opened behind it. In a cluster the controller creates it,
+and as from Kafka the answer is COORDINATOR_NOT_AVAILABLE until the key's partition has a leader
+that clients of this listener can reach.
 
 Versions: 1 asks by type, 4 for many keys at once, 6 knows share coordinators, which there are none
 of (INVALID_REQUEST, as from a Kafka without them).
@@ -51,7 +51,6 @@ def run(ctx: Context) -> Steps[Entity]:
     """Answer with the coordinator of each key, or an error."""
     respond, body = ctx.respond, ctx.body
     key_type = getattr(body, "key_type", GROUP)
-    opened: Verdict | None = None
     endpoints = Endpoints(ctx)
     found = []
     for key in (body.key,) if ctx.version < FIRST_WITH_MANY_KEYS else body.coordinator_keys:
@@ -59,9 +58,7 @@ def run(ctx: Context) -> Steps[Entity]:
         if verdict is None and ctx.broker.controller is not None:
             verdict = _look_up(ctx, endpoints, key_type, key)
         elif verdict is None:
-            if opened is None:
-                opened = yield from _open(ctx, endpoints, key_type)
-            verdict = opened
+            verdict = yield from _open(ctx, endpoints, key_type, key)
         found.append((key, _place(*verdict)))
         yield
     if ctx.version < FIRST_WITH_MANY_KEYS:
@@ -110,10 +107,10 @@ def _look_up(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Ver
     return ErrorCode.none, None, node
 
 
-def _open(ctx: Context, endpoints: Endpoints, key_type: int) -> Steps[Verdict]:
+def _open(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Steps[Verdict]:
     coordinator = ctx.broker.groups if key_type == GROUP else ctx.broker.txns
     try:
-        yield from coordinator.open_in_steps()
+        yield from coordinator.open_in_steps(key)
     except DomainError as error:
         return error_code(error), str(error), None
     return ErrorCode.none, None, endpoints.nodes[ctx.broker.node_id]

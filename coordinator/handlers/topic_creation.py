@@ -18,10 +18,8 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.forwarding import LENGTH_BYTES, envelope
 from fencepost.coordinator.metadata.metadata import SETTINGS_OF
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.replication.controller_connection import newest
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import decode_response, encode_request
@@ -44,6 +42,10 @@ def ask_for_topic(ctx: Context, name: str) -> None:
     controller = broker.controller
     if controller is None or name in broker.topics_coming or name == METADATA_TOPIC:
         return
+    # Most brokers are alone: the first Metadata of a fresh one is not to pay for all of this.
+    from fencepost.coordinator.handlers.forwarding import LENGTH_BYTES, envelope  # noqa: PLC0415
+    from fencepost.coordinator.replication.controller_connection import newest  # noqa: PLC0415
+
     try:
         version = newest(ApiKey.CREATE_TOPICS, controller.versions)
     except UnsupportedVersion:

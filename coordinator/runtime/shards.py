@@ -158,6 +158,11 @@ class ShardSet:
         self._shards[index] = shard
         shard.load_empty()
 
+    def _open_next(self) -> None:
+        index = next(iter(self._unopened))
+        with survived("load", shard=f"{self.topic}-{index}"):
+            self._open(index)
+
     def _begin_to_load(self) -> None:
         if self._loading is None:
             self._loading = spawn(self._load(), f"load {self.topic}")
@@ -170,9 +175,7 @@ class ShardSet:
                 await pace()
                 unread = [one for one in self._shards.values() if one.state is ShardState.INITIAL]
                 if self._unopened:
-                    index = next(iter(self._unopened))
-                    with survived("load", shard=f"{self.topic}-{index}"):
-                        self._open(index)
+                    self._open_next()
                 elif unread:
                     shard = min(unread, key=lambda shard: shard.partition.log.size_bytes)
                     with survived("load", shard=shard.name):
@@ -212,10 +215,12 @@ class ShardSet:
             raise NotCoordinatorError(f"{self.topic}-{index} is not served here")
         return shard
 
-    def throw_if_opening(self) -> None:
-        """Raise CoordinatorLoadInProgressError while a partition that was won is not open yet."""
-        for index in self._unopened:
-            self.shard_at(index)
+    async def opened(self) -> None:
+        """Open all that was won and is not open yet; what is not empty is still to be read then."""
+        pace = Pace()
+        while self._unopened and not self._closed:
+            self._open_next()
+            await pace()
 
     def shard_for(self, key: str) -> ShardRuntime:
         """The shard that ``key`` belongs to. Raises a :class:`ShardError`, as :meth:`shard_at`."""

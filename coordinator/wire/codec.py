@@ -199,10 +199,15 @@ def _skip_header_tags(frame: Frame, pos: int) -> int:
     return pos
 
 
-def prepare(api_key: int, version: int) -> None:
+def prepare(api_key: int, version: int) -> Steps[None]:
     """Compile what this version needs; otherwise its first request and response would do it."""
+    message_class(api_key, version, "request")
+    yield
     _kind(api_key, version)
-    compile_writer(message_class(api_key, version, "response"))
+    yield
+    response = message_class(api_key, version, "response")
+    yield
+    compile_writer(response)
 
 
 def _read(cls: type, read: Any, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fencepost.coordinator.daemon.first_contact import MESSAGES
 from tests.support.daemon import ROOT
+from tests.support.raw import encode
 
 PREPARED = """
 import asyncio, json, sys
@@ -37,6 +38,57 @@ def test_nothing_of_a_first_contact_is_imported_when_it_comes() -> None:
     loaded, late = json.loads(done.stdout)
     assert late == []
     assert loaded > 2 * len(MESSAGES)
+
+
+ASKED = """
+import asyncio, json, socket, struct, sys
+from pathlib import Path
+from fencepost import Broker
+made = []
+def make():
+    made.append(Broker(Path(sys.argv[1]), "127.0.0.1:0"))
+    return made[0]
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+thread = BrokerThread(make)
+thread.start()
+thread.call(made[0].prepare_first_contact)
+before = set(sys.modules)
+with socket.create_connection(thread.address) as sock, sock.makefile("rb") as answers:
+    for frame in map(bytes.fromhex, sys.argv[2:]):
+        sock.sendall(struct.pack(">i", len(frame)) + frame)
+        answers.read(struct.unpack(">i", answers.read(4))[0])
+late = set(sys.modules) - before
+thread.stop()
+print(json.dumps(sorted(one for one in late if one.startswith(("fencepost.", "kio.")))))
+"""
+
+
+def test_nothing_is_imported_for_the_first_answers(tmp_path: Path) -> None:
+    frames = [
+        encode("api_versions", 3, 1, "new", {"client_software_name": "n"}),
+        encode("metadata", 13, 2, "new", {"topics": None}),
+        encode("find_coordinator", 2, 3, "new", {"key": "id", "key_type": 1}),
+        encode(
+            "init_producer_id",
+            4,
+            4,
+            "new",
+            {
+                "transactional_id": "id",
+                "transaction_timeout": 60_000,
+                "producer_id": -1,
+                "producer_epoch": -1,
+            },
+        ),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, str(tmp_path), *(frame.hex() for frame in frames)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 STARTED = """

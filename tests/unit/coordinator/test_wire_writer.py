@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from fencepost.coordinator.wire.errors import EncodeError
 from fencepost.coordinator.wire.limits import BIG_CHUNK_BYTES, MAX_ERROR_TEXT_CHARACTERS
 from fencepost.coordinator.wire.messages import request_factory, response_factory
 from fencepost.coordinator.wire.precheck import check
-from fencepost.coordinator.wire.schema import message_class
+from fencepost.coordinator.wire.schema import all_fields, is_known, message_class, module_of
 from fencepost.coordinator.wire.writer import compile_writer, uvarint
 from tests.fuzz.entities import random_entity
 
@@ -168,6 +169,19 @@ class TestFactory:
             make.PartitionProduceResponse(indx=1)
         with pytest.raises(AttributeError, match="NodeEndpont"):
             _ = make.NodeEndpont
+
+    @pytest.mark.parametrize("api", [ApiKey.METADATA, ApiKey.PRODUCE, ApiKey.FETCH])
+    def test_what_any_version_has_is_known(self, api: ApiKey) -> None:
+        known = APIS[api]
+        for version in range(known.min_version, known.max_version + 1):
+            module = module_of(api, version, "response")
+            for cls in vars(module).values():
+                if is_dataclass(cls) and cls.__module__ == module.__name__:
+                    names = [info.name for info in all_fields(cls)]
+                    assert is_known(api, "response", cls.__name__)
+                    assert all(is_known(api, "response", cls.__name__, one) for one in names)
+                    assert not is_known(api, "response", cls.__name__, f"{names[0]}_")
+                    assert not is_known(api, "response", cls.__name__[:-1], names[0])
 
     def test_the_top_level_error_where_there_is_one(self) -> None:
         assert response_factory(ApiKey.HEARTBEAT, 4).error(27).error_code == 27

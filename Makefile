@@ -50,7 +50,7 @@ demo: $(VENV)/.story  ## the main job: flights over MQTT and a loader, through P
 # passed leaves nothing there.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4194304 { print "/dev/shm" }')
 # A daemon or command that has to compile itself takes twice as long to start, and hundreds start.
-TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/plugin tests/fuzz tests/unit tests/sim tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_failed_appends.py
+TEST_RUN := PYTHONDONTWRITEBYTECODE= $(if $(MEMORY),TMPDIR=$(MEMORY) )$(RUN) pytest -o tmp_path_retention_policy=failed --numprocesses 2 --dist loadfile tests/crash tests/lives tests/wire tests/plugin tests/fuzz tests/unit tests/sim tests/docs tests/console/test_api.py tests/test_tidy.py tests/mqtt --ignore tests/crash/test_sweep.py --ignore tests/crash/test_java_copier.py --ignore tests/crash/test_cluster_faults.py --ignore tests/crash/test_cluster_sweep.py --ignore tests/crash/test_controller_sweep.py --ignore tests/crash/test_failed_appends.py
 
 test: export POWER_STATES ?= 2100
 test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (under five minutes)
@@ -82,7 +82,8 @@ containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a
 
 crash: export POWER_STATES ?= $(or $(N),10500)
 crash: export CLUSTER_POINTS ?= 300
-crash: $(VENV)/.dev  ## kills and power loss at every step, also of three brokers (CLUSTER_POINTS=all), a fleet of groups, histories of logs (N=100000: more of each)
+crash: export CONTROLLER_POINTS ?= 100
+crash: $(VENV)/.dev  ## kills and power loss at every step, also of three brokers (CLUSTER_POINTS=all) and of a controller on ZooKeeper (CONTROLLER_POINTS=all), a fleet of groups, histories of logs (N=100000: more of each)
 	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
 	$(RUN) pytest --quiet -s --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py
 	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet --numprocesses 2 --dist load tests/unit/logcore/test_histories.py

@@ -18,14 +18,12 @@ from typing import NamedTuple, Self
 from fencepost.coordinator.runtime.key_partition import java_string_hash
 from fencepost.coordinator.tools.sweep.daemon import Daemon, DaemonError, Settings, preload
 from fencepost.coordinator.tools.sweep.points import Event, Point
-from fencepost.logcore.batch import iter_headers
-from fencepost.logcore.errors import CorruptRecordError
 from fencepost.testing import Cluster as InProcess
+from tests.crash.brokers import Brokers
 from tests.crash.named_points import Naming
 from tests.crash.stubborn_client import StubbornClient
-from tests.support.cluster import READ_COMMITTED, Cluster
-from tests.support.raw import Answer, ConnectionLostError
-from tests.support.waits import until
+from tests.support.cluster import READ_COMMITTED
+from tests.support.raw import Answer
 
 DATA, FORCED = ("out", 0), ("forced", 0)
 """Partitions for data. Of the second each batch is on disk before it is answered, or fetched on."""
@@ -103,7 +101,7 @@ def preload_brokers() -> None:
     preload(sorted(name for name in sys.modules if name.startswith(ours)))
 
 
-class CrashingCluster:
+class CrashingCluster(Brokers[Daemon]):
     """The processes, and what is looked at from outside. A context manager."""
 
     def __init__(
@@ -117,7 +115,6 @@ class CrashingCluster:
         """``patience_s`` is how long any state may take to come."""
         ports: dict[int, int] = {}
         common = {**COMMON, **(settings or {})}
-        self._patience_s = patience_s
 
         def node(node_id: int, own: Mapping[str, str]) -> Daemon:
             place = home / str(node_id)
@@ -132,10 +129,9 @@ class CrashingCluster:
             "process.roles": "broker",
             "controller.quorum.bootstrap.servers": self.controller.bootstrap,
         }
-        self.brokers = {node_id: node(node_id, of_broker) for node_id in BROKERS}
-        ports.update((port_of(one), node_id) for node_id, one in self.brokers.items())
-        self.home = home
-        self._connections: dict[int, Cluster] = {}
+        brokers = {node_id: node(node_id, of_broker) for node_id in BROKERS}
+        ports.update((port_of(one), node_id) for node_id, one in brokers.items())
+        super().__init__(home, brokers, patience_s=patience_s)
 
     def __enter__(self) -> Self:
         preload_brokers()
@@ -154,12 +150,8 @@ class CrashingCluster:
         self.close()
 
     def close(self) -> None:
-        for one in (*self.brokers.values(), self.controller):
-            one.close()
-
-    @property
-    def bootstrap(self) -> str:
-        return ",".join(one.bootstrap for one in self.brokers.values())
+        super().close()
+        self.controller.close()
 
     def _create(self) -> None:
         """Make the topics, the internal ones too, with the replicas where they are wanted."""
@@ -184,31 +176,6 @@ class CrashingCluster:
         return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
 
     # --- looking ---
-
-    def connection(self, node_id: int) -> Cluster:
-        if node_id not in self._connections:
-            self._connections[node_id] = Cluster(self.brokers[node_id].bootstrap, deadline_s=5)
-        return self._connections[node_id]
-
-    def until(self, look: Callable[[], bool], what: str) -> None:
-        """Wait until it is so, over connections that break. TimeoutError says what was wrong."""
-        why = ""
-
-        def looked() -> bool:
-            nonlocal why
-            try:
-                return look()
-            except (ConnectionLostError, OSError, AssertionError, CorruptRecordError) as error:
-                why = f"{type(error).__name__}: {error}"
-                for one in self._connections.values():
-                    one.close()
-                self._connections.clear()
-                return False
-
-        try:
-            until(looked, what, deadline_s=self._patience_s)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}; {why}") from None
 
     def settle(self) -> None:
         """Wait until every replica is in sync and who is to lead does, as far as all know."""
@@ -237,14 +204,9 @@ class CrashingCluster:
     def _metadata(self, node_id: int | None = None) -> Answer:
         """What a broker knows, or the first that answers."""
         topics = [{"name": name} for name in dict.fromkeys(topic for topic, _ in REPLICAS)]
-        for one in BROKERS if node_id is None else (node_id,):
-            try:
-                return self.connection(one).call("metadata", 8, topics=topics)
-            except (OSError, ConnectionLostError):
-                dead = self._connections.pop(one, None)
-                if dead is not None:
-                    dead.close()
-        raise ConnectionLostError
+        if node_id is None:
+            return self.call("metadata", 8, topics=topics)
+        return self.connection(node_id).call("metadata", 8, topics=topics)
 
     @staticmethod
     def _by_name(answer: Answer) -> dict[tuple[str, int], Answer]:
@@ -274,7 +236,7 @@ class CrashingCluster:
             lambda: len({self._all_of(one, layout.data) for one in BROKERS}) == 1,
             "all replicas show all",
         )
-        end = self._log_end(BROKERS[0], layout.data)
+        end = self.log_end(BROKERS[0], layout.data)
         for node_id in BROKERS:
             read = self.connection(node_id).read(
                 topic, partition=index, isolation=READ_COMMITTED, begin=seen.end, end=end
@@ -310,21 +272,12 @@ class CrashingCluster:
     def _all_of(self, node_id: int, partition: tuple[str, int]) -> int:
         """The end of a replica, below which all is committed and stable; AssertionError if not."""
         error, high, stable = self._ends(node_id, *partition)
-        end = self._log_end(node_id, partition)
+        end = self.log_end(node_id, partition)
         assert (error, high, stable) == ("none", end, end), (node_id, partition, high, stable, end)
         return end
 
-    def _log_end(self, node_id: int, partition: tuple[str, int]) -> int:
-        headers = iter_headers(self._log(node_id, partition))
-        return max((one.next_offset for _, one in headers), default=0)
-
-    def _log(self, node_id: int, partition: tuple[str, int]) -> bytes:
-        """What the files of a replica hold."""
-        place = self.home / str(node_id) / "data" / "{}-{}".format(*partition)
-        return b"".join(path.read_bytes() for path in sorted(place.glob("*.log")))
-
     def _are_equal(self, partition: tuple[str, int]) -> bool:
-        return len({self._log(one, partition) for one in BROKERS}) == 1
+        return len({self.log(one, partition) for one in BROKERS}) == 1
 
     # --- a point ---
 

@@ -80,6 +80,10 @@ class ZooKeeper:
         found.start(60)
         return found
 
+    def end(self, session_id: int) -> None:
+        """End the session of which no more is known than its number, as owner of a znode."""
+        self.expire((session_id, password_of(session_id)))
+
     def expire(self, session: tuple[int, bytes]) -> None:
         """End somebody's session, by its id and password, as ZooKeeper does after its time."""
         session_id, password = session
@@ -89,6 +93,16 @@ class ZooKeeper:
             _receive(client)
             _send(client, struct.pack(">ii", 1, _CLOSE))
             _receive(client)
+
+
+def password_of(session_id: int) -> bytes:
+    """What a server gives to who has this session (``ZooKeeperServer.generatePasswd``)."""
+    seed = (session_id ^ 0xB3415C00 ^ 0x5DEECE66D) & (1 << 48) - 1
+    found = b""
+    for _ in range(4):  # java.util.Random
+        seed = (seed * 0x5DEECE66D + 0xB) & (1 << 48) - 1
+        found += (seed >> 16).to_bytes(4, "little")
+    return found
 
 
 def _send(client: socket.socket, body: bytes) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import iter_modules
@@ -29,6 +30,7 @@ from fencepost.coordinator.tools.sweep.points import (
     Event,
     Point,
 )
+from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.values import dataclass
 
 START_S = 60.0
@@ -56,11 +58,16 @@ class Counting:
         """Make the count of one process."""
         return Counter(point, die, every_answer=self.every_answer)
 
-    def file_system(self, root: str, counter: Counter) -> CountedFileSystem:
+    def die(self, pipe: Connection, event: Event) -> None:
+        """Be at the chosen point, before or after ``event``; ``pipe`` leads to who chose it."""
+        pipe.send(("killed", event.what))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def file_system(self, root: str, counter: Counter) -> OsFileSystem:
         """Make its file system, with its directory at ``root``."""
         return CountedFileSystem(root, counter)
 
-    def loop(self, counter: Counter) -> CountedLoop:
+    def loop(self, counter: Counter) -> asyncio.AbstractEventLoop:
         """Make its event loop."""
         loop = CountedLoop()
         loop.counter = counter
@@ -217,12 +224,8 @@ def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None
     # Ctrl-C is for the sweep; it stops its brokers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def die(event: Event) -> None:
-        pipe.send(("killed", event.what))
-        os.kill(os.getpid(), signal.SIGKILL)
-
     counting = settings.counting
-    counter = counting.counter(point, die)
+    counter = counting.counter(point, partial(counting.die, pipe))
     try:
         with asyncio.Runner(loop_factory=lambda: counting.loop(counter)) as runner:
             runner.run(_serve(pipe, settings, listen, counter))

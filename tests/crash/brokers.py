@@ -1,0 +1,85 @@
+"""Brokers as processes that die at chosen points, and what is looked at from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fencepost.coordinator.tools.sweep.daemon import Daemon
+from fencepost.logcore.batch import iter_headers
+from fencepost.logcore.errors import CorruptRecordError
+from tests.support.cluster import Cluster
+from tests.support.raw import Answer, ConnectionLostError
+from tests.support.waits import until
+
+D = TypeVar("D", bound=Daemon)
+
+
+class Brokers(Generic[D]):
+    """Those of one cluster, by number; the directory of each is ``home``/number/data."""
+
+    def __init__(self, home: Path, brokers: Mapping[int, D], *, patience_s: float) -> None:
+        """``patience_s`` is how long any state may take to come."""
+        self.home, self.brokers, self._patience_s = home, brokers, patience_s
+        self._connections: dict[int, Cluster] = {}
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(one.bootstrap for one in self.brokers.values())
+
+    def close(self) -> None:
+        """Kill all that run."""
+        self.hang_up()
+        for one in self.brokers.values():
+            one.close()
+
+    def connection(self, node_id: int) -> Cluster:
+        if node_id not in self._connections:
+            self._connections[node_id] = Cluster(self.brokers[node_id].bootstrap, deadline_s=5)
+        return self._connections[node_id]
+
+    def hang_up(self) -> None:
+        """Begin all connections anew at their next use."""
+        for one in self._connections.values():
+            one.close()
+        self._connections.clear()
+
+    def call(self, api: str, version: int, **fields: Any) -> Answer:
+        """Ask the first that answers. Raises ConnectionLostError if nobody does."""
+        for node_id in self.brokers:
+            try:
+                return self.connection(node_id).call(api, version, **fields)
+            except (OSError, ConnectionLostError):
+                dead = self._connections.pop(node_id, None)
+                if dead is not None:
+                    dead.close()
+        raise ConnectionLostError
+
+    def until(self, look: Callable[[], bool], what: str) -> None:
+        """Wait until it is so, over connections that break. TimeoutError says what was wrong."""
+        why = ""
+
+        def looked() -> bool:
+            nonlocal why
+            try:
+                return look()
+            except (ConnectionLostError, OSError, AssertionError, CorruptRecordError) as error:
+                why = f"{type(error).__name__}: {error}"
+                self.hang_up()
+                return False
+
+        try:
+            until(looked, what, deadline_s=self._patience_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {why}") from None
+
+    def log_end(self, node_id: int, partition: tuple[str, int]) -> int:
+        """Where a replica ends, by its files."""
+        headers = iter_headers(self.log(node_id, partition))
+        return max((one.next_offset for _, one in headers), default=0)
+
+    def log(self, node_id: int, partition: tuple[str, int]) -> bytes:
+        """What the files of a replica hold."""
+        place = self.home / str(node_id) / "data" / "{}-{}".format(*partition)
+        return b"".join(path.read_bytes() for path in sorted(place.glob("*.log")))

@@ -1,0 +1,304 @@
+"""Trying each step of a controller on a cluster: the faults, and the verdict.
+
+What the controller does for an act is counted twice; what happened both times is a point. Then, for
+each point and each fault, the controller that comes to it has the fault there, while the act is
+repeated until it is done. Whoever is controller next has to finish it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fencepost.coordinator.tools.sweep.points import Event, Point
+from tests.crash.cluster_sweep import points_of
+from tests.crash.elected_cluster import BROKERS, DATA, MOVED, ElectedCluster
+from tests.support.waits import until
+from tests.support.zookeeper import ZooKeeper
+
+FAULTS = "kill", "sleep", "expiry"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a controller is held at: the ``act``, and what makes the next one possible."""
+
+    name: str
+    act: Callable[[Bench], None]
+    prepare: Callable[[Bench], None] = lambda _: None
+    finish: Callable[[Bench], None] = lambda _: None
+    is_election: bool = False
+    """Whoever becomes controller is held."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A point of a scenario, and what happens there."""
+
+    scenario: Scenario
+    point: Point
+    fault: str
+
+    def __str__(self) -> str:
+        where = f"{self.point.where} {self.point.kind} #{self.point.number}"
+        return f"{self.scenario.name}, {self.fault} {where}"
+
+
+class Bench:
+    """A cluster, and how far its acts have come."""
+
+    def __init__(self, cluster: ElectedCluster) -> None:
+        self.cluster = cluster
+        self.number = 0
+        self.victim = 0
+        self._fault: Future[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the topic of this turn."""
+        return f"new-{self.number}"
+
+    def live(self, scenario: Scenario) -> None:
+        """Once more."""
+        scenario.act(self)
+        scenario.finish(self)
+
+    def places(self, scenario: Scenario) -> list[Place]:
+        """The points of a scenario, each with each fault."""
+
+        def counted() -> list[Event]:
+            self.begin(scenario)
+            self.cluster.arm(BROKERS, None)
+            self.live(scenario)
+            self.cluster.check()
+            events = {one: self.cluster.brokers[one].disarm()[1] for one in BROKERS}
+            return events[self.cluster.controller or 0]
+
+        points = [*points_of(counted(), counted())]
+        return [Place(scenario, point, fault) for point in points for fault in FAULTS]
+
+    def begin(self, scenario: Scenario) -> None:
+        """Have everything where the act begins."""
+        self.number += 1
+        scenario.prepare(self)
+        self.cluster.writer.begin()
+
+    @contextmanager
+    def faulty(self, place: Place, faults: list[str]) -> Iterator[None]:
+        """While it lasts the fault happens to who comes to the point first."""
+        controller = self.cluster.controller
+        armed = BROKERS if place.scenario.is_election or controller is None else (controller,)
+        self.cluster.arm(armed, place.point)
+        waiting, leave = [*armed], threading.Event()
+        self._fault = None
+
+        def watch() -> bool:
+            for node_id in [*waiting]:
+                what = self.cluster.brokers[node_id].reached()
+                if what is None:
+                    continue
+                waiting.remove(node_id)
+                if faults or leave.is_set():
+                    self.cluster.brokers[node_id].go_on()
+                else:
+                    faults.append(what)
+                    self._fault = threads.submit(self.cluster.fault, node_id, place.fault)
+            return leave.is_set() and (self._fault is None or self._fault.done())
+
+        with ThreadPoolExecutor(2) as threads:
+            watcher = threads.submit(until, watch, "the fault is over", deadline_s=3_600)
+            try:
+                yield
+            finally:
+                leave.set()
+                watcher.result()
+                if self._fault is not None:
+                    self._fault.result()
+        for one in armed:
+            self.cluster.brokers[one].disarm()
+
+
+# --- what is done ---
+
+
+def _lose_office(bench: Bench) -> None:
+    """The controller's session ends; its broker lives, and comes again."""
+    cluster, controller = bench.cluster, bench.cluster.controller
+    epoch = cluster.znodes.get("/controller_epoch")[0]
+    if controller is not None:
+        cluster.end_session(controller)
+    cluster.until(lambda: cluster.znodes.get("/controller_epoch")[0] != epoch, "an election")
+
+
+def _choose_victim(bench: Bench) -> None:
+    """A broker that leads something and is not the controller."""
+    cluster = bench.cluster
+    bench.victim = next(one for one in BROKERS if one != cluster.controller)
+
+    def leads() -> bool:
+        states = [
+            cluster.node(f"/brokers/topics/{DATA}/partitions/{index}/state") for index in range(3)
+        ]
+        if bench.victim in {one["leader"] for one in states}:
+            return True
+        cluster.call("elect_leaders", 2, election_type=0, timeout=5_000)
+        return False
+
+    cluster.until(leads, "the victim leads")
+    cluster.settle()
+
+
+def _kill_victim(bench: Bench) -> None:
+    cluster, victim = bench.cluster, bench.victim
+    broker = cluster.brokers[victim]
+    os.kill(broker.pid, signal.SIGKILL)
+    broker.kill()
+    cluster.end_session(victim)
+
+    def is_led_by_others() -> bool:
+        states = [
+            cluster.node(f"/brokers/topics/{DATA}/partitions/{index}/state") for index in range(3)
+        ]
+        return all(one["leader"] not in {victim, -1} for one in states)
+
+    cluster.until(is_led_by_others, "others lead")
+
+
+def _raise_victim(bench: Bench) -> None:
+    bench.cluster.brokers[bench.victim].start()
+
+
+def _reassign(bench: Bench) -> None:
+    """From each pair of brokers to the next, and its other half leads."""
+    pairs = [1, 2], [2, 3], [3, 1]
+    cluster = bench.cluster
+    now = cluster.node(f"/brokers/topics/{MOVED}")["partitions"]["0"]
+    wanted = pairs[(pairs.index(now) + 1) % 3]
+    cluster.until(lambda: cluster.reassign(MOVED, wanted), "reassigned")
+
+
+def _create(bench: Bench) -> None:
+    cluster = bench.cluster
+    cluster.until(lambda: cluster.create(bench.name, [[1, 2, 3], [2, 3, 1]]), "created")
+
+
+def _delete(bench: Bench) -> None:
+    cluster = bench.cluster
+    cluster.until(lambda: cluster.delete(bench.name), "deleted")
+
+
+def _all_know(bench: Bench) -> None:
+    """Wait until each broker has a new topic."""
+
+    def known() -> bool:
+        cluster = bench.cluster
+        return all(
+            cluster.connection(one).leaders(bench.name) > 0
+            or any((cluster.home / str(one) / "data").glob(f"{bench.name}-?"))
+            for one in BROKERS
+        )
+
+    bench.cluster.until(known, "all know")
+
+
+def _make_then_settle(bench: Bench) -> None:
+    _create(bench)
+    _all_know(bench)
+
+
+SCENARIOS = (
+    Scenario("election", _lose_office, is_election=True),
+    Scenario("a broker's death", _kill_victim, _choose_victim, _raise_victim),
+    Scenario("reassignment", _reassign),
+    Scenario("creation", _create, finish=_delete),
+    Scenario("deletion", _delete, _make_then_settle),
+)
+
+
+# --- the sweep ---
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a point: what was reached, if it was, and what was wrong."""
+
+    place: Place
+    reached: list[str]
+    problem: str
+
+
+class Sweep:
+    """Several clusters on one ZooKeeper that share the points among them.
+
+    One in which something was wrong is left as it is, and another takes its place.
+    """
+
+    def __init__(
+        self, home: Path, zookeeper: ZooKeeper, jobs: int, *, patience_s: float = 60
+    ) -> None:
+        self.results: list[Result] = []
+        self._home, self._zookeeper, self._jobs = home, zookeeper, jobs
+        self._patience_s, self._opened = patience_s, 0
+        self._lock = threading.Lock()
+
+    @property
+    def problems(self) -> list[str]:
+        """Of each point at which anything was wrong."""
+        return [one.problem for one in self.results if one.problem]
+
+    def run(self, look: Callable[[Bench], Sequence[Place]]) -> None:
+        """Try the points that ``look`` finds."""
+        first = self._bench()
+        try:
+            places = iter(look(first))
+        except BaseException:
+            first.cluster.close()
+            raise
+        benches = (first, *[None] * (self._jobs - 1))
+        with ThreadPoolExecutor(self._jobs) as threads:
+            for one in [threads.submit(self._work, bench, places) for bench in benches]:
+                one.result()
+
+    def _bench(self) -> Bench:
+        with self._lock:
+            self._opened += 1
+            home = self._home / f"cluster-{self._opened}"
+        cluster = ElectedCluster(home, self._zookeeper, patience_s=self._patience_s)
+        return Bench(cluster.__enter__())
+
+    def _work(self, bench: Bench | None, places: Iterator[Place]) -> None:
+        while True:
+            with self._lock:
+                place = next(places, None)
+            if place is None:
+                break
+            bench = bench or self._bench()
+            result = _tried(bench, place)
+            with self._lock:
+                self.results.append(result)
+            if result.problem:
+                print(result.problem, flush=True)
+                bench.cluster.close()
+                bench = None
+        if bench is not None:
+            bench.cluster.close()
+
+
+def _tried(bench: Bench, place: Place) -> Result:
+    reached: list[str] = []
+    try:
+        bench.begin(place.scenario)
+        with bench.faulty(place, reached):
+            bench.live(place.scenario)
+            bench.cluster.settle()
+        bench.cluster.check()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
+        where = bench.cluster.home.name
+        return Result(place, reached, f"{place}: {type(error).__name__}: {error} ({where})")
+    return Result(place, reached, "")

@@ -1,0 +1,528 @@
+"""Three brokers on a real ZooKeeper, of which the controller is held at a chosen step.
+
+A step is an operation of ZooKeeper, before it is sent or after it was done and before its answer is
+used, or a request to a broker. Who comes to the chosen one waits there, until it is killed, put to
+sleep or robbed of its session from outside: nothing in the broker knows of it. The processes live
+from one point to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import struct
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial, wraps
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import Producer
+from kazoo.exceptions import NoNodeError
+
+from fencepost.coordinator.tools.sweep.daemon import Counting, Daemon, DaemonError, Settings
+from fencepost.coordinator.tools.sweep.points import Counter, Event, Point, Where
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.zookeeper.channels import _Channel
+from fencepost.coordinator.zookeeper.session import Check, Session, Write
+from fencepost.logcore.batch import decode_records, iter_headers
+from fencepost.logcore.fs import OsFileSystem
+from tests.crash.brokers import Brokers
+from tests.crash.crashing_cluster import preload_brokers
+from tests.crash.named_points import NamedCounter
+from tests.support.cluster import unique
+from tests.support.failover import PATIENCE
+from tests.support.raw import Answer
+from tests.support.waits import until
+from tests.support.zookeeper import ZooKeeper
+
+BROKERS = 1, 2, 3
+
+DATA, MOVED = "data", "moved"
+ASSIGNED = {DATA: [[1, 2, 3], [2, 3, 1], [3, 1, 2]], MOVED: [[1, 2]]}
+"""The replicas at the beginning; those of MOVED are reassigned."""
+
+PARTITIONS = [(topic, index) for topic, parts in ASSIGNED.items() for index in range(len(parts))]
+
+SETTINGS = {
+    # Sessions end when the test says so, and not because a machine is slow.
+    "zookeeper.session.timeout.ms": "30000",
+    "replica.lag.time.max.ms": "2000",
+    "replica.fetch.backoff.ms": "50",
+    "min.insync.replicas": "2",
+    "auto.leader.rebalance.enable": "false",
+    "log.retention.ms": "-1",
+    "log.cleaner.enable": "false",
+    "fencepost.history.enable": "false",
+}
+
+
+# --- in the process of a broker ---
+
+
+_ANY = (
+    (re.compile(r"/brokers/ids/\d+"), "/brokers/ids/*"),
+    (re.compile(r"\bnew-\d+"), "new-*"),
+    (re.compile(r"_\d{10}"), "_*"),
+)
+"""What is another one each time."""
+
+
+def named(what: str) -> str:
+    """The name of a step, which says nothing of this broker or this turn."""
+    for pattern, name in _ANY:
+        what = pattern.sub(name, what)
+    return what
+
+
+class HeldCounter(NamedCounter):
+    """Knows which of several steps of one name has ended: they may be under way together."""
+
+    def __init__(self, point: Point | None, die: Callable[[Event], None]) -> None:
+        self._numbers: dict[int, int] = {}
+        super().__init__(point, die)
+
+    def begin_anew(self, point: Point | None) -> None:
+        """See :class:`Counter`."""
+        self._numbers.clear()
+        super().begin_anew(point)
+
+    def before(self, event: Event) -> bool:
+        """See :class:`Counter`."""
+        if self._armed:
+            self._numbers[id(event)] = self._named[event.what] + 1
+        return super().before(event)
+
+    def _comes(self, where: Where, event: Event) -> bool:
+        wanted = self._point
+        return wanted is not None and (wanted.where, wanted.kind, wanted.number) == (
+            where,
+            event.what,
+            self._numbers.get(id(event)),
+        )
+
+
+@dataclass(frozen=True)
+class Held(Counting):
+    """Counts steps of a controller; who comes to the chosen one waits there for a word."""
+
+    def counter(self, point: Point | None, die: Callable[[Event], None]) -> HeldCounter:
+        """See :class:`Counting`. The process has one class of each sort, which is wrapped."""
+        counter = HeldCounter(point, die)
+        for method, title in ((Session.get, "get"), (Session.children, "list")):
+            _count(counter, Session, method, lambda path, title=title: f"{title} {path}")
+        _count(counter, Session, Session.do, _writes)
+        _count(counter, _Channel, _Channel._ask, _asks)
+        return counter
+
+    def die(self, pipe: Connection, event: Event) -> None:
+        """See :class:`Counting`: whatever is to be done is done to the process."""
+        pipe.send(("reached", event.what))
+        pipe.recv()
+
+    def file_system(self, root: str, counter: Counter) -> OsFileSystem:
+        """See :class:`Counting`."""
+        return OsFileSystem()
+
+    def loop(self, counter: Counter) -> asyncio.AbstractEventLoop:
+        """See :class:`Counting`."""
+        return asyncio.SelectorEventLoop()
+
+
+def _count(
+    counter: Counter, kind: type, method: Callable[..., Any], title: Callable[[Any], str]
+) -> None:
+    @wraps(method)
+    async def step(self: Any, what: Any, *more: Any) -> Any:
+        event = Event(named(title(what)))
+        counter.before(event)
+        found = await method(self, what, *more)
+        counter.after(event)
+        return found
+
+    setattr(kind, method.__name__, step)
+
+
+def _writes(writes: list[Write]) -> str:
+    told = [f"{type(one).__name__} {one.path}" for one in writes if not isinstance(one, Check)]
+    return ", ".join(told).lower()
+
+
+def _asks(request: Any) -> str:
+    return f"ask {ApiKey(request.__api_key__).name}"
+
+
+class HeldDaemon(Daemon):
+    """A broker that may wait at a point."""
+
+    @property
+    def pid(self) -> int:
+        if self._process is None or self._process.pid is None:
+            raise DaemonError("the broker does not run")
+        return self._process.pid
+
+    def reached(self) -> str | None:
+        """What it waits at; None while it does not. Raises DaemonError."""
+        if self._pipe is None or not self._pipe.poll(0):
+            return None
+        said = self._receive(0)
+        if said is None or said[0] != "reached":
+            raise DaemonError(f"the broker died by itself{'' if said is None else f': {said[1]}'}")
+        return str(said[1])
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        with suppress(OSError):
+            if self._pipe is not None:
+                self._pipe.send(("go on", None))
+
+    def disarm(self) -> tuple[str | None, list[Event]]:
+        """See :class:`Daemon`; who has just come to its point goes on."""
+        while self.reached():
+            self.go_on()
+        return super().disarm()
+
+    def _receive(self, timeout_s: float) -> tuple[str, object] | None:
+        said = super()._receive(timeout_s)
+        if said is not None and said[0] == "reached" and timeout_s:
+            self.go_on()
+            return self._receive(timeout_s)
+        return said
+
+
+# --- outside ---
+
+
+class Seen:
+    """What a watch has seen of znodes: no epoch goes back, and each has one leader."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._leaders: dict[tuple[str, int], int] = {}
+        self._highest: dict[str, tuple[int, int]] = defaultdict(lambda: (-1, -1))
+
+    def state(self, path: str, data: bytes | None, *_: object) -> None:
+        """Of a partition."""
+        if data is None:
+            return
+        now = json.loads(data)
+        epochs = now["leader_epoch"], now["controller_epoch"]
+        if any(one < before for one, before in zip(epochs, self._highest[path], strict=True)):
+            self.problems.append(f"{path}: {self._highest[path]} before {epochs}")
+        self._highest[path] = epochs
+        leader = self._leaders.setdefault((path, epochs[0]), now["leader"])
+        if leader != now["leader"]:
+            self.problems.append(f"{path}: {leader} and {now['leader']} lead in {epochs[0]}")
+
+    def epoch(self, data: bytes, *_: object) -> None:
+        """The controller's."""
+        now = (int(data), 0)
+        if now < self._highest["controller"]:
+            self.problems.append(f"controller epoch {now} after {self._highest['controller']}")
+        self._highest["controller"] = now
+
+
+class Writer(threading.Thread):
+    """Writes numbers to all partitions, as long as it may."""
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(daemon=True)
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                # With more of them librdkafka itself may write twice what a dead leader took.
+                "max.in.flight": 1,
+                "linger.ms": 1,
+                "retry.backoff.ms": 50,
+                **PATIENCE,
+            }
+        )
+        self._writes, self._leave = threading.Event(), threading.Event()
+        self._idle = threading.Event()
+        self.sent: dict[tuple[str, int], list[bytes]] = {one: [] for one in PARTITIONS}
+        self.refused: list[str] = []
+        self._number = 0
+
+    def run(self) -> None:
+        """See :class:`threading.Thread`."""
+        while not self._leave.is_set():
+            if not self._writes.wait(0.05):
+                self._idle.set()
+                continue
+            self._idle.clear()
+            for topic, index in PARTITIONS:
+                value = b"%d" % self._number
+                self._number += 1
+                self.sent[topic, index].append(value)
+                self._producer.produce(topic, value, partition=index, on_delivery=self._told)
+            self._producer.poll(0.03)
+        self._producer.purge()
+
+    def _told(self, error: object, _message: object) -> None:
+        if error is not None:
+            self.refused.append(str(error))
+
+    def begin(self) -> None:
+        """Write."""
+        self._writes.set()
+
+    def end(self, patience_s: float) -> None:
+        """Write no more; all that was sent is acknowledged then. AssertionError if not."""
+        self._writes.clear()
+        self._idle.clear()
+        assert self._idle.wait(patience_s)
+        assert self._producer.flush(patience_s) == 0, "not acknowledged"
+        assert not self.refused, self.refused
+
+    def close(self) -> None:
+        """End."""
+        self._leave.set()
+        self.join(60)
+
+
+class ElectedCluster(Brokers[HeldDaemon]):
+    """The processes, and what ZooKeeper holds of them. A context manager."""
+
+    def __init__(self, home: Path, zookeeper: ZooKeeper, *, patience_s: float = 60) -> None:
+        self._zookeeper = zookeeper
+        chroot = f"/{unique('sweep')}"
+        common = {**SETTINGS, "zookeeper.connect": zookeeper.connect + chroot}
+
+        def node(node_id: int) -> HeldDaemon:
+            place = home / str(node_id)
+            place.mkdir(parents=True)
+            told = {**common, "node.id": str(node_id)}
+            return HeldDaemon(Settings(place / "data", place / "broker.log", told, Held()))
+
+        preload_brokers()
+        super().__init__(home, {one: node(one) for one in BROKERS}, patience_s=patience_s)
+        self.znodes = zookeeper.client()
+        self.znodes.chroot = chroot
+        self.writer = Writer(self.bootstrap)
+        self.seen = Seen()
+        self._checked = dict.fromkeys(PARTITIONS, 0)
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor(len(self.brokers)) as threads:
+                list(threads.map(Daemon.start, self.brokers.values()))
+            for topic, replicas in ASSIGNED.items():
+                self.until(lambda topic=topic, parts=replicas: self.create(topic, parts), "created")
+            self.settle()
+            self._watch()
+            self.writer.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.writer.is_alive():
+            self.writer.close()
+        super().close()
+        self.znodes.stop()
+        self.znodes.close()
+
+    # --- what is asked for ---
+
+    def create(self, topic: str, replicas: list[list[int]]) -> bool:
+        """Whether it is there."""
+        rows = [{"partition_index": at, "broker_ids": one} for at, one in enumerate(replicas)]
+        asked = {
+            "name": topic,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": rows,
+        }
+        answer = self.call("create_topics", 5, timeout=5_000, topics=[asked])
+        return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
+
+    def delete(self, topic: str) -> bool:
+        """Whether it is gone, or marked to go."""
+        answer = self.call("delete_topics", 5, topic_names=[topic], timeout=5_000)
+        error = answer["responses"][0]["error_code"]
+        return error == "unknown_topic_or_partition" or (
+            error == "none" and self.node(f"/brokers/topics/{topic}") is None
+        )
+
+    def reassign(self, topic: str, replicas: list[int]) -> bool:
+        """Whether partition 0 has these replicas; asked for again until it has."""
+        node = self.node(f"/brokers/topics/{topic}")
+        if node["partitions"]["0"] == replicas and not node["adding_replicas"]:
+            return not node["removing_replicas"]
+        if not node["adding_replicas"] and not node["removing_replicas"]:
+            part = {"partition_index": 0, "replicas": replicas}
+            topics = [{"name": topic, "partitions": [part]}]
+            self.call("alter_partition_reassignments", 0, timeout=5_000, topics=topics)
+        return False
+
+    # --- what ZooKeeper holds ---
+
+    def node(self, path: str) -> Any:
+        """The JSON of a znode; None where there is none."""
+        try:
+            data = self.znodes.get(path)[0]
+        except NoNodeError:
+            return None
+        return json.loads(data) if data else {}
+
+    def names(self, path: str) -> list[str]:
+        """What is under a znode."""
+        return sorted(self.znodes.get_children(path))
+
+    @property
+    def controller(self) -> int | None:
+        node = self.node("/controller")
+        return None if node is None else int(node["brokerid"])
+
+    def end_session(self, node_id: int) -> None:
+        """End the session of a broker, as ZooKeeper does after its time."""
+        stat = self.znodes.exists(f"/brokers/ids/{node_id}")
+        if stat is not None:
+            with suppress(OSError, struct.error):
+                self._zookeeper.end(stat.ephemeralOwner)
+            self.until(
+                lambda: not self._is_owned(node_id, stat.ephemeralOwner), "the session has ended"
+            )
+
+    def _is_owned(self, node_id: int, session: int) -> bool:
+        stat = self.znodes.exists(f"/brokers/ids/{node_id}")
+        return stat is not None and stat.ephemeralOwner == session
+
+    def _watch(self) -> None:
+        for topic, index in PARTITIONS:
+            path = f"/brokers/topics/{topic}/partitions/{index}/state"
+            self.znodes.DataWatch(path, partial(self.seen.state, path))
+        self.znodes.DataWatch("/controller_epoch", self.seen.epoch)
+
+    # --- looking ---
+
+    def settle(self) -> None:
+        """Wait until all is done, all are in sync, and all know the same."""
+        self.until(self._is_settled, "settled")
+
+    def _is_settled(self) -> bool:
+        controller = self.controller
+        assert controller in BROKERS, "a controller"
+        assert self.names("/brokers/ids") == [str(one) for one in BROKERS], "registered"
+        for path in ("/admin/delete_topics", "/isr_change_notification"):
+            assert self.names(path) == [], path
+        assert self.names("/brokers/topics") == sorted(ASSIGNED), "topics"
+        assert self.names("/config/topics") == sorted(ASSIGNED), "their settings"
+        wanted = {}
+        for topic in ASSIGNED:
+            node = self.node(f"/brokers/topics/{topic}")
+            assert (node["adding_replicas"], node["removing_replicas"]) == ({}, {}), node
+            for index, replicas in node["partitions"].items():
+                state = self.node(f"/brokers/topics/{topic}/partitions/{index}/state")
+                assert set(state["isr"]) == set(replicas), (topic, index, state)
+                wanted[topic, int(index)] = replicas, state
+        for node_id in BROKERS:
+            self._knows(node_id, controller, wanted)
+            known = {
+                path.name
+                for path in (self.home / str(node_id) / "data").glob("*-*")
+                if path.is_dir()
+            }
+            mine = {
+                f"{topic}-{index}"
+                for (topic, index), (replicas, _) in wanted.items()
+                if node_id in replicas
+            }
+            assert known == mine, f"broker {node_id} has {known ^ mine}"
+        return True
+
+    def _knows(
+        self, node_id: int, controller: int, wanted: Mapping[tuple[str, int], tuple[Any, Any]]
+    ) -> None:
+        """AssertionError where a broker knows anything else."""
+        answer = self.connection(node_id).call("metadata", 9, topics=None)
+        assert {one["node_id"] for one in answer["brokers"]} == set(BROKERS), node_id
+        assert answer["controller_id"] == controller, (node_id, answer["controller_id"])
+        told: dict[tuple[str, int], Answer] = {
+            (topic["name"], part["partition_index"]): part
+            for topic in answer["topics"]
+            for part in topic["partitions"]
+        }
+        assert told.keys() == wanted.keys(), node_id
+        for key, (replicas, state) in wanted.items():
+            part = told[key]
+            assert part["error_code"] == "none", (node_id, key, part)
+            assert part["leader_id"] == state["leader"], (node_id, key, part, state)
+            assert part["leader_epoch"] == state["leader_epoch"], (node_id, key, part, state)
+            assert part["replica_nodes"] == list(replicas), (node_id, key, part)
+            assert set(part["isr_nodes"]) == set(state["isr"]), (node_id, key, part, state)
+            if state["leader"] == node_id:
+                end = self.log_end(node_id, key)
+                fetched = self.connection(node_id).fetch(
+                    key[0], partition=key[1], offset=end, max_bytes=1
+                )
+                assert fetched["error_code"] == "none", (node_id, key, fetched)
+                assert fetched["high_watermark"] >= end, (node_id, key, fetched, end)
+
+    def check(self) -> None:
+        """What was acknowledged is there once, in every replica. AssertionError, TimeoutError."""
+        self.writer.end(self._patience_s)
+        self.settle()
+        for topic, index in PARTITIONS:
+            node = self.node(f"/brokers/topics/{topic}")
+            replicas = node["partitions"][str(index)]
+
+            def equal(key: tuple[str, int] = (topic, index), on: list[int] = replicas) -> bool:
+                return len({self.log(one, key) for one in on}) == 1
+
+            self.until(equal, f"replicas of {topic}-{index} are equal")
+            found, sent = self._new(replicas[0], (topic, index)), self.writer.sent[topic, index]
+            assert found == sent, f"{topic}-{index}: {set(found) ^ set(sent)} of {len(sent)}"
+            sent.clear()
+        assert not self.seen.problems, self.seen.problems
+
+    def _new(self, node_id: int, partition: tuple[str, int]) -> list[bytes | None]:
+        """The values that came since the last time."""
+        data, since = self.log(node_id, partition), self._checked[partition]
+        self._checked[partition] = self.log_end(node_id, partition)
+        return [
+            one.value
+            for position, header in iter_headers(data)
+            if header.base_offset >= since
+            for one in decode_records(data, position, header)
+        ]
+
+    # --- a point ---
+
+    def arm(self, brokers: list[int], point: Point | None) -> None:
+        """Have these count from now on, up to the point."""
+        for one in brokers:
+            self.brokers[one].arm(point)
+
+    def fault(self, node_id: int, fault: str) -> None:
+        """Do it to a broker that waits at its point."""
+        broker = self.brokers[node_id]
+        if fault == "kill":
+            os.kill(broker.pid, signal.SIGKILL)
+            self.end_session(node_id)
+            broker.kill()
+            broker.start()
+        elif fault == "sleep":
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                self.end_session(node_id)
+                until(lambda: self.controller not in {None, node_id}, "another is controller")
+            finally:
+                broker.go_on()
+                os.kill(broker.pid, signal.SIGCONT)
+        else:
+            self.end_session(node_id)
+            broker.go_on()

@@ -1,0 +1,79 @@
+"""A controller elected on ZooKeeper, killed, asleep and without its session at each of its steps.
+
+Afterwards another one has finished what was begun: nothing is left in ``/admin``, every replica is
+in sync and equal byte by byte, ZooKeeper and every broker say the same, no epoch has gone back or
+has had two leaders, and what was acknowledged meanwhile is there once.
+CONTROLLER_POINTS says how many points are tried: ``all``, or so many of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.tools.sweep.points import spread
+from tests.crash.controller_sweep import SCENARIOS, Bench, Place, Sweep
+from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.zookeeper import ZooKeeper
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
+
+POINTS = os.environ.get("CONTROLLER_POINTS", "100")
+JOBS = 2
+"""Clusters at a time."""
+
+STEPS = {
+    "election": {
+        "create /controller, set /controller_epoch",
+        "list /brokers/topics",
+        "get /brokers/topics/data/partitions/0/state",
+        "ask UPDATE_METADATA",
+        "ask LEADER_AND_ISR",
+    },
+    "a broker's death": {"list /brokers/ids", "ask UPDATE_METADATA", "ask LEADER_AND_ISR"},
+    "reassignment": {"ask LEADER_AND_ISR", "ask UPDATE_METADATA", "ask STOP_REPLICA"},
+    "creation": {"ask LEADER_AND_ISR", "ask UPDATE_METADATA"},
+    "deletion": {"create /admin/delete_topics/new-*", "ask STOP_REPLICA"},
+}
+"""Steps that each scenario must have been counted to have."""
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[ZooKeeper]:
+    server = ZooKeeper(tmp_path / "zookeeper")
+    try:
+        server.start()
+    except OracleMissingError as missing:
+        unavailable(str(missing), "ZooKeeper")
+    yield server
+    server.stop()
+
+
+def test_a_controller_may_be_lost_at_any_step(tmp_path: Path, zookeeper: ZooKeeper) -> None:
+    places: list[Place] = []
+
+    def choose(bench: Bench) -> Sequence[Place]:
+        for scenario in SCENARIOS:
+            places.extend(bench.places(scenario))
+        return places if POINTS == "all" else spread(places, int(POINTS))
+
+    sweep, began = Sweep(tmp_path, zookeeper, JOBS), time.monotonic()
+    sweep.run(choose)
+    done = Counter(
+        (one.place.scenario.name, one.place.fault) for one in sweep.results if one.reached
+    )
+    spent_s = time.monotonic() - began
+    print(f"{len(sweep.results)} of {len(places)} points in {spent_s:.0f} s, faults at {done}")
+    for one in sweep.results:
+        if not (one.problem or one.reached):
+            print(f"not reached: {one.place}")
+    assert sweep.problems == []
+    assert done.total() >= 0.8 * len(sweep.results)
+    for name, steps in STEPS.items():
+        seen = {one.point.kind for one in places if one.scenario.name == name}
+        assert steps <= seen, (name, steps - seen)

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, Producer
 
 from fencepost.coordinator.daemon.broker import Broker
 from tests.support.cluster import READ_COMMITTED, unique
+from tests.support.growing_group import rebalances_as_it_grows
 from tests.support.mixed import PYTHON
 from tests.support.raw import RawClient
 from tests.support.waits import until, until_true
@@ -279,6 +280,50 @@ def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
         assert client.produce(name, [b"x"], acks=-1)["error_code"] == "none"
     brokers.znodes.create(f"/admin/delete_topics/{name}")
     until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it was deleted the same way")
+
+
+def test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told(brokers: Brokers):
+    """As before Kafka 2.7: the state, and a note of it. Then as since: AlterPartition."""
+    name = brokers.create([A, B, C])
+    brokers.all_in_sync(name)
+    path, notes = f"/brokers/topics/{name}/partitions/0/state", "/isr_change_notification"
+
+    def told(*isr: int) -> None:
+        for node_id in brokers.living(A):
+            until(
+                lambda node_id=node_id: _isr(brokers, node_id, name) == {*isr},  # type: ignore[misc]
+                f"broker {node_id} was told of {isr}",
+            )
+
+    told(A, B, C)
+    state = brokers.state(name) | {"isr": [A, B]}
+    version = brokers.znodes.set(path, json.dumps(state).encode()).version
+    note = {"version": 1, "partitions": [{"topic": name, "partition": 0}]}
+    brokers.znodes.create(f"{notes}/isr_change_", json.dumps(note).encode(), sequence=True)
+    told(A, B)
+    until(lambda: not brokers.znodes.get_children(notes), "the note is gone")
+    assert brokers.znodes.exists(path).version == version
+
+    # The leader hears of it with its next epoch, and takes back who is in sync.
+    brokers.stop(B)
+    until(lambda: B not in brokers.living(A), "it has gone")
+    told(A, C)
+    brokers.nodes[B].start()
+    told(A, B, C)
+    brokers.all_in_sync(name)
+    assert brokers.znodes.get_children(notes) == []
+
+
+def _isr(brokers: Brokers, node_id: int, topic: str) -> set[int]:
+    with brokers.client(node_id) as client:
+        answer = client.call("metadata", 9, topics=[{"name": topic}])["topics"][0]
+    return set(answer["partitions"][0]["isr_nodes"])
+
+
+def test_a_group_rebalances_when_its_topic_grows(brokers: Brokers):
+    name = brokers.create([A, B, C], [B, C, D])
+    rebalances_as_it_grows(brokers.nodes[D].bootstrap, name, protocol="classic")
+    assert sorted(brokers.node(f"/brokers/topics/{name}")["partitions"]) == ["0", "1", "2"]
 
 
 def test_a_controller_that_is_killed_is_followed_by_another(brokers: Brokers):

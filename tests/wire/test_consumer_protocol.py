@@ -10,6 +10,7 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupType, KafkaExceptio
 from confluent_kafka.admin import AdminClient
 
 from tests.support.cluster import Cluster, unique
+from tests.support.growing_group import rebalances_as_it_grows
 from tests.support.waits import until
 from tests.wire.clients import confluent_producer, dotted
 
@@ -96,6 +97,12 @@ def test_a_static_member_comes_back_to_what_it_had(bootstrap, topic):
             until(lambda: owned(again) == [3], "the static member is back")
             assert {part.partition for part in again.assignment()} == had
             assert len(first.assignment()) == 3
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_rebalances_when_its_topic_grows(cluster, bootstrap, protocol):
+    name = cluster.create_topic(unique("grows"), 2)
+    rebalances_as_it_grows(bootstrap, name, protocol=protocol)
 
 
 def test_the_group_is_listed_and_described_by_its_type(bootstrap, topic):

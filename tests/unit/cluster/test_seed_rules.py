@@ -1,6 +1,45 @@
-"""The rules of replication as they were first told, and what Kafka has made of them since."""
+"""The rules of replication as they were first told, and what Kafka has made of them since.
+
+Each has tests: here those of one partition, in ``test_zookeeper`` (tests/oracle) those of a cluster
+that elects its controller on a real ZooKeeper, and elsewhere what else shows it.
+
+1. The leader reads, then notes the follower's end, then answers with its high watermark
+   * here: test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before_it
+2. The high watermark is the smallest end of the ISR
+   * here: test_the_high_watermark_is_the_smallest_end_of_the_isr
+3. acks, and min.insync.replicas
+   * here: test_acks_are_held_until_enough_followers_have_the_record
+4. Who lags leaves the ISR by time, not by messages, and comes back at the high watermark
+   * here: test_a_burst_throws_nobody_out
+   * here: test_a_follower_outside_comes_back_at_the_high_watermark
+5. Changes of the ISR: a note in ZooKeeper, since 2.7 AlterPartition
+   * here: test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it
+   * tests/oracle/test_zookeeper.py:
+     test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told
+6. Loss and divergence without leader epochs
+   * here: test_without_leader_epochs_a_restart_at_the_wrong_moment_lost_records
+   * tests/unit/cluster/test_replication_bugs.py:
+     test_kip_101_loss_by_truncating_to_the_high_watermark
+   * tests/unit/cluster/test_replication_bugs.py: test_kip_101_divergence_at_the_same_offset
+7. One controller, elected through ZooKeeper
+   * tests/oracle/test_zookeeper.py: test_one_of_them_is_the_controller_and_each_is_registered
+   * tests/oracle/test_zookeeper.py: test_a_controller_that_is_killed_is_followed_by_another
+   * tests/crash/test_controller_sweep.py: test_a_controller_may_be_lost_at_any_step
+8. The first of the assignment that lives and is in sync leads
+   * tests/oracle/test_zookeeper.py:
+     test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync
+9. A reassignment adds, copies, then removes
+   * tests/unit/cluster/controller/test_reassignments.py: test_a_reassignment_from_beginning_to_end
+   * tests/oracle/test_zookeeper.py: test_a_reassignment_copies_before_it_removes
+10. A group rebalances when the number of partitions changes
+   * tests/oracle/test_zookeeper.py: test_a_group_rebalances_when_its_topic_grows
+   * tests/wire/test_consumer_protocol.py: test_a_group_rebalances_when_its_topic_grows
+"""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 from fencepost.cluster.isr import IsrState
 from fencepost.cluster.leader import AcksVerdict
@@ -8,6 +47,19 @@ from tests.unit.cluster.replicas import LAG_MS, Led, registration
 from tests.unit.cluster.trio import Trio
 
 A, B, C = 1, 2, 3
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_each_rule_names_tests_that_are_there():
+    rules = re.split(r"^\d+\. ", __doc__ or "", flags=re.MULTILINE)[1:]
+    assert len(rules) == 10
+    for rule in rules:
+        named = re.findall(r"^   \* (\S+):\s+(test_\w+)$", rule, flags=re.MULTILINE)
+        assert named, rule
+        for place, test in named:
+            file = Path(__file__) if place == "here" else ROOT / place
+            assert f"def {test}(" in file.read_text(), (place, test)
 
 
 def test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before_it():

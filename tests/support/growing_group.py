@@ -1,0 +1,67 @@
+"""A group whose topic gets more partitions: one of the things that make a group rebalance."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from tests.support.cluster import unique
+from tests.support.waits import until
+
+
+def rebalances_as_it_grows(bootstrap: str, topic: str, *, protocol: str) -> None:
+    """Two members share ``topic``, of two partitions; a third comes, and is read by one of them.
+
+    In the classic protocol the leader sees the new partition in its metadata and joins anew; in the
+    consumer protocol the coordinator sees it and raises the group's epoch.
+    """
+    group = unique("growing")
+    members = [_member(bootstrap, group, topic, protocol) for _ in range(2)]
+    try:
+        until(lambda: _owned(members) == [[0], [1]] or None, "each has one", deadline_s=120)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
+        until(
+            lambda: sorted(itertools.chain(*_owned(members))) == [0, 1, 2],
+            "they share all three",
+            deadline_s=120,
+        )
+        producer = Producer({"bootstrap.servers": bootstrap})
+        producer.produce(topic, b"new", partition=2)
+        assert producer.flush(60) == 0
+        until(_reads(members, b"new"), "the new partition is read", deadline_s=120)
+    finally:
+        for one in members:
+            one.close()
+
+
+def _member(bootstrap: str, group: str, topic: str, protocol: str) -> Consumer:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "topic.metadata.refresh.interval.ms": 200,
+        }
+    )
+    consumer.subscribe([topic])
+    return consumer
+
+
+def _owned(members: list[Consumer]) -> list[list[int]]:
+    """The partitions of each, after a poll of each."""
+    for one in members:
+        one.poll(0.02)
+    return sorted(sorted(part.partition for part in one.assignment()) for one in members)
+
+
+def _reads(members: list[Consumer], value: bytes) -> Callable[[], bool]:
+    def seen() -> bool:
+        return any(message.value() == value for one in members for message in one.consume(10, 0.05))
+
+    return seen

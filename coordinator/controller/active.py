@@ -158,14 +158,18 @@ class ActiveController:
 
     async def stop(self) -> None:
         """Decide nothing more by itself, and let observers wait no longer."""
-        self._loop = None
+        self.rest()
         if self._cutting is not None:
             await asyncio.wait({self._cutting})
         self._threads.close()
+        self.log.stop()
+
+    def rest(self) -> None:
+        """Decide nothing more by itself, from now on."""
+        self._loop = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.log.stop()
 
     def observed(self) -> None:
         """Somebody has fetched the metadata log."""

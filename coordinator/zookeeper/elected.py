@@ -215,6 +215,7 @@ class Elected:
         self._channels.close()
         if self._task is not None:
             self._task.cancel()
+        self.active.rest()  # its timers would ask a store that takes nothing any more
         spawn(self.active.stop(), "stop a controller")
 
     async def _vital(self) -> None:

@@ -406,9 +406,9 @@ class ZooKeeperNode:
     async def leader_and_isr(self, body: Entity) -> tuple[int, dict[UUID, dict[int, int]]]:
         """The error of a LeaderAndIsr, and those of its partitions."""
         async with self._arriving:
-            if error := self._arrivals.refuses(body, self.broker_epoch):
+            error, settings = await self._settings_of(body)
+            if error:
                 return error, {}
-            settings = await self._settings_of(body)
             records, errors = self._arrivals.leader_and_isr(self._image, body)
             self._take([*records, *settings])
             return 0, errors
@@ -416,17 +416,31 @@ class ZooKeeperNode:
     async def update_metadata(self, body: Entity) -> int:
         """The error of an UpdateMetadata."""
         async with self._arriving:
-            if error := self._arrivals.refuses(body, self.broker_epoch):
+            error, settings = await self._settings_of(body)
+            if error:
                 return error
-            settings = await self._settings_of(body)
             records = self._arrivals.update_metadata(self._image, body, self.broker_epoch)
             self._take([*records, *settings])
             if not self._known.done() and self._node_id in self._image.brokers:
                 self._known.set_result(None)
             return 0
 
-    async def _settings_of(self, body: Entity) -> list[MetadataRecord]:
-        """Settings of topics that are new here; they come with the topic, as its log needs them."""
+    async def _settings_of(self, body: Entity) -> tuple[int, list[MetadataRecord]]:
+        """Why it is refused, and the settings of topics that are new here.
+
+        They come with the topic, as its log needs them. While ZooKeeper does not answer it waits:
+        the controller takes any answer for the end of it, and would not say it again.
+        """
+        while True:
+            if refused := self._arrivals.refuses(body, self.broker_epoch):
+                return refused, []
+            try:
+                return 0, await self._read_settings_of(body)
+            except ZooKeeperError as error:
+                _log.warning("settings of new topics not read", cause=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+
+    async def _read_settings_of(self, body: Entity) -> list[MetadataRecord]:
         records: list[MetadataRecord] = []
         for told in body.topic_states:
             known, name = self._image.topics.get(told.topic_name), told.topic_name

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from fencepost.cluster import image_loader
 from fencepost.groups.classic_group import ClassicGroup
@@ -21,6 +21,7 @@ from tests.sim.groups import GROUP, GROUPS_TOPIC, GroupLedger
 from tests.sim.invariants import BrokenInvariantError, Invariants, Site, differences
 from tests.sim.members import ClassicMember, ConsumerMember, Member
 from tests.sim.network import Network
+from tests.sim.process import Process
 from tests.sim.scheduler import Scheduler
 from tests.sim.shards import SHARD, quiet
 from tests.sim.swarm import Options, draw_options
@@ -58,10 +59,11 @@ class Cluster:
         self.options = options
         self.scheduler = Scheduler(options.seed, told)
         self.network = Network(self.scheduler, options.weather)
+        self.deciders = (CONTROLLER,)
+        """Nodes, beside the brokers', that a controller needs."""
         self.invariants = Invariants()
         self.given_ids: set[int] = set()
-        self.controller = ControllerNode(self, self.network.add(CONTROLLER))
-        self.processes: dict[int, Broker] = {}
+        self.processes: dict[int, Process] = {}
         self.ids = tuple(range(1, options.brokers + 1))
         for broker_id in self.ids:
             self.network.add(f"b{broker_id}")
@@ -72,16 +74,27 @@ class Cluster:
         self.members: list[Member] = []
         self.ledger = GroupLedger(self.invariants, TOPIC)
         self.consumers: list[Consumer] = []
-        self.faults = Faults(self)
+        self.controller = self._controller()
+        self.faults = self._faults()
         self.scheduler.after_step = self.invariants.check
 
+    def _controller(self) -> Any:
+        """Who decides."""
+        return ControllerNode(self, self.network.add(CONTROLLER))
+
+    def _faults(self) -> Faults:
+        return Faults(self)
+
     # --- processes ---
+
+    def _process(self, broker_id: int) -> Process:
+        return Broker(self, broker_id)
 
     def start_broker(self, broker_id: int) -> None:
         """A process begins on the node, unless one runs there."""
         if not self.network.nodes[f"b{broker_id}"].is_up:
-            broker = self.processes[broker_id] = Broker(self, broker_id)
-            broker.start()
+            self.processes[broker_id] = self._process(broker_id)
+            self.processes[broker_id].start()
 
     def crash_broker(
         self, broker_id: int, *, power_loss: bool = False, loses_disk: bool = False
@@ -219,6 +232,11 @@ class Cluster:
                 if not one.is_done
             ]
             wrong += self.invariants.converged()
+            wrong += [
+                f"there is no topic {name}"
+                for name in (TOPIC, *self.coordinator_topics)
+                if name not in self.invariants.image.topics
+            ]
             wrong += self._stale_images()
             wrong += self._open_transactions()
             wrong += self._unsettled_members()
@@ -235,10 +253,11 @@ class Cluster:
 
     def _leaders_logs(self) -> dict[tuple[str, int], ModelLog]:
         """The logs that transactions write to, as their leaders have them."""
+        known = self.invariants.image.topics
         topics = [
-            self.invariants.image.topics[name]
+            known[name]
             for name in (TOPIC, GROUPS_TOPIC)
-            if name == TOPIC or self.members
+            if name in known and (name == TOPIC or self.members)
         ]
         return {
             (topic.name, index): log
@@ -265,7 +284,7 @@ class Cluster:
         return [
             f"b{broker_id} has other {different}"
             for broker_id, one in self.processes.items()
-            if (different := differences(one.newest, truth))
+            if (different := differences(cast("Broker", one).newest, truth))
         ]
 
     def _unsettled_members(self) -> list[str]:
@@ -323,5 +342,5 @@ def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
             return cluster.run()
     except Exception as error:
         error.add_note("the last events:\n" + "".join(cluster.scheduler.trace.last))
-        error.add_note(f"seed {seed}: {options}\nrepeat it: make sim SEED={seed} N=1")
+        error.add_note(f"seed {seed}: {options}\nrepeat it: make sim WORLD=kraft SEED={seed} N=1")
         raise

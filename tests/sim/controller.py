@@ -52,6 +52,7 @@ from fencepost.logcore.errors import FencedLeaderEpochError
 from fencepost.logcore.machine import DomainError
 from fencepost.txn.ids import ProducerIdBlock
 from tests.sim.invariants import BrokenInvariantError, differences
+from tests.sim.messages import AllocateIds
 from tests.sim.metadata_log import MetadataLog
 from tests.sim.network import Answer, Node
 
@@ -80,13 +81,6 @@ ERRORS: Final[Mapping[type[DomainError], int]] = {
 OTHER_ERROR: Final = -1
 SNAPSHOT_NOT_FOUND: Final = 98
 SNAPSHOT_PIECE_BYTES: Final = 700
-
-
-class AllocateIds(NamedTuple):
-    """A broker wants a block of producer ids."""
-
-    broker_id: int
-    broker_epoch: int
 
 
 class Registered(NamedTuple):
@@ -294,30 +288,10 @@ class ControllerNode:
         )
 
     def _alter_partition(self, request: AlterPartitionRequest, reply: Answer) -> None:
-        items = [
-            isr.AlterIsr(
-                one.topic_id,
-                one.index,
-                one.leader_epoch,
-                one.partition_epoch,
-                one.new_isr,
-                one.leader_recovery_state,
-            )
-            for one in request.changes
-        ]
         try:
-            answers = self._carry_out(
-                self.machine.alter_partition(request.broker_id, request.broker_epoch, items)
-            )
+            reply(altered(lambda decision: self._carry_out(decision(self.machine)), request))
         except StaleBrokerEpochError:
             reply(int(Errors.STALE_BROKER_EPOCH))
-            return
-        reply(
-            {
-                (one.topic_id, one.index): _altered(answer)
-                for one, answer in zip(request.changes, answers, strict=True)
-            }
-        )
 
     def _allocate_ids(self, request: AllocateIds, reply: Answer) -> None:
         try:
@@ -339,7 +313,7 @@ class ControllerNode:
         except ClusterError as error:
             self.node.say(f"{what} is refused: {type(error).__name__}")
             return False
-        said = "".join(f", {type(one).__name__}" for one in _refusals(answers))
+        said = "".join(f", {type(one).__name__}" for one in refusals(answers))
         self.node.say(what + said)
         return not said
 
@@ -391,7 +365,7 @@ class ControllerNode:
         )
 
 
-def _refusals(answers: Any) -> list[DomainError]:
+def refusals(answers: Any) -> list[DomainError]:
     """What of a request for many was refused."""
     if not isinstance(answers, list):
         return []
@@ -403,3 +377,27 @@ def _altered(answer: PartitionRegistration | DomainError) -> int | AlteredPartit
     if isinstance(answer, DomainError):
         return ERRORS[type(answer)]
     return AlteredPartition(answer.leader_epoch, answer.partition_epoch, answer.isr)
+
+
+def altered(
+    decide: Callable[[Callable[[Controller], Outcome[Any]]], Any], request: AlterPartitionRequest
+) -> dict[tuple[UUID, int], int | AlteredPartition]:
+    """Have a controller decide on changes of ISRs; its answers. Raises StaleBrokerEpochError."""
+    items = [
+        isr.AlterIsr(
+            one.topic_id,
+            one.index,
+            one.leader_epoch,
+            one.partition_epoch,
+            one.new_isr,
+            one.leader_recovery_state,
+        )
+        for one in request.changes
+    ]
+    answers = decide(
+        lambda machine: machine.alter_partition(request.broker_id, request.broker_epoch, items)
+    )
+    return {
+        (one.topic_id, one.index): _altered(answer)
+        for one, answer in zip(request.changes, answers, strict=True)
+    }

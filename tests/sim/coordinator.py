@@ -34,7 +34,7 @@ from tests.sim.network import Answer
 from tests.sim.shards import SHARD, LedPartition, Shards
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.process import Process
 
 TXN_TOPIC: Final = "__transaction_state"
 RETRY_MS: Final = 100
@@ -53,7 +53,7 @@ class Coordinator(Shards):
 
     topic = TXN_TOPIC
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Process) -> None:
         super().__init__(broker)
         self.queues = MarkerQueues(self._leader_of, lambda _shard: self.epoch)
 

@@ -107,7 +107,7 @@ class Faults:
 
     def pause(self) -> None:
         """SIGSTOP, and SIGCONT after a while; the controller, too, may stand still."""
-        names = [f"b{one}" for one in self.cluster.ids] * 3 + [CONTROLLER]
+        names = [f"b{one}" for one in self.cluster.ids] * 3 + [*self.cluster.deciders]
         node = self.network.nodes[self.draw.choice(names)]
         pause_ms = self.draw.choice((100, 700, 1_500, 2_500))
         if node.is_up and node.paused_until_ms <= self.scheduler.now:
@@ -127,7 +127,9 @@ class Faults:
 
     def clock_jump(self) -> None:
         """A clock goes forward."""
-        node = self.network.nodes[self.draw.choice([f"b{self._some_broker()}", CONTROLLER])]
+        node = self.network.nodes[
+            self.draw.choice([f"b{self._some_broker()}", *self.cluster.deciders])
+        ]
         by_ms = self.draw.choice((50, 400, 2_000))
         node.clock_ms += by_ms
         node.say(f"has a clock that jumps by {by_ms} ms")
@@ -142,7 +144,7 @@ class Faults:
     # --- the network ---
 
     def _names(self) -> list[str]:
-        return [*self.cluster.world.brokers, CONTROLLER]
+        return [*self.cluster.world.brokers, *self.cluster.deciders]
 
     def cut(self) -> None:
         """Nothing comes through from one node to another, or in both directions."""
@@ -157,7 +159,7 @@ class Faults:
         name = f"b{self._some_broker()}"
         others = [one for one in self._names() if one != name]
         if self.draw.random() < 0.5:
-            others = [CONTROLLER]
+            others = [*self.cluster.deciders]
         self._cut({(name, one) for one in others} | {(one, name) for one in others})
 
     def _cut(self, ways: set[tuple[str, str]]) -> None:

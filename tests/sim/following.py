@@ -19,13 +19,13 @@ from tests.sim.disk import Key
 from tests.sim.leading import FollowerFetch, Listed, ListOffset
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.process import Process
 
 
 class Following:
     """The partitions that one process follows."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Process) -> None:
         self.broker = broker
         self.followers: dict[Key, PartitionFollower] = {}
         self._fetchers: dict[int, LeaderFetcher] = {}
@@ -82,7 +82,7 @@ class Following:
                 self._sleeping.add(leader)
                 broker.node.after(max(wake_ms - now_ms, 1), self._wake, leader)
             return
-        fetch = FollowerFetch(broker.broker_id, broker.view.broker_epoch, request)
+        fetch = FollowerFetch(broker.broker_id, broker.broker_epoch, request)
 
         def answered(answer: FetchAnswer | None) -> None:
             self._fetched(leader, answer)
@@ -113,7 +113,7 @@ class Following:
                 for one in fetcher.followers
             )
             request = FetchRequest(0, 0, parts, (), is_full=True)
-            fetch = FollowerFetch(broker.broker_id, broker.view.broker_epoch, request)
+            fetch = FollowerFetch(broker.broker_id, broker.broker_epoch, request)
             for _ in range(times):
                 broker.cluster.network.send_late(broker.node, f"b{leader}", fetch)
 

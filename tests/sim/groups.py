@@ -27,7 +27,7 @@ from tests.sim.network import Answer
 from tests.sim.shards import SHARD, Shards
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.process import Process
 
 GROUPS_TOPIC: Final = "__consumer_offsets"
 GROUP: Final = "readers"
@@ -72,7 +72,7 @@ class Groups(Shards):
 
     topic = GROUPS_TOPIC
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Process) -> None:
         super().__init__(broker)
         self._topics = TopicImage({})
         self._topics_of: object = None

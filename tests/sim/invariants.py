@@ -82,6 +82,8 @@ class Invariants:
         self.image = MetadataImage()
         """The controller's."""
         self.checked = 0
+        self.fences_at_once = True
+        """Whether a broker leaves all ISRs in the moment in which it is no longer alive."""
         self._touched: dict[tuple[int, Key], None] = {}
         self._changed: dict[Key, None] = {}
         self._loses = False
@@ -153,7 +155,7 @@ class Invariants:
         for replica in now.isr:
             broker = self.image.brokers.get(replica)
             is_last = now.leader < 0
-            if broker is None or (broker.fenced and not is_last):
+            if self.fences_at_once and (broker is None or (broker.fenced and not is_last)):
                 raise BrokenInvariantError(f"{truth.name}: a fenced {replica} is in the ISR: {now}")
         self._judge(key, now)
         if now.leader_recovery_state == RECOVERING and now.leader != was_leader:

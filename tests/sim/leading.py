@@ -30,7 +30,7 @@ from tests.sim.messages import Code, Consume, Consumed, Produce, Produced
 from tests.sim.network import Answer
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.process import Process
 
 LOG_ERRORS: Mapping[type[LogError], Code] = {
     OutOfOrderSequenceError: Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -103,7 +103,7 @@ class _Session:
 class Leading:
     """The partitions that one process leads, or has led."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Process) -> None:
         self.broker = broker
         self.leaders: dict[Key, PartitionLeader] = {}
         self.alter = AlterPartitions(broker.view)

@@ -94,4 +94,11 @@ class NewProducerId(NamedTuple):
     producer_id: int
 
 
+class AllocateIds(NamedTuple):
+    """A broker wants a block of producer ids."""
+
+    broker_id: int
+    broker_epoch: int
+
+
 Values = tuple[Hashable, ...]

@@ -21,6 +21,9 @@ MAX_LATE_MS: Final = 2_500
 NOTICED_MS: Final = 300
 """A connection that breaks is noticed within that time."""
 
+CLOCK_MS: Final = 1_000_000
+"""What clocks are ahead of the simulated time, where nobody has set them."""
+
 Answer = Callable[[Any], None]
 """Called once with the answer; with None when none will come."""
 
@@ -34,7 +37,7 @@ class Node:
         self.is_up = False
         self.incarnation = 0
         self.paused_until_ms = 0
-        self.clock_ms = 1_000_000
+        self.clock_ms = CLOCK_MS
         """What its clock is ahead of the simulated time."""
         self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         """What happened while it was paused, in its order."""
@@ -151,6 +154,8 @@ class Network:
     nodes: dict[str, Node] = field(default_factory=dict)
     cut: set[tuple[str, str]] = field(default_factory=set)
     """Ways on which nothing arrives, from one name to another."""
+    numbers: int = 0
+    """Given to connections that are never taken up again."""
     _connections: dict[tuple[str, str, str], _Connection] = field(default_factory=dict)
 
     def add(self, name: str) -> Node:

@@ -1,4 +1,8 @@
-"""``python -m tests.sim.run --seed 1 --count 500``: histories of seeds, one after the other."""
+"""``python -m tests.sim.run --seed 1 --count 500``: histories of seeds, one after the other.
+
+``--world zookeeper`` plays those of clusters that elect their controller on ZooKeeper, ``both``
+plays them as well.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,18 @@ import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Final
 
-from tests.sim.cluster import play
+from tests.sim import cluster, zk_cluster
+from tests.sim.cluster import Result
+
+KRAFT, ZOOKEEPER, BOTH = "kraft", "zookeeper", "both"
+PLAYS: Final[Mapping[str, Callable[..., Result]]] = {
+    KRAFT: cluster.play,
+    ZOOKEEPER: zk_cluster.play,
+}
 
 CHUNK = 50
 """Seeds that a process takes at a time."""
@@ -19,17 +31,21 @@ TELLS = 20
 """Chunks between two lines that say how far it is."""
 
 
-def play_all(seeds: Iterable[int], *, keeps_going: bool) -> list[str]:
-    """Play seeds; the stories of those that failed, of the first one alone unless it goes on."""
+def play_all(part: tuple[str, Iterable[int]], *, keeps_going: bool) -> list[str]:
+    """Play seeds of a world; the stories of those that failed.
+
+    Of the first one alone, unless it goes on.
+    """
     gc.set_threshold(200_000, 50, 50)  # most of what a history makes lives as long as it
     stories: list[str] = []
+    world, seeds = part
     for seed in seeds:
         try:
-            play(seed)
+            PLAYS[world](seed)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             if not keeps_going:
                 return [traceback.format_exc()]
-            stories.append(f"seed {seed}: {type(error).__name__}: {str(error)[:300]}")
+            stories.append(f"{world}, seed {seed}: {type(error).__name__}: {str(error)[:300]}")
     return stories
 
 
@@ -38,19 +54,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--count", type=int, default=1, help="how many")
+    parser.add_argument("--world", choices=(KRAFT, ZOOKEEPER, BOTH), default=KRAFT)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--verbose", action="store_true", help="tell the whole story of one")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     given = parser.parse_args()
-    if given.verbose:
-        play(given.seed, lambda line: print(line, end=""))
-        return 0
-    if given.count == 1:
-        print(play(given.seed))
+    worlds = (KRAFT, ZOOKEEPER) if given.world == BOTH else (given.world,)
+    if given.verbose or given.count == 1:
+        for world in worlds:
+            if given.verbose:
+                PLAYS[world](given.seed, lambda line: print(line, end=""))
+            else:
+                print(PLAYS[world](given.seed))
         return 0
     begun = time.perf_counter()
     end = given.seed + given.count
-    chunks = [range(one, min(one + CHUNK, end)) for one in range(given.seed, end, CHUNK)]
+    chunks = [
+        (world, range(one, min(one + CHUNK, end)))
+        for one in range(given.seed, end, CHUNK)
+        for world in worlds
+    ]
     failed = 0
     with multiprocessing.Pool(given.processes) as pool:
         work = partial(play_all, keeps_going=given.keep_going)
@@ -64,8 +87,8 @@ def main() -> int:
                 print(f"{done * CHUNK} histories, {failed} failed", flush=True)
     took = time.perf_counter() - begun
     print(
-        f"seeds {given.seed} to {end - 1}: {failed} failed, {took:.1f} s,"
-        f" {given.count / took:.0f} a second"
+        f"{' and '.join(worlds)}, seeds {given.seed} to {end - 1}: {failed} failed, {took:.1f} s,"
+        f" {given.count * len(worlds) / took:.0f} a second"
     )
     return min(failed, 1)
 

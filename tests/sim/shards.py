@@ -39,7 +39,7 @@ from tests.sim.disk import Batch, Key, ModelLog, data, end_of_transaction
 from tests.sim.messages import Produce
 
 if TYPE_CHECKING:
-    from tests.sim.broker import Broker
+    from tests.sim.process import Process
 
 SHARD: Final = 0
 """The only partition of a coordinator's topic."""
@@ -80,7 +80,7 @@ class Promise:
 class Timers:
     """The timers of a shard, on its process's clock."""
 
-    def __init__(self, broker: Broker, fire: Callable[[Hashable, int], None]) -> None:
+    def __init__(self, broker: Process, fire: Callable[[Hashable, int], None]) -> None:
         self._broker = broker
         self._fire = fire
         self._set: dict[Hashable, object] = {}
@@ -109,7 +109,7 @@ class Commits:
 
     is_idle = False
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Process) -> None:
         self._broker = broker
         self._waits: deque[tuple[LedPartition, int, Callable[[], None]]] = deque()
         self._is_armed = False
@@ -148,7 +148,7 @@ class LedPartition:
     offline = None
     is_replicated = True
 
-    def __init__(self, broker: Broker, topic: str, key: Key, leader_epoch: int) -> None:
+    def __init__(self, broker: Process, topic: str, key: Key, leader_epoch: int) -> None:
         self.broker, self.topic, self.key = broker, topic, key
         self.index = key[1]
         self._elected_in = leader_epoch
@@ -309,7 +309,7 @@ class Shards:
 
     topic: str
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Process) -> None:
         self.broker = broker
         self.shard: _Shard | None = None
         self.key: Key | None = None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.sim.broker import BrokerOptions
 from tests.sim.network import Weather
+from tests.sim.process import BrokerOptions
 
 FAULTS: Final = (
     "kill",

@@ -1,0 +1,144 @@
+"""An event loop of one simulated process: its time and its order are those of the simulation.
+
+It has what the daemon's code asks of a loop: callbacks, timers, futures and tasks. There are no
+sockets and no threads: what the daemon does in a thread is done at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from math import ceil
+from typing import Any, cast
+from weakref import WeakSet
+
+from tests.sim.network import Node
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """Runs on a node, as long as the process that the node had when it was made."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._incarnation = node.incarnation
+        self._ready: deque[asyncio.Handle] = deque()
+        self._is_armed = False
+        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process is there."""
+        return self.node.is_up and self.node.incarnation == self._incarnation
+
+    # --- order ---
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Be the running loop meanwhile."""
+        kept = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            yield
+        finally:
+            events._set_running_loop(kept)
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self.node.after(0, self._turn)
+
+    def _turn(self) -> None:
+        """Call what is ready by now; what comes of it has its turn later, as in asyncio."""
+        self._is_armed = False
+        with self.running():
+            for _ in range(len(self._ready)):
+                handle = self._ready.popleft()
+                if not self.is_alive:
+                    return
+                if not handle.cancelled():
+                    handle._run()
+        if self._ready:
+            self._arm()
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        self._arm()
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    # --- time ---
+
+    def time(self) -> float:
+        return self.node.scheduler.now / 1000
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        delay_ms = max(ceil(when * 1000 - 1e-3) - self.node.scheduler.now, 0)
+        self.node.after(delay_ms, self._due, timer)
+        return timer
+
+    def _due(self, timer: asyncio.TimerHandle) -> None:
+        if not timer.cancelled():
+            self._ready.append(timer)
+            self._arm()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Its turn passes without it."""
+
+    # --- what runs ---
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Any = None
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.add(task)
+        return task
+
+    def end(self) -> None:
+        """Let go of what its process had under way when it ended."""
+        with self.running():
+            for task in [*self._tasks]:
+                if not task.done():
+                    with suppress(Exception):
+                        cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+
+    def run_in_executor(
+        self, _executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - as a thread would hand it over
+            future.set_exception(error)
+        return future
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return not self.is_alive
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What nobody has caught is a fault; what a killed process leaves behind is none."""
+        if self.is_alive:
+            raise AssertionError(f"{self.node.name}: {context}") from context.get("exception")

@@ -1,0 +1,383 @@
+"""A broker whose controller is elected on ZooKeeper: the daemon's own code, on a loop of its own.
+
+Real are ``coordinator/zookeeper`` from kazoo's interface on, the handlers of what a controller
+tells, and the active controller with its machine. A model is what they speak with: kazoo's client
+(:mod:`tests.sim.zk_client`) and the connection to another broker (:class:`Connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from uuid import UUID
+
+from fencepost.cluster.alter_partition import AlterPartitionRequest
+from fencepost.cluster.controller.errors import NotControllerError, StaleBrokerEpochError
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.errors import Errors
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.controller import active
+from fencepost.coordinator.handlers import leader_and_isr, stop_replica, update_metadata
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.runtime import background
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.messages import response_factory
+from fencepost.coordinator.zookeeper import channels, elected, loading, node, session, store
+from fencepost.coordinator.zookeeper.channels import Channels
+from fencepost.coordinator.zookeeper.elected import Elected
+from fencepost.coordinator.zookeeper.loading import Loaded
+from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+from fencepost.coordinator.zookeeper.telling import Controller as Teller
+from fencepost.txn.ids import ProducerIdBlock
+from tests.sim.controller import altered
+from tests.sim.invariants import BrokenInvariantError
+from tests.sim.loop import Loop
+from tests.sim.messages import AllocateIds
+from tests.sim.network import Answer
+from tests.sim.process import Process
+from tests.sim.zk_client import Client
+
+if TYPE_CHECKING:
+    from tests.sim.zk_cluster import ZooKeeperCluster
+
+LISTENER: Final = "PLAINTEXT"
+PORT: Final = 9092
+UNKNOWN_MS: Final = 60
+"""Until the next question, where no controller is known."""
+SHUTDOWN_ATTEMPTS: Final = 3
+
+TOLD: Final = {
+    int(ApiKey.LEADER_AND_ISR): leader_and_isr.run,
+    int(ApiKey.UPDATE_METADATA): update_metadata.run,
+    int(ApiKey.STOP_REPLICA): stop_replica.run,
+}
+
+
+class ControlledShutdown(NamedTuple):
+    """A broker wants to be let go."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+class ZooKeeperBroker(Process):
+    """One process."""
+
+    def __init__(self, cluster: ZooKeeperCluster, broker_id: int) -> None:
+        super().__init__(cluster, broker_id)
+        self._cluster = cluster
+        self.loop: Loop
+        self.zookeeper: ZooKeeperNode
+        self._heard = 0
+        """The newest controller epoch that it took a request of."""
+        self._requests |= {
+            AlterPartitionRequest: self._alter_partition,
+            AllocateIds: self._allocate_ids,
+            ControlledShutdown: self._shut_down,
+        }
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The settings of its daemon."""
+        return BrokerConfig(
+            {
+                "node.id": self.broker_id,
+                "zookeeper.connect": "z",
+                "zookeeper.session.timeout.ms": self.options.session_ms,
+                "min.insync.replicas": self.options.min_isr,
+                "leader.imbalance.check.interval.seconds": 5,
+            }
+        )
+
+    # --- its life ---
+
+    def _join(self) -> None:
+        self.loop = Loop(self.node)
+        self.loop.zookeeper = self._cluster.ensemble  # type: ignore[attr-defined]
+        self.loop.network = self._cluster.network  # type: ignore[attr-defined]
+        with self.loop.running():
+            self.zookeeper = ZooKeeperNode(
+                self.config,
+                cast("Any", self),
+                node_id=self.broker_id,
+                listener=LISTENER,
+                on_lost=self._lost,
+            )
+            background.spawn(self._live(), "live")
+
+    # The daemon's clock is the node's.
+
+    def now_ms(self) -> int:
+        """Wall-clock time."""
+        return self.node.now_ms
+
+    def monotonic_ms(self) -> int:
+        """A time that never goes back."""
+        return self.node.scheduler.now
+
+    async def _live(self) -> None:
+        zookeeper = self.zookeeper
+        try:
+            await zookeeper.find_cluster_id()
+            image = await zookeeper.join(
+                (BrokerEndpoint(LISTENER, self.node.name, PORT, 0),),
+            )
+            self._take(image)
+            zookeeper.follow(self._take, image)
+            await zookeeper.enter(self._take_office)
+        except MembershipError as error:
+            self._lost(error)
+        except asyncio.CancelledError:
+            pass
+        else:
+            self.node.say(f"is told who there is (epoch {zookeeper.broker_epoch})")
+
+    def _lost(self, error: MembershipError) -> None:
+        self.node.say(f"ends: {error}")
+        background.spawn(self._end(), "end")
+
+    async def _end(self) -> None:
+        await self.zookeeper.stop()
+        self._stopped(-1)
+
+    def stop(self) -> None:
+        """Be let go, and end."""
+        if not self.is_shutting_down:
+            self.node.say("is to stop")
+            self.is_shutting_down = True
+            with self.loop.running():
+                background.spawn(self._leave(), "leave")
+
+    async def _leave(self) -> None:
+        """As ``ZooKeeperMember.leave``."""
+        if self.zookeeper.broker_epoch >= 0:
+            self.zookeeper.in_controlled_shutdown = True
+            for _ in range(SHUTDOWN_ATTEMPTS):
+                let_go = self.loop.create_future()
+                request = ControlledShutdown(self.broker_id, self.zookeeper.broker_epoch)
+                self.ask_controller(request, let_go.set_result, purpose="shutdown")
+                if await let_go == Errors.NONE:
+                    break
+        await self._end()
+
+    # --- images ---
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.zookeeper.broker_epoch
+
+    def _take(self, image: MetadataImage) -> None:
+        own = image.brokers.get(self.broker_id)
+        if own is not None:
+            self.view.broker_epoch = own.epoch
+        self._publish(image)
+
+    # --- the controller ---
+
+    def _take_office(
+        self, loaded: Loaded, teller: Teller, epoch_version: int, on_lost: Callable[[], None]
+    ) -> Elected:
+        self.node.say(f"takes office in epoch {teller.epoch}")
+        return Elected(
+            self.config,
+            self.zookeeper.session,
+            cast("Any", self),
+            loaded,
+            lambda answered: Channels(
+                node_id=self.broker_id,
+                listener=LISTENER,
+                security=cast("Any", None),
+                timeout_ms=self.options.request_timeout_ms,
+                answered=answered,
+            ),
+            lambda event, _origin, _trigger: self.node.say(
+                f"{event.kind} {event.subject} {dict(event.detail)}"
+            ),
+            teller=teller,
+            cluster_id="simulated",
+            epoch_version=epoch_version,
+            on_lost=on_lost,
+        )
+
+    def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
+        """Have the active controller here decide. Raises DomainError."""
+        chosen = self.zookeeper.elected
+        if chosen is None:
+            raise NotControllerError("another broker is")
+        with self.loop.running():
+            return chosen.active.decide(decision, trigger="request")
+
+    def _answer_once_written(self, answer: Any, reply: Answer) -> None:
+        chosen = self.zookeeper.elected
+        on_its_way = None if chosen is None else chosen.store.on_its_way()
+        if on_its_way is None:
+            reply(answer)
+            return
+
+        def written(done: asyncio.Future[None]) -> None:
+            failed = done.cancelled() or done.exception() is not None
+            reply(int(Errors.NOT_CONTROLLER) if failed else answer)
+
+        on_its_way.add_done_callback(written)
+
+    def _decided(
+        self, decisions: Callable[[], Any], reply: Answer, make: Callable[[Any], Any]
+    ) -> None:
+        try:
+            with self.loop.running():
+                answer = make(decisions())
+                self._answer_once_written(answer, reply)
+        except NotControllerError:
+            reply(int(Errors.NOT_CONTROLLER))
+        except StaleBrokerEpochError:
+            reply(int(Errors.STALE_BROKER_EPOCH))
+
+    def _alter_partition(self, request: AlterPartitionRequest, reply: Answer) -> None:
+        self._decided(lambda: altered(self.decide, request), reply, lambda answer: answer)
+
+    def _allocate_ids(self, request: AllocateIds, reply: Answer) -> None:
+        self._decided(
+            lambda: self.decide(lambda one: one.allocate_producer_ids(*request)),
+            reply,
+            lambda block: ProducerIdBlock(block.first, block.size),
+        )
+
+    def _shut_down(self, request: ControlledShutdown, reply: Answer) -> None:
+        def to_the_end() -> None:
+            while self.decide(lambda one: one.begin_shutdown(*request)):
+                pass
+
+        self._decided(to_the_end, reply, lambda _: int(Errors.NONE))
+
+    def ask_controller(self, request: Any, answer: Answer, *, purpose: str, **options: Any) -> None:
+        to = self.zookeeper.controller
+        if to is None:
+            self.node.after(UNKNOWN_MS, answer, None)
+            return
+
+        def answered(found: Any) -> None:
+            # As the daemon's channel does, which asks whoever is the controller then.
+            if found == Errors.NOT_CONTROLLER:
+                self.node.after(UNKNOWN_MS, answer, None)
+            else:
+                answer(found)
+
+        self.cluster.network.call(
+            self.node,
+            to[0],
+            request,
+            answered,
+            timeout_ms=self.options.request_timeout_ms,
+            purpose=f"{purpose} {to[0]}",
+            **options,
+        )
+
+    # --- what it is told ---
+
+    def _receive(self, sender: str, request: Any, reply: Answer) -> None:
+        if not hasattr(request, "__api_key__"):
+            super()._receive(sender, request, reply)
+        elif not self._cluster.before_told(self, request):
+            with self.loop.running():
+                background.spawn(self._told(request, reply), "serve")
+
+    async def _told(self, request: Any, reply: Answer) -> None:
+        key, version = request.__api_key__, request.__version__
+        ctx = SimpleNamespace(
+            body=request,
+            respond=response_factory(key, version),
+            broker=SimpleNamespace(on_zookeeper=self.zookeeper),
+            require_on_cluster=lambda _operation: None,
+        )
+        answer = await cast("Any", TOLD[key])(ctx)
+        if not answer.error_code:
+            if request.controller_epoch < self._heard:
+                raise BrokenInvariantError(
+                    f"{self.node.name} takes what a controller of epoch"
+                    f" {request.controller_epoch} says, after one of {self._heard}"
+                )
+            self._heard = request.controller_epoch
+        if not self._cluster.after_told(self, request):
+            reply(answer)
+
+
+class Connection:
+    """In the place of ``ControllerConnection``: a connection of a controller to one broker."""
+
+    def __init__(self, client_id: str, _security: Any) -> None:
+        self._loop = cast("Loop", asyncio.get_running_loop())
+        self._network = self._loop.network  # type: ignore[attr-defined]
+        self._network.numbers += 1
+        self._purpose = f"{client_id} {self._network.numbers}"
+
+    async def ask(self, to: tuple[str, int], request: Any, *, timeout_ms: float) -> Any:
+        """The answer; raises OSError where there is none."""
+        future = self._loop.create_future()
+
+        def answered(answer: Any) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        self._network.call(
+            self._loop.node,
+            to[0],
+            request,
+            answered,
+            timeout_ms=int(timeout_ms),
+            purpose=self._purpose,
+        )
+        found = await future
+        if found is None:
+            raise OSError("no answer")
+        return found
+
+    async def close(self) -> None:
+        """What is under way may arrive all the same."""
+
+
+class _Log:
+    """Of the daemon's code: nobody reads it, but for what nobody has expected."""
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_arguments, **_where: None
+
+
+class _Failures(_Log):
+    def error(self, _what: str, **where: Any) -> None:
+        """Raise what the daemon would only have logged."""
+        raise AssertionError(f"{where.get('what')}: {where.get('cause')}") from where.get(
+            "exc_info"
+        )
+
+
+@contextmanager
+def models() -> Iterator[None]:
+    """Have models in the place of what the daemon's code speaks with, of chance and of logs."""
+    ids = iter(range(1, 1 << 30))
+
+    def next_id() -> UUID:
+        return UUID(int=next(ids) | 1 << 110)
+
+    quiet = [channels, elected, loading, node, session, store, active]
+    changes: list[tuple[Any, str, Any]] = [
+        (session, "KazooClient", Client),
+        (channels, "ControllerConnection", Connection),
+        (node, "uuid4", next_id),
+        (elected, "new_topic_id", next_id),
+        (background, "_log", _Failures()),
+        *((one, "_log", _Log()) for one in quiet),
+    ]
+    kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
+    for where, name, value in changes:
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for where, name, value in kept:
+            setattr(where, name, value)

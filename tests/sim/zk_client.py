@@ -1,0 +1,362 @@
+"""A model of kazoo's client: what ``coordinator/zookeeper/session.py`` uses of it.
+
+As kazoo it fails what is under way when its connection is lost, sets off all its watches then,
+keeps what it is asked for meanwhile for the next connection, and begins another session by itself
+when its own is over. Its threads are queues: what its connection hears, its watches and its answers
+reach the loop each in their order, and in any order among each other.
+
+Source: ``kazoo.client``, ``kazoo.protocol.connection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
+
+from tests.sim.loop import Loop
+from tests.sim.zk_server import CLOSE, ENSEMBLE, Connection, Ensemble, Op, Request
+
+CONNECT_MS: Final = 120
+"""How long a connection may take to come about."""
+RETRY_MS: Final = 25
+"""Until the next try."""
+HOP_MS: Final = 1
+"""The most that an answer needs from one thread to another."""
+
+_NOTHING: Final = object()
+
+
+class AsyncResult:
+    """The answer to come."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.value: Any = _NOTHING
+        self.exception: Exception | None = None
+        self._callbacks: list[Callable[[AsyncResult], None]] = []
+
+    def rawlink(self, callback: Callable[[AsyncResult], None]) -> None:
+        """Have it called, in the thread of answers."""
+        if self.exception is not None or self.value is not _NOTHING:
+            self._client.hop("answers", callback, self)
+        else:
+            self._callbacks.append(callback)
+
+    def settle(self, found: Any) -> None:
+        """The answer, or the error, is there."""
+        if self.exception is not None or self.value is not _NOTHING:
+            return
+        if isinstance(found, Exception):
+            self.exception = found
+        else:
+            self.value = found
+        for callback in self._callbacks:
+            self._client.hop("answers", callback, self)
+
+
+class _Begun:
+    """What ``start_async`` gives: it is never waited for, as what is asked for waits by itself."""
+
+    def wait(self, _timeout_s: float) -> bool:
+        return True
+
+
+class _Transaction:
+    """Writes that are done together."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._ops = client, []
+
+    def create(
+        self,
+        path: str,
+        value: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequence: bool = False,
+        **_acl: Any,
+    ) -> None:
+        self._ops.append(Op("create", path, value, ephemeral=ephemeral, sequence=sequence))
+
+    def set_data(self, path: str, value: bytes, version: int = -1) -> None:
+        self._ops.append(Op("set", path, value, version))
+
+    def delete(self, path: str, version: int = -1) -> None:
+        self._ops.append(Op("delete", path, version=version))
+
+    def check(self, path: str, version: int) -> None:
+        self._ops.append(Op("check", path, version=version))
+
+    def commit_async(self) -> AsyncResult:
+        return self._client.submit(Request(tuple(self._ops), is_multi=True), None)
+
+
+_Watch = Callable[[Any], None]
+
+
+class Client:
+    """In the place of ``KazooClient``, on the node of the running loop."""
+
+    def __init__(self, _connect: str, timeout: float, **_settings: Any) -> None:
+        loop = cast("Loop", asyncio.get_running_loop())
+        self.node = loop.node
+        self._ensemble: Ensemble = loop.zookeeper  # type: ignore[attr-defined]
+        self._scheduler = self.node.scheduler
+        self._timeout_ms = round(timeout * 1000)
+        self._listeners: list[Callable[[str], Any]] = []
+        self._state = "LOST"
+        self._session_id = 0
+        self._last_zxid = 0
+        self._is_stopped = self._is_live = self._is_expired = False
+        self._connection: Connection | None = None
+        self._attempt = 0
+        """Counts connections: what an earlier one brings is not heard."""
+        self._up_ms = self._down_ms = 0
+        self._is_mute = self._is_deaf = False
+        """Something was lost on the way there, or back: nothing more comes through."""
+        self._is_pinged = True
+        self._queue: deque[tuple[Request, AsyncResult, _Watch | None]] = deque()
+        self._pending: deque[tuple[Request, AsyncResult, _Watch | None, int]] = deque()
+        self._asked = 0
+        self._data_watchers: dict[str, list[_Watch]] = {}
+        self._child_watchers: dict[str, list[_Watch]] = {}
+        self._hops: dict[str, int] = {}
+
+    # --- what Session uses ---
+
+    def add_listener(self, listener: Callable[[str], Any]) -> None:
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Callable[[str], Any]) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    @property
+    def client_id(self) -> tuple[int, bytes] | None:
+        return (self._session_id, b"") if self._is_live else None
+
+    def start_async(self) -> _Begun:
+        self.node.after(0, self._connect)
+        return _Begun()
+
+    def stop(self) -> None:
+        """Say that the session is over, on the connection, if there is one."""
+        self._is_stopped = True
+        if self._connection is not None:
+            self._send(self._arrive, self._connection, -1, CLOSE)
+        self._is_live = False
+        self._fail(ConnectionClosedError())
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+    def get_async(self, path: str, watch: _Watch | None = None) -> AsyncResult:
+        return self._read("get", path, watch)
+
+    def exists_async(self, path: str, watch: _Watch | None = None) -> AsyncResult:
+        return self._read("exists", path, watch)
+
+    def get_children_async(self, path: str, watch: _Watch | None = None) -> AsyncResult:
+        return self._read("children", path, watch)
+
+    def ensure_path_async(self, path: str, **_acl: Any) -> AsyncResult:
+        return self.submit(Request((Op("ensure", path),), is_multi=False), None)
+
+    def transaction(self) -> _Transaction:
+        return _Transaction(self)
+
+    def _read(self, kind: str, path: str, watch: _Watch | None) -> AsyncResult:
+        op = Op(kind, path, watch=watch is not None)
+        return self.submit(Request((op,), is_multi=False), watch)
+
+    def submit(self, request: Request, watch: _Watch | None) -> AsyncResult:
+        """Send it, now or over the next connection."""
+        result = AsyncResult(self)
+        if self._is_stopped:
+            result.settle(ConnectionClosedError())
+        elif self._is_expired:
+            result.settle(SessionExpiredError())
+        else:
+            self._queue.append((request, result, watch))
+            self._flush()
+        return result
+
+    # --- the threads ---
+
+    def hop(self, thread: str, work: Callable[..., Any], *what: Any) -> None:
+        """Have another thread do it, after what it was given before."""
+        now = self._scheduler.now
+        at = max(self._hops.get(thread, 0), now + self._scheduler.draw.randint(0, HOP_MS))
+        self._hops[thread] = at
+        self.node.after(at - now, work, *what)
+
+    def _tell(self, state: str) -> None:
+        if self._state != state:
+            self._state = state
+            self.node.say(f"its session {self._session_id:#x} is {state}")
+            for listener in tuple(self._listeners):
+                listener(state)
+
+    # --- the connection ---
+
+    def _is_cut(self, *, up: bool) -> bool:
+        way = (self.node.name, ENSEMBLE) if up else (ENSEMBLE, self.node.name)
+        return way in self._ensemble.network.cut
+
+    def _latency(self) -> int:
+        return self._scheduler.draw.randint(*self._ensemble.network.weather.latency_ms)
+
+    def _send(self, arrives: Callable[..., None], *what: Any) -> None:
+        """Something on its way to the server, after all before it."""
+        if self._is_cut(up=True):
+            self._is_mute = True
+        if self._is_mute:
+            return
+        self._up_ms = max(self._up_ms, self._scheduler.now + self._latency())
+        self._scheduler.after(self._up_ms - self._scheduler.now, arrives, *what)
+
+    def _connect(self) -> None:
+        if self._is_stopped:
+            return
+        self._is_expired = False
+        self._attempt += 1
+        self._up_ms = self._down_ms = 0
+        self._is_mute = self._is_deaf = False
+        number = self._scheduler.draw.randrange(len(self._ensemble.members))
+        self._send(self._reach, self._attempt, number)
+        self.node.after(CONNECT_MS, self._given_up, self._attempt)
+
+    def _given_up(self, attempt: int) -> None:
+        if self._attempt == attempt and self._connection is None:
+            self._connect()
+
+    def _reach(self, attempt: int, number: int) -> None:
+        """At the server. A process that is gone does not know that it has connected."""
+        if attempt != self._attempt or not self.node.is_up:
+            return
+        found = self._ensemble.connect(
+            self.node, self._session_id, self._timeout_ms, self._last_zxid, number
+        )
+        if isinstance(found, Connection):
+            found.tell = lambda kind, what: self._down(attempt, kind, what)
+            found.tell("begin", found)
+        elif found:
+            self._down(attempt, "expired", None)
+
+    def _down(self, attempt: int, kind: str, what: Any) -> None:
+        """Something on its way from the server."""
+        if attempt != self._attempt:
+            return
+        if self._is_cut(up=False):
+            self._is_deaf = True
+        if self._is_deaf:
+            return
+        now = self._scheduler.now
+        self._down_ms = max(self._down_ms, now + self._latency())
+        self.node.after(self._down_ms - now, self._hear, attempt, kind, what)
+
+    def _hear(self, attempt: int, kind: str, what: Any) -> None:
+        if attempt != self._attempt or self._is_stopped:
+            return
+        match kind:
+            case "begin":
+                self._connected(what)
+            case "expired":
+                self._expired()
+            case "end":
+                self._lost()
+            case "pong":
+                self._is_pinged = True
+            case "event":
+                self._event(*what)
+            case "answer":
+                self._answered(*what)
+
+    def _connected(self, connection: Connection) -> None:
+        self._connection = connection
+        self._session_id = connection.session.session_id
+        self._is_live = self._is_pinged = True
+        self._tell("CONNECTED")
+        self._flush()
+        self._ping(self._attempt)
+
+    def _expired(self) -> None:
+        """Another session begins by itself; what was asked for meanwhile failed with this one."""
+        self._is_live = False
+        self._is_expired = True
+        self._tell("LOST")
+        self._fail(SessionExpiredError())
+        self._set_off_all()
+        self._session_id = self._last_zxid = 0
+        self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect)
+
+    def drop(self) -> None:
+        """The connection breaks: both ends notice, if not at once."""
+        connection = self._connection
+        if connection is not None:
+            self._lost()
+            self._scheduler.after(self._latency(), connection.close)
+
+    def _lost(self) -> None:
+        self._connection = None
+        self._is_live = False
+        self._attempt += 1
+        self._fail(ConnectionLoss())
+        self._tell("SUSPENDED")
+        self._set_off_all()
+        self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect)
+
+    def _fail(self, error: Exception) -> None:
+        pending = [one[1] for one in self._pending] + [one[1] for one in self._queue]
+        self._pending.clear()
+        self._queue.clear()
+        for result in pending:
+            result.settle(error)
+
+    def _ping(self, attempt: int) -> None:
+        if attempt != self._attempt or self._is_stopped:
+            return
+        if not self._is_pinged:
+            self.drop()
+            return
+        assert self._connection is not None
+        self._is_pinged = False
+        self._send(self._connection.ping)
+        self.node.after(self._timeout_ms // 3, self._ping, attempt)
+
+    # --- requests ---
+
+    def _flush(self) -> None:
+        while self._queue and self._connection is not None:
+            request, result, watch = self._queue.popleft()
+            self._asked += 1
+            self._pending.append((request, result, watch, self._asked))
+            self._send(self._arrive, self._connection, self._asked, request)
+
+    def _arrive(self, connection: Connection, number: int, request: Request) -> None:
+        connection.arrive(number, request)
+
+    def _answered(self, number: int, zxid: int, found: Any) -> None:
+        request, result, watch, asked = self._pending.popleft()
+        assert asked == number, f"{number} is answered where {asked} was asked"
+        self._last_zxid = zxid
+        result.settle(found)
+        if watch is not None and not isinstance(found, Exception):
+            kind, path = request.ops[0][:2]
+            watchers = self._child_watchers if kind == "children" else self._data_watchers
+            watchers.setdefault(path, []).append(watch)
+
+    def _event(self, kind: str, path: str) -> None:
+        watchers = self._child_watchers if kind == "children" else self._data_watchers
+        for watch in watchers.pop(path, ()):
+            self.hop("watches", watch, (kind, path))
+
+    def _set_off_all(self) -> None:
+        kept = [*self._child_watchers.values(), *self._data_watchers.values()]
+        self._child_watchers, self._data_watchers = {}, {}
+        for watch in (one for some in kept for one in some):
+            self.hop("watches", watch, None)

@@ -1,0 +1,266 @@
+"""What goes wrong in a cluster on ZooKeeper, and what operators and tools do meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
+
+from fencepost.cluster.controller import reassignments, topics
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.records import ConfigRecord
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.logcore.machine import DomainError
+from tests.sim.controller import TOPIC_RESOURCE, refusals
+from tests.sim.faults import TOPIC, Faults
+from tests.sim.zk_client import Client
+from tests.sim.zk_server import ENSEMBLE, Op
+from tests.sim.zk_truth import TOOL
+
+if TYPE_CHECKING:
+    from tests.sim.zk_broker import ZooKeeperBroker
+    from tests.sim.zk_cluster import ZooKeeperCluster
+
+LOOK_AGAIN_MS = 400
+
+
+class Operators:
+    """Ask whoever takes himself for the active controller."""
+
+    def __init__(self, cluster: ZooKeeperCluster) -> None:
+        self.cluster = cluster
+
+    def start(self) -> None:
+        """Nobody has to."""
+
+    def _asked(self) -> ZooKeeperBroker | None:
+        scheduler = self.cluster.scheduler
+        found = [
+            one
+            for one in self.cluster.running()
+            if one.zookeeper.elected is not None and one.node.paused_until_ms <= scheduler.now
+        ]
+        return scheduler.draw.choice(found) if found else None
+
+    def _try(self, decision: Callable[[Controller], Outcome[Any]], what: str) -> bool:
+        broker = self._asked()
+        if broker is None:
+            return False
+        try:
+            answers = broker.decide(decision)
+        except DomainError as error:
+            broker.node.say(f"{what} is refused: {type(error).__name__}")
+            return False
+        said = "".join(f", {type(one).__name__}" for one in refusals(answers))
+        broker.node.say(what + said)
+        return not said
+
+    def create_topic(self, name: str, partitions: int, factor: int) -> bool:
+        """Ask for a topic."""
+        draw = self.cluster.scheduler.draw
+        topic_id = UUID(int=draw.getrandbits(128) | 1 << 100)
+        wanted = topics.NewTopic(name, partitions, factor)
+        return self._try(
+            lambda one: one.create_topic(
+                wanted, topic_id=topic_id, draw=draw, check_configs=lambda *_: None
+            ),
+            f"creates {name} with {partitions} partitions",
+        )
+
+    def alter_config(self, name: str, value: str) -> None:
+        """Give a topic another ``retention.ms``."""
+        record = ConfigRecord(TOPIC_RESOURCE, name, "retention.ms", value)
+
+        def decision(one: Controller) -> Outcome[None]:
+            return Outcome(None, (record,) if name in one.image.topics else ())
+
+        self._try(decision, f"sets retention.ms of {name} to {value}")
+
+    def delete_topic(self, name: str) -> bool:
+        """Delete a topic."""
+
+        def decision(one: Controller) -> Outcome[None]:
+            topic = one.image.topics.get(name)
+            return Outcome(None) if topic is None else one.delete_topic(topic.topic_id)
+
+        return self._try(decision, f"deletes {name}")
+
+    def add_partition(self, name: str, count: int) -> bool:
+        """Give a topic so many partitions."""
+        draw = self.cluster.scheduler.draw
+        return self._try(
+            lambda one: one.create_partitions(name, count, assignments=None, draw=draw),
+            f"gives {name} {count} partitions",
+        )
+
+    def reassign(self, name: str, index: int, replicas: tuple[int, ...] | None) -> bool:
+        """Begin a reassignment, or call it off."""
+        item = reassignments.Reassign(name, index, replicas)
+        return self._try(
+            lambda one: one.alter_partition_reassignments([item]),
+            f"reassigns {name}-{index} to {replicas}",
+        )
+
+    def elect_preferred(self) -> bool:
+        """Elect the preferred leaders of all partitions."""
+        return self._try(
+            lambda one: one.elect_leaders(Election.PREFERRED, None), "elects preferred leaders"
+        )
+
+
+class ZooKeeperFaults(Faults):
+    """Does one thing after another, of those that are on."""
+
+    cluster: ZooKeeperCluster
+
+    def heal(self) -> None:
+        self.cluster.ensemble.away_until_ms = 0
+        super().heal()
+        options = self.cluster.options
+        for wait_ms in (500, 2_000, 5_000):
+            for name in (TOPIC, *self.cluster.coordinator_topics):
+                count = options.partitions if name == TOPIC else 1
+                self.scheduler.after(
+                    wait_ms, self._look_for, count, options.replication_factor, name
+                )
+
+    def create_topic(self, partitions: int, factor: int, name: str = TOPIC) -> None:
+        """Ask for it, and again: who was asked may have been no controller any more."""
+        self.cluster.controller.create_topic(name, partitions, factor)
+        self.scheduler.after(LOOK_AGAIN_MS, self._look_for, partitions, factor, name)
+
+    def _look_for(self, partitions: int, factor: int, name: str) -> None:
+        if name not in self.cluster.truth.image.topics:
+            self.create_topic(partitions, factor, name)
+
+    def pause(self) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        self._pause(self._some_broker(), self.draw.choice((100, 700, 1_500, 2_500)))
+
+    def _pause(self, broker_id: int, for_ms: int) -> None:
+        node = self.network.nodes[f"b{broker_id}"]
+        if node.is_up and node.paused_until_ms <= self.scheduler.now:
+            node.paused_until_ms = self.scheduler.now + for_ms
+            node.say(f"is paused for {for_ms} ms")
+
+    def clock_jump(self) -> None:
+        """The clock of a broker is set."""
+        node = self.network.nodes[f"b{self._some_broker()}"]
+        node.clock_ms += self.draw.choice((-2_000, 50, 400, 2_000))
+
+    # --- sessions ---
+
+    def _client(self, broker_id: int) -> Client:
+        process = cast("ZooKeeperBroker", self.cluster.processes[broker_id])
+        return cast("Client", process.zookeeper.session._client)
+
+    def _expire(self, broker_id: int) -> None:
+        if self._is_up(broker_id):
+            session = self.cluster.ensemble.sessions.get(self._client(broker_id)._session_id)
+            if session is not None:
+                self.cluster.ensemble.expire(session)
+
+    def expire(self) -> None:
+        """A session is over; the broker finds out later."""
+        self._expire(self._some_broker())
+
+    def disconnect(self) -> None:
+        """A connection to ZooKeeper breaks: what was under way on it may have been done."""
+        broker_id = self._some_broker()
+        if self._is_up(broker_id):
+            self._client(broker_id).drop()
+
+    def zookeeper_cut(self) -> None:
+        """ZooKeeper can not be reached, or not answer, for a while."""
+        name = f"b{self._some_broker()}"
+        ways = [{(name, ENSEMBLE), (ENSEMBLE, name)}, {(name, ENSEMBLE)}, {(ENSEMBLE, name)}]
+        self._cut(self.draw.choice(ways))
+
+    def zookeeper_away(self) -> None:
+        """Nobody is served by ZooKeeper for a while."""
+        self.cluster.ensemble.goes_away(self.draw.choice((100, 700, 2_000)))
+
+    def bounce(self) -> None:
+        """A process is killed and back before anybody has noticed; its old session still lives."""
+        broker_id = self._some_broker()
+        if self._is_up(broker_id):
+            if self.draw.random() < 0.5:
+                self._expire(broker_id)
+            self.cluster.crash_broker(broker_id)
+            self.scheduler.after(self.draw.choice((1, 20)), self.cluster.start_broker, broker_id)
+
+    # --- the controller's ---
+
+    def _controller_id(self) -> int:
+        return self.cluster.truth.controller or self._some_broker()
+
+    def kill_controller(self) -> None:
+        """``kill -9``."""
+        self._crash(self._controller_id())
+
+    def expire_controller(self) -> None:
+        """It is none any more, and does not know."""
+        self._expire(self._controller_id())
+
+    def disconnect_controller(self) -> None:
+        """It hears no answers to what it has just written."""
+        broker_id = self._controller_id()
+        if self._is_up(broker_id):
+            self._client(broker_id).drop()
+
+    def pause_controller(self) -> None:
+        """It stands still until another one was elected, or nearly so."""
+        session_ms = self.cluster.options.broker.session_ms
+        self._pause(self._controller_id(), session_ms * self.draw.choice((5, 9, 11, 15, 30)) // 10)
+
+    # --- what others write ---
+
+    def _write(self, *ops: Op) -> bool:
+        done = self.cluster.ensemble.write(TOOL, ops)
+        if done:
+            self.scheduler.say(TOOL, ", ".join(f"{one.kind} {one.path}" for one in ops))
+        return done
+
+    def remove_controller(self) -> None:
+        """An operator has another controller elected."""
+        self._write(Op("delete", znodes.CONTROLLER))
+
+    def mark_for_deletion(self) -> None:
+        """A tool deletes the topic, and it is made anew."""
+        if self.draw.random() < 0.6:
+            return
+        if TOPIC in self.cluster.truth.image.topics:
+            self._write(Op("create", znodes.delete_path(TOPIC)))
+            options = self.cluster.options
+            wait_ms = self.draw.choice((1, 50, 400))
+            self.scheduler.after(
+                wait_ms, self.create_topic, options.partitions, options.replication_factor
+            )
+
+    def isr_note(self) -> None:
+        """A leader of an older release takes a follower out of the ISR by itself."""
+        topic = self.cluster.truth.image.topics.get(TOPIC)
+        if topic is None:
+            return
+        index = self.draw.randrange(len(topic.partitions))
+        path = znodes.state_path(TOPIC, index)
+        node = self.cluster.ensemble.tree.nodes.get(path)
+        if node is None:
+            return
+        state = znodes.state_of(path, node.data)
+        others = [one for one in state.isr if one != state.leader]
+        if state.leader < 0 or not others:
+            return
+        gone = self.draw.choice(others)
+        kept = tuple(one for one in state.isr if one != gone)
+        written = znodes.StateNode(state.leader, kept, state.leader_epoch, state.controller_epoch)
+        note = json.dumps(
+            {"version": 1, "partitions": [{"topic": TOPIC, "partition": index}]}
+        ).encode()
+        if self._write(Op("set", path, znodes.state_data(written), node.version)):
+            path = f"{znodes.ISR_CHANGES}/isr_change_"
+            wait_ms = self.draw.choice((0, 100, 1_000))
+            self.scheduler.after(wait_ms, self._write, Op("create", path, note, sequence=True))

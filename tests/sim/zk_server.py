@@ -1,0 +1,549 @@
+"""A model of ZooKeeper: an ensemble that agrees on transactions, and its clients' sessions.
+
+One member leads and commits; the others apply what it commits, in its order, but later. Each client
+speaks with one member, which answers in the order of the questions. A client sees what it has
+written itself, and hears of a watch before it sees what set it off; what two clients see at a time
+may differ by as much as their members do. A session lives as long as it is heard of, no matter by
+which connection.
+
+Source: ZooKeeper's "Consistency Guarantees"; ``PrepRequestProcessor``, ``FinalRequestProcessor``,
+``DataTree``, ``SessionTrackerImpl``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+)
+from kazoo.protocol.states import ZnodeStat
+
+from tests.sim.network import CLOCK_MS, Network, Node
+
+ENSEMBLE: Final = "z"
+"""Its name in the network, as if all its members were at one place."""
+
+
+class Op(NamedTuple):
+    """One thing that a client asks for: the kind, a path, and what that kind needs."""
+
+    kind: str
+    """get, exists, children; create, set, delete, check, ensure."""
+    path: str
+    data: bytes = b""
+    version: int = -1
+    ephemeral: bool = False
+    sequence: bool = False
+    watch: bool = False
+
+
+class Request(NamedTuple):
+    """What a client sends: one read, or the writes of a transaction."""
+
+    ops: tuple[Op, ...]
+    is_multi: bool
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a member answers it by itself."""
+        return self.ops[0].kind in ("get", "exists", "children")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{one.kind} {one.path}" for one in self.ops)
+
+
+@dataclass(slots=True)
+class Znode:
+    """A node of the tree."""
+
+    data: bytes
+    czxid: int
+    mzxid: int
+    ctime: int
+    owner: int
+    version: int = 0
+    made: int = 0
+    """Children that were ever made: the next sequence number."""
+    children: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def stat(self) -> ZnodeStat:
+        """As clients get it."""
+        return ZnodeStat(
+            self.czxid,
+            self.mzxid,
+            self.ctime,
+            self.ctime,
+            self.version,
+            self.made,
+            0,
+            self.owner,
+            len(self.data),
+            len(self.children),
+            self.czxid,
+        )
+
+
+class Change(NamedTuple):
+    """One step of a transaction, as all members take it."""
+
+    kind: str
+    """create, set, delete."""
+    path: str
+    data: bytes = b""
+    version: int = 0
+    owner: int = 0
+
+
+class Transaction(NamedTuple):
+    """What was committed under one zxid."""
+
+    zxid: int
+    time: int
+    changes: tuple[Change, ...]
+
+
+class Tree:
+    """The state of a member."""
+
+    def __init__(self) -> None:
+        self.zxid = 0
+        self.nodes: dict[str, Znode] = {"/": Znode(b"", 0, 0, 0, 0)}
+
+    def apply(self, done: Transaction) -> None:
+        """Take a step."""
+        for one in done.changes:
+            match one.kind:
+                case "create":
+                    self.nodes[one.path] = Znode(
+                        one.data, done.zxid, done.zxid, done.time, one.owner
+                    )
+                    parent = self.nodes[parent_of(one.path)]
+                    parent.children[name_of(one.path)] = None
+                    parent.made += 1
+                case "set":
+                    node = self.nodes[one.path]
+                    node.data, node.version, node.mzxid = one.data, one.version, done.zxid
+                case "delete":
+                    del self.nodes[one.path]
+                    del self.nodes[parent_of(one.path)].children[name_of(one.path)]
+        self.zxid = done.zxid
+
+
+def parent_of(path: str) -> str:
+    """The path above."""
+    return path.rpartition("/")[0] or "/"
+
+
+def name_of(path: str) -> str:
+    """The last part."""
+    return path.rpartition("/")[2]
+
+
+@dataclass(slots=True)
+class SessionOf:
+    """What the ensemble knows of a session."""
+
+    session_id: int
+    timeout_ms: int
+    heard_ms: int
+    connection: Connection | None = None
+    is_over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    number: int
+    request: Request
+    result: Any = None
+    zxid: int = -1
+    """Up to where the member must have come before it may answer; -1: not committed yet."""
+
+
+class Connection:
+    """The server's end of a client's connection, at one member."""
+
+    def __init__(self, member: Member, session: SessionOf, client: Node) -> None:
+        self.member, self.session, self.client = member, session, client
+        self.is_open = True
+        self.tell: Callable[[str, Any], None] = lambda _kind, _what: None
+        """Sends something to the client, in order: an answer, an event, a pong, the end."""
+        self.asked: deque[_Asked] = deque()
+        self.data_watches: dict[str, None] = {}
+        self.child_watches: dict[str, None] = {}
+
+    def close(self) -> None:
+        """Nothing more goes this way; what has come so far is done all the same."""
+        if self.is_open:
+            self.is_open = False
+            self.asked.clear()
+            if self in self.member.connections:
+                self.member.connections.remove(self)
+            if self.session.connection is self:
+                self.session.connection = None
+            self.tell("end", None)
+
+    def arrive(self, number: int, request: Request) -> None:
+        """A request of the client."""
+        if not self.is_open:
+            return
+        ensemble = self.member.ensemble
+        if ensemble.before_step(self, request):
+            return
+        self.session.heard_ms = ensemble.now
+        one = _Asked(number, request)
+        self.asked.append(one)
+        if not request.is_read:
+            self.member.forward(self, one)
+        self.pump()
+
+    def ping(self) -> None:
+        """A sign of life."""
+        if self.is_open:
+            self.session.heard_ms = self.member.ensemble.now
+            self.tell("pong", None)
+
+    def pump(self) -> None:
+        """Answer what can be answered, in order."""
+        while self.is_open and self.asked:
+            one = self.asked[0]
+            if one.request.is_read:
+                result = self._read(one.request.ops[0])
+            elif one.zxid < 0 or self.member.tree.zxid < one.zxid:
+                return
+            else:
+                result = one.result
+            self.asked.popleft()
+            if not self.member.ensemble.after_step(self, one.request):
+                self.tell("answer", (one.number, self.member.tree.zxid, result))
+
+    def _read(self, op: Op) -> Any:
+        node = self.member.tree.nodes.get(op.path)
+        if node is None:
+            if op.kind != "exists":
+                return NoNodeError()
+            if op.watch:
+                self.data_watches[op.path] = None
+            return None
+        if op.watch:
+            (self.child_watches if op.kind == "children" else self.data_watches)[op.path] = None
+        if op.kind == "get":
+            return node.data, node.stat
+        return node.stat if op.kind == "exists" else [*node.children]
+
+    def changed(self, change: Change) -> None:
+        """The member's tree has changed: set off watches."""
+        path, above = change.path, parent_of(change.path)
+        if path in self.data_watches:
+            del self.data_watches[path]
+            self.tell("event", ("data", path))
+        if change.kind == "set":
+            return
+        if change.kind == "delete" and path in self.child_watches:
+            del self.child_watches[path]
+            self.tell("event", ("children", path))
+        if above in self.child_watches:
+            del self.child_watches[above]
+            self.tell("event", ("children", above))
+
+
+class Member:
+    """A server of the ensemble."""
+
+    def __init__(self, ensemble: Ensemble, number: int) -> None:
+        self.ensemble, self.number = ensemble, number
+        self.tree = Tree()
+        self.connections: list[Connection] = []
+        self._latest_ms = self._forwarded_ms = 0
+
+    def forward(self, connection: Connection, one: _Asked) -> None:
+        """Have the leader decide on a write, which keeps the order of this member's."""
+        ensemble = self.ensemble
+        if self.number == 0:
+            ensemble.commit(connection, one)
+            return
+        self._forwarded_ms = max(self._forwarded_ms, ensemble.now + ensemble.lag())
+        wait_ms = self._forwarded_ms - ensemble.now
+        ensemble.scheduler.after(wait_ms, ensemble.commit, connection, one)
+
+    def learn(self, done: Transaction) -> None:
+        """A transaction was committed."""
+        ensemble = self.ensemble
+        if self.number == 0:
+            self._apply(done)
+            return
+        self._latest_ms = max(self._latest_ms, ensemble.now + ensemble.lag())
+        ensemble.scheduler.after(self._latest_ms - ensemble.now, self._apply, done)
+
+    def _apply(self, done: Transaction) -> None:
+        self.tree.apply(done)
+        for connection in tuple(self.connections):
+            for one in done.changes:
+                connection.changed(one)
+            connection.pump()
+
+
+class _Refused(Exception):  # noqa: N818 - never leaves this module
+    """A write of a transaction can not be done."""
+
+    def __init__(self, at: int, why: KazooException) -> None:
+        self.at, self.why = at, why
+
+
+class Ensemble:
+    """All members; number 0 leads."""
+
+    def __init__(self, network: Network, *, members: int, lag_ms: int) -> None:
+        self.network, self.scheduler = network, network.scheduler
+        self.lag_ms = lag_ms
+        self.members = [Member(self, number) for number in range(members)]
+        self.sessions: dict[int, SessionOf] = {}
+        self.zxid = 0
+        self.away_until_ms = 0
+        self.committed: Callable[[str, Transaction], None] = lambda _client, _done: None
+        """Told of each transaction, with the name of the node that wanted it."""
+        self.before_step: Callable[[Connection, Request], bool] = lambda _at, _request: False
+        """Told of each request before it is looked at; True keeps it from being done."""
+        self.after_step: Callable[[Connection, Request], bool] = lambda _at, _request: False
+        """Told of each request once it is done; True keeps its answer from being sent."""
+
+    @property
+    def now(self) -> int:
+        """Milliseconds."""
+        return self.scheduler.now
+
+    @property
+    def tree(self) -> Tree:
+        """What holds: the leader's."""
+        return self.members[0].tree
+
+    def lag(self) -> int:
+        """How long something takes between two members."""
+        return self.scheduler.draw.randint(0, self.lag_ms) if self.lag_ms else 0
+
+    # --- sessions ---
+
+    def connect(
+        self, client: Node, session_id: int, timeout_ms: int, last_zxid: int, number: int
+    ) -> Connection | bool:
+        """A client wants a session, or to go on with one.
+
+        False: not now, not here; True: the session is over.
+        """
+        member = self.members[number % len(self.members)]
+        if self.now < self.away_until_ms or member.tree.zxid < last_zxid:
+            return False
+        if session_id:
+            session = self.sessions.get(session_id)
+            if session is None or session.is_over:
+                return True
+        else:
+            self.zxid += 1
+            self._commit(client.name, ())
+            session = SessionOf(0x1000 + self.zxid, timeout_ms, self.now)
+            self.sessions[session.session_id] = session
+            self.scheduler.after(timeout_ms, self._look_at, session)
+        former = session.connection
+        if former is not None:
+            former.close()
+        connection = session.connection = Connection(member, session, client)
+        session.heard_ms = self.now
+        member.connections.append(connection)
+        return connection
+
+    def _look_at(self, session: SessionOf) -> None:
+        if session.is_over:
+            return
+        left_ms = session.heard_ms + session.timeout_ms - self.now
+        if left_ms > 0:
+            self.scheduler.after(left_ms, self._look_at, session)
+        else:
+            self.expire(session)
+
+    def expire(self, session: SessionOf) -> None:
+        """A session is over; whose it was finds out later."""
+        if session.is_over:
+            return
+        session.is_over = True
+        self.scheduler.say(ENSEMBLE, f"session {session.session_id:#x} is over")
+        gone = [path for path, node in self.tree.nodes.items() if node.owner == session.session_id]
+        self.zxid += 1
+        self._commit(ENSEMBLE, tuple(Change("delete", path) for path in gone))
+        if session.connection is not None:
+            session.connection.close()
+
+    def goes_away(self, for_ms: int) -> None:
+        """No member serves for a while; sessions begin their time anew then."""
+        self.scheduler.say(ENSEMBLE, f"is away for {for_ms} ms")
+        self.away_until_ms = max(self.away_until_ms, self.now + for_ms)
+        for session in self.sessions.values():
+            session.heard_ms = self.away_until_ms
+            if session.connection is not None:
+                session.connection.close()
+
+    # --- transactions ---
+
+    def commit(self, connection: Connection, one: _Asked) -> None:
+        """Decide on a write: all of it is done, or nothing."""
+        session = connection.session
+        if session.is_over or session.connection not in (None, connection):
+            one.result = SessionExpiredError()
+            one.zxid = self.zxid
+            return
+        if one.request == CLOSE:
+            self.expire(session)
+            return
+        try:
+            changes, results = self._prepare(one.request.ops, session.session_id)
+        except _Refused as refused:
+            one.result = _results(one.request, refused)
+            one.zxid = self.zxid
+        else:
+            self.zxid += 1
+            self._commit(connection.client.name, changes)
+            stats = [
+                self.tree.nodes[path].stat if kind == "set" else path for kind, path in results
+            ]
+            one.result = stats if one.request.is_multi else stats[0]
+            one.zxid = self.zxid
+        connection.pump()
+
+    def write(self, who: str, ops: Sequence[Op]) -> bool:
+        """What somebody with another tool writes; whether it was done."""
+        try:
+            changes, _ = self._prepare(ops, 0)
+        except _Refused:
+            return False
+        self.zxid += 1
+        self._commit(who, changes)
+        return True
+
+    def _commit(self, who: str, changes: tuple[Change, ...]) -> None:
+        done = Transaction(self.zxid, self.now + CLOCK_MS, changes)
+        for member in self.members:
+            member.learn(done)
+        self.committed(who, done)
+
+    def _prepare(
+        self, ops: Sequence[Op], session_id: int
+    ) -> tuple[tuple[Change, ...], list[tuple[str, str]]]:
+        """The changes of a transaction, and what each of its writes brings. Raises _Refused."""
+        view = _View(self.tree)
+        results = []
+        for at, op in enumerate(ops):
+            try:
+                results.append((op.kind, view.take(op, session_id)))
+            except KazooException as error:
+                raise _Refused(at, error) from error
+        return tuple(view.changes), results
+
+
+def _results(request: Request, refused: _Refused) -> Any:
+    """What a client gets where a transaction was refused."""
+    if not request.is_multi:
+        return refused.why
+    return [
+        RolledBackError()
+        if at < refused.at
+        else refused.why
+        if at == refused.at
+        else RuntimeInconsistency()
+        for at in range(len(request.ops))
+    ]
+
+
+class _View:
+    """The tree as it would be after the writes of a transaction so far."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._versions: dict[str, int | None] = {}
+        """Of nodes that this transaction has changed; None: deleted."""
+        self._made: dict[str, int] = {}
+        self.changes: list[Change] = []
+
+    def _version(self, path: str) -> int | None:
+        if path in self._versions:
+            return self._versions[path]
+        node = self._tree.nodes.get(path)
+        return None if node is None else node.version
+
+    def _checked(self, op: Op) -> int:
+        version = self._version(op.path)
+        if version is None:
+            raise NoNodeError
+        if op.version not in (-1, version):
+            raise BadVersionError
+        return version
+
+    def take(self, op: Op, session_id: int) -> str:
+        """One write; the path that it concerns. Raises KazooException."""
+        match op.kind:
+            case "create":
+                return self._create(op, session_id)
+            case "ensure":
+                for path in _upwards(op.path):
+                    if self._version(path) is None:
+                        self._create(Op("create", path), 0)
+            case "set":
+                self._versions[op.path] = version = self._checked(op) + 1
+                self.changes.append(Change("set", op.path, op.data, version))
+            case "delete":
+                self._checked(op)
+                if any(self._children(op.path)):
+                    raise NotEmptyError
+                self._versions[op.path] = None
+                self.changes.append(Change("delete", op.path))
+            case _:
+                self._checked(op)
+        return op.path
+
+    def _create(self, op: Op, session_id: int) -> str:
+        path, above = op.path, parent_of(op.path)
+        if self._version(above) is None:
+            raise NoNodeError
+        if op.sequence:
+            known = self._tree.nodes.get(above)
+            number = (0 if known is None else known.made) + self._made.get(above, 0)
+            path = f"{path}{number:010}"
+        if self._version(path) is not None:
+            raise NodeExistsError
+        self._made[above] = self._made.get(above, 0) + 1
+        self._versions[path] = 0
+        owner = session_id if op.ephemeral else 0
+        self.changes.append(Change("create", path, op.data, owner=owner))
+        return path
+
+    def _children(self, path: str) -> Iterator[str]:
+        known = self._tree.nodes.get(path)
+        for name in () if known is None else known.children:
+            if self._version(f"{path}/{name}") is not None:
+                yield name
+        yield from (
+            one
+            for one, version in self._versions.items()
+            if version is not None and parent_of(one) == path
+        )
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The paths from the root to one."""
+    at = 0
+    while at >= 0:
+        at = path.find("/", at + 1)
+        yield path if at < 0 else path[:at]
+
+
+CLOSE: Final = Request((Op("close", "the session"),), is_multi=False)
+"""The client ends its session."""

@@ -1,0 +1,92 @@
+"""What a seed decides beforehand of a cluster on ZooKeeper."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+from typing import Final
+
+from tests.sim.swarm import LOSING, Options
+from tests.sim.swarm import draw_options as draw_others
+
+SHARED: Final = (
+    "kill",
+    "clean_stop",
+    "pause",
+    "cut",
+    "isolate",
+    "clock_jump",
+    "reassign",
+    "cancel",
+    "preferred",
+    "recreate",
+    "add_partitions",
+    "flap",
+    "flip",
+    "delete_records",
+    "new_producer",
+    "alter_config",
+)
+"""Of those that every cluster has."""
+
+OWN: Final = (
+    "expire",
+    "disconnect",
+    "zookeeper_cut",
+    "zookeeper_away",
+    "kill_controller",
+    "expire_controller",
+    "pause_controller",
+    "disconnect_controller",
+    "remove_controller",
+    "isr_note",
+    "mark_for_deletion",
+    "bounce",
+)
+"""Those of :class:`tests.sim.zk_faults.ZooKeeperFaults`."""
+
+TOGETHER: Final[tuple[tuple[str, ...], ...]] = (
+    ("expire_controller", "reassign", "recreate"),
+    ("kill_controller", "reassign", "recreate", "add_partitions"),
+    ("pause_controller", "reassign", "flip", "alter_config"),
+    ("disconnect_controller", "reassign", "recreate", "cancel"),
+    ("bounce", "flip"),
+    ("bounce", "pause_controller", "expire_controller"),
+    ("expire", "kill"),
+    ("zookeeper_cut", "zookeeper_away", "reassign"),
+    ("remove_controller", "reassign", "mark_for_deletion"),
+    ("isr_note", "flap", "expire_controller"),
+    ("clean_stop", "expire_controller", "flip"),
+    ("disconnect", "expire", "alter_config", "add_partitions"),
+)
+"""Faults that lead to rare places only with each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperOptions(Options):
+    """One history."""
+
+    servers: int = 1
+    """Members of the ensemble."""
+    lag_ms: int = 0
+    """How far one may be behind another."""
+
+    def __str__(self) -> str:
+        return f"{Options.__str__(self)}, on ZooKeeper ({self.servers} servers)"
+
+
+def draw_options(seed: int) -> ZooKeeperOptions:
+    """What a seed decides."""
+    draw = random.Random(f"zookeeper {seed}")
+    given = draw_others(seed)
+    faults: tuple[str, ...]
+    if draw.random() < 0.5:
+        faults = draw.choice(TOGETHER)
+    else:
+        faults = tuple(draw.sample(SHARED + OWN, draw.choice((1, 2, 4, 8))))
+    if given.has_transactions:
+        # What is promised of them needs that no partition loses its truth.
+        faults = tuple(one for one in faults if one not in LOSING and one != "mark_for_deletion")
+    kept = {one.name: getattr(given, one.name) for one in fields(Options)}
+    kept |= {"faults": faults, "elr": False, "unclean": False}
+    return ZooKeeperOptions(**kept, servers=draw.choice((1, 1, 3)), lag_ms=draw.choice((0, 5, 40)))

@@ -1,0 +1,172 @@
+"""What ZooKeeper holds of a cluster, as the image that all others have to come to; and its rules.
+
+* a state of a partition is written in the newest controller epoch, and whatever a controller writes
+  is written by the one that was elected last (KAFKA-6082);
+* a controller epoch is given once, to whoever becomes the controller by the same transaction;
+* a topic keeps its id as long as it is there;
+* what an image says of partitions keeps the rules of :mod:`tests.sim.invariants`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.records import (
+    MetadataRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+    UnregisterBrokerRecord,
+)
+from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.loading import broker_record, partition_records
+from tests.sim.invariants import BrokenInvariantError, Invariants
+from tests.sim.zk_server import ENSEMBLE, Change, Ensemble, Transaction
+
+TOOL: Final = "tool"
+"""Who writes by hand, and may break what only controllers have to keep."""
+
+_OF_CONTROLLERS: Final = (
+    f"{znodes.TOPICS}/",
+    f"{znodes.DELETE_TOPICS}/",
+    f"{znodes.ISR_CHANGES}/",
+    "/config/topics/",
+    znodes.PRODUCER_IDS,
+)
+"""Beginnings of what only a controller writes."""
+
+
+class Truth:
+    """Told of each transaction."""
+
+    def __init__(self, ensemble: Ensemble, invariants: Invariants) -> None:
+        self._ensemble, self._invariants = ensemble, invariants
+        self.image = MetadataImage()
+        self.epoch = 0
+        """The newest controller epoch."""
+        self.elected = ""
+        """Who has it."""
+        self.elections = 0
+        ensemble.committed = self._committed
+
+    def _committed(self, who: str, done: Transaction) -> None:
+        paths = dict.fromkeys(one.path for one in done.changes)
+        if znodes.CONTROLLER_EPOCH in paths:
+            self._epoch_was_given(who, done)
+        for one in done.changes:
+            if who not in (TOOL, ENSEMBLE):
+                self._check(who, one)
+        records = [*self._records(paths)]
+        if records:
+            delta = MetadataDelta(self.image)
+            for record in records:
+                delta.replay(record)
+            self.image = delta.apply(self.image.offset + len(records), self.epoch)
+            self._invariants.decided(self.image)
+
+    def _epoch_was_given(self, who: str, done: Transaction) -> None:
+        epoch = int(self._ensemble.tree.nodes[znodes.CONTROLLER_EPOCH].data)
+        is_first = epoch == 0 and self.epoch == 0
+        creates = any(
+            one.kind == "create" and one.path == znodes.CONTROLLER for one in done.changes
+        )
+        if not is_first and (epoch != self.epoch + 1 or not creates):
+            raise BrokenInvariantError(f"{who} makes controller epoch {epoch} of {self.epoch}")
+        if creates:
+            self.epoch, self.elected = epoch, who
+            self.elections += 1
+            self._ensemble.scheduler.say(ENSEMBLE, f"{who} is elected in epoch {epoch}")
+
+    def _check(self, who: str, one: Change) -> None:
+        if not one.path.startswith(_OF_CONTROLLERS) or (
+            one.path in znodes.PERSISTENT and (one.kind == "create")
+        ):
+            return
+        if who != self.elected:
+            raise BrokenInvariantError(
+                f"{who} does {one.kind} {one.path}, and {self.elected} was elected in {self.epoch}"
+            )
+        if one.path.endswith("/state") and one.kind != "delete":
+            epoch = znodes.state_of(one.path, one.data).controller_epoch
+            if epoch != self.epoch:
+                raise BrokenInvariantError(f"{one.path} is of {epoch}, not {self.epoch}")
+
+    # --- the image ---
+
+    def _records(self, paths: dict[str, None]) -> Iterator[MetadataRecord]:
+        topics: dict[str, None] = {}
+        for path in paths:
+            parts = path.split("/")[1:]
+            if parts[:2] == ["brokers", "topics"] or parts[:2] == ["admin", "delete_topics"]:
+                if len(parts) > 2:
+                    topics[parts[2]] = None
+            elif parts[:2] == ["brokers", "ids"] and len(parts) == 3:
+                yield from self._broker(int(parts[2]))
+            elif parts[0] == "config" and len(parts) == 3:
+                yield from self._settings(parts[1], parts[2], path)
+        for name in topics:
+            yield from self._topic(name)
+
+    def _broker(self, broker_id: int) -> Iterator[MetadataRecord]:
+        node = self._ensemble.tree.nodes.get(znodes.broker_path(broker_id))
+        known = self.image.brokers.get(broker_id)
+        if node is not None:
+            yield broker_record(znodes.broker_of(broker_id, node.data), node.czxid)
+        elif known is not None:
+            yield UnregisterBrokerRecord(broker_id, known.epoch)
+
+    def _settings(self, folder: str, name: str, path: str) -> Iterator[MetadataRecord]:
+        kind = {"topics": TOPIC_RESOURCE, "brokers": BROKER_RESOURCE}.get(folder)
+        if kind is None:
+            return
+        plain = "" if name == znodes.DEFAULT_ENTITY else name
+        node = self._ensemble.tree.nodes.get(path)
+        values = {} if node is None else znodes.config_of(path, node.data)
+        yield from new_settings(kind, plain, self.image.configs.get((kind, plain), {}), values)
+
+    def _topic(self, name: str) -> Iterator[MetadataRecord]:
+        nodes = self._ensemble.tree.nodes
+        node, known = nodes.get(znodes.topic_path(name)), self.image.topics.get(name)
+        found = None if node is None else znodes.topic_of(name, node.data)
+        if found is None or found.topic_id is None or znodes.delete_path(name) in nodes:
+            if known is not None:
+                yield RemoveTopicRecord(known.topic_id)
+            return
+        if known is None:
+            yield TopicRecord(name, found.topic_id)
+        elif known.topic_id != found.topic_id:
+            raise BrokenInvariantError(f"{name} has another id")
+        states = {}
+        for index in found.replicas:
+            path = znodes.state_path(name, index)
+            state = nodes.get(path)
+            if state is not None:
+                states[index] = znodes.state_of(path, state.data), state.version
+        yield from partition_records(found.topic_id, found, states, found.replicas)
+
+    # --- the end ---
+
+    def left_over(self) -> list[str]:
+        """What should not be there once all is done."""
+        nodes = self._ensemble.tree.nodes
+        wrong = [
+            f"{path}/{name} is left over"
+            for path in (znodes.DELETE_TOPICS, znodes.ISR_CHANGES, znodes.LOG_DIR_EVENTS)
+            for name in nodes[path].children
+        ]
+        if znodes.REASSIGN_PARTITIONS in nodes:
+            wrong.append(f"{znodes.REASSIGN_PARTITIONS} is left over")
+        return wrong + [
+            f"settings of {name} are left over"
+            for name in nodes["/config/topics"].children
+            if znodes.topic_path(name) not in nodes
+        ]
+
+    @property
+    def controller(self) -> int | None:
+        """Whom the znode names."""
+        node = self._ensemble.tree.nodes.get(znodes.CONTROLLER)
+        return None if node is None else znodes.controller_of(node.data)

@@ -97,6 +97,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.InvalidFetchSessionEpochError: ErrorCode.invalid_fetch_session_epoch,
     data_errors.FetchSessionTopicIdError: ErrorCode.fetch_session_topic_id_error,
     zookeeper.NotInZooKeeperError: ErrorCode.unsupported_version,
+    zookeeper.NotWrittenError: ErrorCode.unknown_server_error,
     data_errors.MetadataUnavailableError: ErrorCode.kafka_storage_error,
     shard_errors.CoordinatorLoadInProgressError: ErrorCode.coordinator_load_in_progress,
     shard_errors.NotCoordinatorError: ErrorCode.not_coordinator,

@@ -102,6 +102,7 @@ ALLOWED_IMPORTS = {
         "coordinator.config",
         "coordinator.errors",
         "coordinator.runtime",
+        "coordinator.security",
         "coordinator.wire",
         "logcore",
     ),

@@ -101,8 +101,8 @@ inter.broker.listener.name STRING -
 max.connections.per.ip.overrides STRING "" form=counts-of-addresses dynamic
     HOST:COUNT, with commas between: other bounds than max.connections.per.ip for some addresses.
 authorizer.class.name STRING ""
-    org.apache.kafka.metadata.authorizer.StandardAuthorizer has rules decide what clients may do;
-    without it they may do everything.
+    org.apache.kafka.metadata.authorizer.StandardAuthorizer has rules decide what clients may do, on
+    ZooKeeper kafka.security.authorizer.AclAuthorizer; without it they may do everything.
 super.users STRING ""
     Principals who may do everything, TYPE:NAME with semicolons between.
 allow.everyone.if.no.acl.found BOOLEAN false

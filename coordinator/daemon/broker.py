@@ -51,7 +51,6 @@ from fencepost.coordinator.data.maintenance import Maintenance
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import Repeated, Step, Threads, each_in_turn, spawn
@@ -61,6 +60,7 @@ from fencepost.coordinator.wire.api import ApiKey
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
 from fencepost.logcore.clock import Clock, SystemClock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
+from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.controller_part import ControllerPart
@@ -262,7 +262,7 @@ class Broker:
                 self.storage, cluster_id=cluster_id, advertised=self.advertised_on
             )
             await services.start()
-            self._add_users(services)
+            await self._add_users(services)
             await self._serve(services)
             if not self.roles.is_broker:
                 services.history.stop()  # it would need a topic of its own here
@@ -307,7 +307,7 @@ class Broker:
             image = await member.join(meta, addresses, previous)
             if before is not None:
                 note_joined(self.fs, directory, before, image)
-            observed = ObservedMetadata(self.config, node_id=meta.node_id)
+            observed = member.metadata(meta.node_id)
             observed.install(image)
             self._storage = await threads.run(
                 lambda: Storage(
@@ -326,6 +326,8 @@ class Broker:
             if part is not None:
                 part.beside(services)
             await member.serve(services, image)
+            if self.roles.elects:
+                await self._add_users(services)
         except MembershipError as error:
             raise BrokerError(str(error)) from error
         finally:
@@ -365,7 +367,7 @@ class Broker:
             self.fs, directory, self.config, self.clock, meta, self._of_controller, threads
         )
         self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
-        self._add_users(part.services)
+        await self._add_users(part.services)
         await part.serve(self.certificates)
         return part
 
@@ -467,11 +469,16 @@ class Broker:
             forwards=None if services.controller is None else services.controller_versions,
         )
 
-    def _add_users(self, services: Services) -> None:
-        if self._added_users:
-            from fencepost.coordinator.security.added_users import add_users  # noqa: PLC0415 - most starts add none
+    async def _add_users(self, services: Services) -> None:
+        """Raises BrokerError where somebody else has to keep them, and does not."""
+        if not self._added_users:
+            return
+        from fencepost.coordinator.security.added_users import add_users  # noqa: PLC0415 - most starts add none
 
-            _log.info("users added", names=add_users(services.users, self._added_users))
+        try:
+            _log.info("users added", names=await add_users(services.users, self._added_users))
+        except DomainError as error:
+            raise BrokerError(f"a user to add (--add-scram): {error}") from error
 
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.

@@ -27,7 +27,7 @@ from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brok
 from fencepost.coordinator.config.roles import Roles
 from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
+from fencepost.coordinator.metadata.observed import MEMBER_FEATURES, ObservedMetadata
 from fencepost.coordinator.replication.controller_channel import (
     FORWARDING_TIMEOUT_MS,
     ControllerChannel,
@@ -142,6 +142,10 @@ class Member:
     def place(self) -> Place:
         """What is known of the cluster here. Raises RuntimeError before :meth:`join`."""
         return self.membership
+
+    def metadata(self, node_id: int) -> ObservedMetadata:
+        """What will be known of the cluster here."""
+        return ObservedMetadata(self._config, node_id=node_id)
 
     # --- start ---
 

@@ -30,6 +30,7 @@ from fencepost.coordinator.replication.quorum import Quorum
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.errors import WireError
+from fencepost.coordinator.zookeeper.access import ChangedMetadata
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.loading import Loaded
@@ -81,6 +82,10 @@ class ZooKeeperMember(Member):
     def place(self) -> ZooKeeperNode:
         """What is known of the cluster here."""
         return self._node
+
+    def metadata(self, node_id: int) -> ChangedMetadata:
+        """See :meth:`Member.metadata`; users, quotas and rules are changed by every broker."""
+        return ChangedMetadata(self._config, node_id=node_id, access=self._node.access)
 
     # --- start ---
 

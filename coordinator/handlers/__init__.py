@@ -236,7 +236,8 @@ class Registry:
 
     With ``forwards`` all that the active controller decides is its to answer; the versions that it
     knows come from there. What only brokers of a cluster are asked is answered then as well.
-    ``wrapped`` puts something before the handlers of some APIs.
+    ``wrapped`` puts something before the handlers of some APIs, ``own`` are those that this broker
+    decides all the same.
     """
 
     def __init__(
@@ -247,6 +248,7 @@ class Registry:
         unstable_apis: Collection[ApiKey] = (),
         forwards: Callable[[], Mapping[int, tuple[int, int]]] | None = None,
         wrapped: Mapping[int, Callable[[Run], Run]] | None = None,
+        own: Collection[int] = (),
     ) -> None:
         self._modules = dict(_own_modules() if modules is None else modules)
         self._handlers: dict[int, Handler] = {}
@@ -254,7 +256,8 @@ class Registry:
         self._unstable = frozenset(APIS if unstable_versions else unstable_apis)
         self._controller_versions = forwards
         self._wrapped = wrapped or {}
-        self.forwarded: frozenset[int] = FORWARDED if forwards is not None else frozenset()
+        decided = frozenset() if forwards is None else FORWARDED.difference(own)
+        self.forwarded: frozenset[int] = decided
         """What the active controller answers."""
         if forwards is not None:
             self._modules |= {key: api.module for key, api in MEMBER_APIS.items()}

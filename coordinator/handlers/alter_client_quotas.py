@@ -20,7 +20,7 @@ from fencepost.coordinator.errors import (
     PolicyViolationError,
 )
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.handlers.answers import forced, result_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.quota_entities import (
@@ -111,13 +111,18 @@ def _read(entry: Any) -> Steps[_Alteration]:
     return one
 
 
-def _changed(ctx: Context, answers: dict[object, _Alteration]) -> Steps[None]:
-    table = ctx.broker.quotas.table
+def _changed(ctx: Context, answers: dict[object, _Alteration]) -> Work[None]:
+    table, later = ctx.broker.quotas.table, []
     for entity, one in answers.items():
         if one.error is None and isinstance(entity, frozenset):
             try:
                 with ctx.broker.metadata.unforced():
-                    table.change(entity, one.wanted)
+                    holds = table.change(entity, one.wanted)
             except DomainError as error:
                 one.error = error
-        yield
+            else:
+                if holds is not None:
+                    later.append((one, holds))
+        yield None
+    for one, holds in later:
+        one.error = yield from result_of(holds)

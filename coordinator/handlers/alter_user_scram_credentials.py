@@ -13,7 +13,11 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.handlers.deciding import batched
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.users import (
     MAX_CREDENTIALS,
@@ -26,7 +30,6 @@ from fencepost.coordinator.security.users import (
 )
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS
-from fencepost.coordinator.wire.steps import Steps
 
 WRITTEN_TOGETHER: Final = 200
 """Users that are written before others get their turn."""
@@ -48,7 +51,7 @@ _NOT_THERE = (
 
 
 @handles(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, versions=(0, 0), permission="ALTER Cluster")
-def run(ctx: Context) -> Steps[Entity]:
+def run(ctx: Context) -> Work[Entity]:
     """Change what can be changed; each user has one result, for the first thing that is wrong."""
     users = ctx.broker.users
     refused: dict[str, Refusal] = {}
@@ -66,7 +69,7 @@ def run(ctx: Context) -> Steps[Entity]:
                     refused[one.name] = wrong
                 else:
                     changes[one.name] = one
-            yield
+            yield None
     yield from _change(users, changes, refused)
     results = []
     for name in dict.fromkeys(_named(ctx.body)):
@@ -76,7 +79,7 @@ def run(ctx: Context) -> Steps[Entity]:
                 user=name, error_code=code, error_message=told
             )
         )
-        yield
+        yield None
     return ctx.respond.AlterUserScramCredentialsResponse(results=tuple(results))
 
 
@@ -84,31 +87,32 @@ def _named(body: Any) -> Iterable[str]:
     return (one.name for one in (*body.deletions, *body.upsertions))
 
 
-def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) -> Steps[None]:
+def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) -> Work[None]:
     """Write them, many at a time; what does not fit is refused."""
     put = {name: one for name, one in changes.items() if hasattr(one, "iterations")}
     new = 0
     for name, one in put.items():
         new += users.credential(name, MECHANISM_BY_NUMBER[int(one.mechanism)]) is None
-        yield
+        yield None
     if new > users.room:
         for name in put:
             refused[name] = _NO_ROOM
             del changes[name]
-            yield
-    some: dict[Key, Credential | None] = {}
-    for name, one in changes.items():
-        mechanism = MECHANISM_BY_NUMBER[int(one.mechanism)]
-        some[name, mechanism.number] = (
-            Credential.of(mechanism, one.salt, one.iterations, one.salted_password)
-            if name in put
-            else None
-        )
-        if len(some) == WRITTEN_TOGETHER:
-            users.change(some)
-            some = {}
-        yield
-    users.change(some)
+            yield None
+    for some in batched([*changes.items()], WRITTEN_TOGETHER):
+        wanted: dict[Key, Credential | None] = {}
+        for name, one in some:
+            mechanism = MECHANISM_BY_NUMBER[int(one.mechanism)]
+            wanted[name, mechanism.number] = (
+                Credential.of(mechanism, one.salt, one.iterations, one.salted_password)
+                if name in put
+                else None
+            )
+            yield None
+        holds = users.change(wanted)
+        error = None if holds is None else (yield from result_of(holds))
+        if error is not None:
+            refused |= {name: (error_code(error), str(error)) for name, _ in some}
 
 
 def _against(one: Any, users: Users) -> Refusal | None:
@@ -127,4 +131,6 @@ def _against(one: Any, users: Users) -> Refusal | None:
         return ErrorCode.unacceptable_credential, "Too many iterations"
     if len(one.salt) > MAX_SALT_BYTES:
         return ErrorCode.unacceptable_credential, "Too long a salt"
+    if reason := users.reason_against(one.name):
+        return ErrorCode.unacceptable_credential, reason
     return None

@@ -48,7 +48,7 @@ async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
     return build(result)
 
 
-def result_of(future: Future) -> Work[Any]:
+def result_of(future: asyncio.Future[Any]) -> Work[Any]:
     """The result, or the domain error as a value: for requests that ask for many things."""
     if not future.done():
         yield future

@@ -39,6 +39,16 @@ _OF_QUORUMS: Final = frozenset(
 )
 """What has no meaning here."""
 
+_OF_NOBODY: Final = frozenset(
+    {
+        ApiKey.CREATE_ACLS,
+        ApiKey.DELETE_ACLS,
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+    }
+)
+"""What any broker changes by itself; Kafka's wants its controller for users."""
+
 
 def zookeeper_registry(services: Services) -> Registry:
     """The registry of all listeners of such a broker."""
@@ -48,6 +58,13 @@ def zookeeper_registry(services: Services) -> Registry:
 
     def as_controller(_run: Run) -> Run:
         return lambda ctx: decided(ctx) or ctx.respond.error(ErrorCode.not_controller)
+
+    def up_to_date(run: Run) -> Run:
+        async def after_others(ctx: Context) -> Any:
+            await services.on_zookeeper.catch_up()
+            return run(ctx)
+
+        return after_others
 
     def here_or_there(forwarded: Run) -> Run:
         return lambda ctx: decided(ctx) or forwarded(ctx)
@@ -74,9 +91,11 @@ def zookeeper_registry(services: Services) -> Registry:
     return Registry(
         modules=own,
         forwards=services.controller_versions,
+        own=_OF_NOBODY,
         wrapped={
-            **dict.fromkeys(FORWARDED - _OF_QUORUMS, here_or_there),
+            **dict.fromkeys(FORWARDED - _OF_QUORUMS - _OF_NOBODY, here_or_there),
             **dict.fromkeys(map(int, _SETTINGS), anywhere),
+            **dict.fromkeys(map(int, _OF_NOBODY), up_to_date),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
         },
     )

@@ -17,6 +17,7 @@ Source: the tasks are those of ``QuorumController`` with ``ReplicationControlMan
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -221,16 +222,20 @@ class MetadataLog(Metadata):
         loader.removed |= old.deleted
         self.write_snapshot(loader.publish())
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None] | None:
         """Make a change: append its records, force them to disk, and install the next image.
 
         Of many records that say the same of different partitions the values alone will do. Raises
         CorruptRecordError for records that do not fit what is there, and LogError; nothing has
-        changed then.
+        changed then. Returns None: where a change does not hold at once, it is a future that is
+        done, or raises a DomainError, once an image with it was installed.
         """
         self._append([one if isinstance(one, bytes) else encode(one) for one in records], records)
+        return None
 
-    def append_in_steps(self, records: Sequence[MetadataRecord]) -> Generator[None, None, None]:
+    def append_in_steps(
+        self, records: Sequence[MetadataRecord]
+    ) -> Generator[None, None, asyncio.Future[None] | None]:
         """The same for many records, all at once behind the last step.
 
         It does not wait for the disk: whoever answers them does.
@@ -241,6 +246,7 @@ class MetadataLog(Metadata):
             yield
         with self.unforced():
             self._append(values, records)
+        return None
 
     def _append(
         self,

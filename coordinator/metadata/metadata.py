@@ -21,6 +21,7 @@ from fencepost.cluster.image import (
     racks_changed,
     topics_resized,
 )
+from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
@@ -164,6 +165,10 @@ class Metadata:
 
     def on_its_way(self) -> asyncio.Future[None] | None:
         """Done once what was changed by now is kept, where that is elsewhere; None if it is."""
+        return None
+
+    def reason_against(self, _record: MetadataRecord) -> str | None:
+        """Why a change that makes sense can not be kept all the same."""
         return None
 
     def was_deleted(self, _topic_id: UUID) -> bool:

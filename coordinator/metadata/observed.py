@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -54,9 +55,16 @@ class ObservedMetadata(Metadata):
         """Nothing is written here."""
         yield
 
-    def append(self, _records: Sequence[MetadataRecord | bytes]) -> None:
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None] | None:  # noqa: ARG002 - see below
         """Raise MetadataUnavailableError: this is the controller's to do."""
         raise MetadataUnavailableError("the controller is elsewhere")
+
+    def append_in_steps(
+        self, records: Sequence[MetadataRecord]
+    ) -> Generator[None, None, asyncio.Future[None] | None]:
+        """The same behind the last step."""
+        yield
+        return self.append(records)
 
     def ensure_internal_topic(self, name: str) -> TopicImage:
         """The internal topic of that name, if it is there; else MetadataUnavailableError."""

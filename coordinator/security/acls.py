@@ -31,11 +31,13 @@ from fencepost.coordinator.security.acl import (
     ResourceType,
 )
 from fencepost.coordinator.security.authorizer import Authorizer
-from fencepost.coordinator.wire.steps import Steps
+from fencepost.coordinator.wire.steps import Steps, finish
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.values import dataclass
 
 T = TypeVar("T")
+
+_NO_ID = uuid.UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,18 @@ class AclControl:
         authorizer.replace(self._ids)
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Go by the rules of another image: the controller has changed them. MetadataError."""
-        if old.acls is not new.acls:
-            self._ids = {_acl(record): id_ for id_, record in new.acls.items()}
-            self._authorizer.replace(self._ids)
+        """Go by the rules of another image: others have changed them. MetadataError."""
+        before, after = old.acls, new.acls
+        if before is after:
+            return
+        left = {_acl(one): id_ for id_, one in before.items() if after.get(id_) != one}
+        gone = [acl for acl, id_ in left.items() if self._ids.get(acl) == id_]
+        came = {_acl(one): id_ for id_, one in after.items() if before.get(id_) != one}
+        rules = self._authorizer.rules
+        self._authorizer.rules = finish(rules.changed(removed=gone, added=came))
+        for acl in gone:
+            del self._ids[acl]
+        self._ids.update(came)
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
         """The rules that a filter means. Raises InvalidRequestError."""
@@ -160,12 +170,19 @@ class AclControl:
         *,
         added: Mapping[Acl, uuid.UUID] | None = None,
         removed: Iterable[Acl] = (),
-    ) -> Steps[None]:
-        """Write changes down and let them hold; nobody has a turn between the two."""
+    ) -> Work[None]:
+        """Write changes down and let them hold; nobody has a turn between the two.
+
+        Where they are kept elsewhere, they come back from there; then it may raise a DomainError.
+        """
         if not changes:
             return
         rules = yield from self._authorizer.rules.changed(removed=removed, added=added or ())
-        yield from self._metadata.append_in_steps(changes)
+        holds = yield from self._metadata.append_in_steps(changes)
+        if holds is not None:
+            yield holds
+            holds.result()
+            return
         self._authorizer.rules = rules
         for acl in removed:
             del self._ids[acl]
@@ -206,6 +223,8 @@ class AclControl:
         for what in ("resource_name", "principal", "host"):
             if _bytes(getattr(acl, what)) > limit:
                 raise InvalidRequestError(f"the {what} has more than {limit} bytes")
+        if reason := self._metadata.reason_against(_record(_NO_ID, acl)):
+            raise InvalidRequestError(reason)
 
 
 def _reason_against(acl: Acl) -> str | None:

@@ -77,12 +77,14 @@ def _decoded(name: str, text: str) -> bytes:
         raise AddedUserError(f"{name} is no base64") from None
 
 
-def add_users(users: Users, added: Iterable[AddedUser]) -> list[str]:
+async def add_users(users: Users, added: Iterable[AddedUser]) -> list[str]:
     """Give those a credential that have none of its mechanism yet; who that was.
 
-    A user who is there is left alone: the password may have been changed since.
+    A user who is there is left alone: the password may have been changed since. Raises DomainError.
     """
     new = [(name, one) for name, one in added if users.credential(name, one.mechanism) is None]
     for name, one in new:
-        users.change({(name, one.mechanism.number): one})
+        holds = users.change({(name, one.mechanism.number): one})
+        if holds is not None:
+            await holds
     return [name for name, _ in new]

@@ -15,7 +15,9 @@ from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.rules import RuleTable
 
 STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-"""The authorizer that there is, by its name in Apache Kafka."""
+ON_ZOOKEEPER = "kafka.security.authorizer.AclAuthorizer"
+"""The authorizer that there is, by its names in Apache Kafka: as rules are kept in its metadata log
+or in ZooKeeper."""
 
 MAX_KEPT_ANSWERS = 10_000
 """Answers of :meth:`Authorizer.allows_some` that are kept: one for a principal at an address."""
@@ -54,8 +56,9 @@ class Authorizer:
         super_users = parse_super_users(config.text("super.users") or "")
         if not name:
             return None
-        if name != STANDARD:
-            raise ConfigError(key, name, f"classes of Java are not loaded; there is {STANDARD}")
+        known = ON_ZOOKEEPER if config.text("zookeeper.connect") else STANDARD
+        if name != known:
+            raise ConfigError(key, name, f"classes of Java are not loaded; there is {known}")
         return cls(
             super_users=super_users,
             allows_without_rules=config.bool("allow.everyone.if.no.acl.found"),

@@ -29,9 +29,10 @@ CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
 loop's time, partitions per second that are created or deleted."""
 
 _LONG, _INT = float(2**63 - 1), float(2**31 - 1)
-_WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
+WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
 """The largest value of a quota that is a whole number."""
-_FRACTION: Final = 1e-6
+FRACTION: Final = 1e-6
+"""By how much it may be none all the same."""
 
 Entity = frozenset[tuple[str, str | None]]
 """Types with names."""
@@ -68,9 +69,9 @@ def reason_against_value(entity: Mapping[str, str | None], key: str, value: floa
         return f"Invalid configuration key {key}"
     if not value > 0:
         return f"Quota {key} must be greater than 0"
-    if not math.isfinite(value) or value > _WHOLE.get(key, value):
+    if not math.isfinite(value) or value > WHOLE.get(key, value):
         return f"Proposed value for {key} is too large."
-    if key in _WHOLE and abs(value % 1.0) > _FRACTION:
+    if key in WHOLE and abs(value % 1.0) > FRACTION:
         return f"{key} cannot be a fractional value."
     return None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
-from fencepost.coordinator.errors import PolicyViolationError
+from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.security.quota_entities import Entity
 
@@ -53,14 +54,17 @@ class QuotaTable:
         if more > 0 and self.count + more > MAX_QUOTAS:
             raise PolicyViolationError(f"there may be {MAX_QUOTAS} quotas (MAX_QUOTAS)")
 
-    def change(self, entity: Entity, wanted: Mapping[str, float | None]) -> None:
+    def change(
+        self, entity: Entity, wanted: Mapping[str, float | None]
+    ) -> asyncio.Future[None] | None:
         """Set quotas of an entity, or take them away; who calls has checked them.
 
-        Raises PolicyViolationError where there are too many, LogError.
+        Returns what :meth:`fencepost.coordinator.metadata.log.MetadataLog.append` does. Raises
+        PolicyViolationError where there are too many, InvalidRequestError, LogError.
         """
         changes = self.changes(entity, wanted)
         if not changes:
-            return
+            return None
         now = self.entities.get(entity, {})
         self.check_room(
             sum(
@@ -70,16 +74,20 @@ class QuotaTable:
             )
         )
         named = tuple(EntityData(*one) for one in sorted(entity, key=lambda one: one[0]))
-        self._metadata.append(
-            [
-                ClientQuotaRecord(named, key, value or 0.0, remove=value is None)
-                for key, value in changes.items()
-            ]
-        )
+        records = [
+            ClientQuotaRecord(named, key, value or 0.0, remove=value is None)
+            for key, value in changes.items()
+        ]
+        if reason := self._metadata.reason_against(records[0]):
+            raise InvalidRequestError(reason)
+        holds = self._metadata.append(records)
+        if holds is not None:
+            return holds  # and :meth:`follow` hears of it
         for key, value in changes.items():
             self._put(entity, key, value)
             for listener in self._listeners:
                 listener(entity, key, value)
+        return None
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
         """Go by the quotas of another image: the controller has changed them."""

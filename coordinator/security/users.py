@@ -8,6 +8,7 @@ Source: ``ScramControlManager``, ``ScramImage``, ``UserScramCredentialRecord``; 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -163,8 +164,16 @@ class Users:
         """How many more credentials there may be."""
         return MAX_CREDENTIALS - len(self._metadata.image.scram)
 
-    def change(self, changes: Mapping[Key, Credential | None]) -> None:
-        """Let users have these credentials, None for no longer; the caller has checked them."""
+    def reason_against(self, user: str) -> str | None:
+        """Why nobody of this name can be kept."""
+        nothing = UserScramCredentialRecord(user, 1, b"", b"", b"", 0)
+        return self._metadata.reason_against(nothing)
+
+    def change(self, changes: Mapping[Key, Credential | None]) -> asyncio.Future[None] | None:
+        """Let users have these credentials, None for no longer; the caller has checked them.
+
+        Returns what :meth:`fencepost.coordinator.metadata.log.MetadataLog.append` does.
+        """
         records: list[MetadataRecord] = []
         for (user, number), one in changes.items():
             if one is None:
@@ -174,7 +183,7 @@ class Users:
                 records.append(
                     UserScramCredentialRecord(user, number, one.salt, *keys, one.iterations)
                 )
-        self._metadata.append(records)
+        return self._metadata.append(records) if records else None
 
 
 def _mac(seed: bytes, *words: object) -> bytes:

@@ -15,3 +15,7 @@ class NotOurFormatError(ZooKeeperError):
 
 class NotInZooKeeperError(DomainError):
     """A change that this mode does not keep (UNSUPPORTED_VERSION)."""
+
+
+class NotWrittenError(DomainError):
+    """ZooKeeper has not taken a change of users, quotas or rules (UNKNOWN_SERVER_ERROR)."""

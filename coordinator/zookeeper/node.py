@@ -28,9 +28,12 @@ from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, spawn, tell
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.access import Access
+from fencepost.coordinator.zookeeper.access_znodes import entity_of
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
-from fencepost.coordinator.zookeeper.errors import ZooKeeperError
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import clear_notes, load, read_config
+from fencepost.coordinator.zookeeper.notes import Notes
 from fencepost.coordinator.zookeeper.own_settings import OwnSettings
 from fencepost.coordinator.zookeeper.session import (
     Create,
@@ -57,13 +60,9 @@ Address = tuple[str, int]
 RETRY_MS: Final = 100
 """After something that ZooKeeper has not done."""
 
-CHANGES_KEPT_MS: Final = 900_000
-"""Notes of changed settings are removed after 15 minutes (kafka: ``changeExpirationMs``)."""
-
-LOOKED_AT: Final = 10
-"""Notes whose age is looked at in one go."""
-
 _REGISTRATION, _CONTROLLER, _SETTINGS = "registration", "controller", "settings"
+_RULES, _ALL = "rules", "all users, quotas and rules"
+_OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
 TakeOffice = Callable[["Loaded", Teller, int, Callable[[], None]], "Elected"]
 """Makes the controller: what there is, who it is, the version that fences, whom to tell if lost."""
@@ -92,6 +91,14 @@ class ZooKeeperNode:
             timeout_ms=self._timeout_ms,
             on_state=self._changed,
         )
+        self.access = Access(
+            self._session,
+            clock,
+            self._take,
+            has_rules=bool(config.text("authorizer.class.name")),
+        )
+        """Its users, quotas and rules."""
+        self._notes = Notes(self._session, clock, znodes.CONFIG_CHANGES)
         self._arrivals = Arrivals(node_id)
         self._arriving = asyncio.Lock()
         self._image = MetadataImage()
@@ -111,7 +118,6 @@ class ZooKeeperNode:
         """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
         self._registered_by = 0
         """The session of the registration."""
-        self._seen_changes: set[str] = set()
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -150,11 +156,12 @@ class ZooKeeperNode:
         """The metadata as they are, in which the broker has no office. Raises MembershipError."""
         self._end_points = tuple(end_points)
         try:
-            self._seen_changes = set(await self._session.children(znodes.CONFIG_CHANGES))
+            await self._notes.skip()
             loaded = await load(self._session)
+            self._image = before_it_is_told(loaded.image, self._node_id)
+            await self.access.load()
         except ZooKeeperError as error:
             raise MembershipError(str(error)) from error
-        self._image = before_it_is_told(loaded.image, self._node_id)
         return self._image
 
     def follow(self, publish: Callable[[MetadataImage], None], applied: MetadataImage) -> None:
@@ -168,7 +175,7 @@ class ZooKeeperNode:
         """
         self._take_office = take_office
         self._task = spawn(self._run(), "follow ZooKeeper")
-        self._mark(_REGISTRATION, _CONTROLLER, _SETTINGS)
+        self._mark(*_OF_A_SESSION)
         await self._known
 
     # --- stop ---
@@ -178,6 +185,7 @@ class ZooKeeperNode:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
+        self.access.stop()
         self._resign("the broker stops")
         self._publish = None
         self._known.cancel()
@@ -196,17 +204,20 @@ class ZooKeeperNode:
     def _changed(self, state: State) -> None:
         """The session is another one, or may be."""
         if state is State.CONNECTED:
-            self._mark(_REGISTRATION, _CONTROLLER, _SETTINGS)
+            self._mark(*_OF_A_SESSION)
             return
         self._resign(f"the session is {state.value}")
         if state is State.LOST:
             self.broker_epoch = -1
+            self._mark(_ALL)  # notes may have come and gone
 
     async def _run(self) -> None:
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             _REGISTRATION: self._register,
             _CONTROLLER: self._look_at_controller,
             _SETTINGS: self._look_at_settings,
+            _RULES: self._look_at_rules,
+            _ALL: self.access.reload,
         }
         while True:
             self._wake.clear()
@@ -356,24 +367,38 @@ class ZooKeeperNode:
 
     async def _look_at_settings(self) -> None:
         """Take what other brokers, tools or the controller have changed."""
-        changed = partial(self._mark, _SETTINGS)
-        names = await self._session.children(znodes.CONFIG_CHANGES, changed)
-        for name in names:
-            if name in self._seen_changes:
-                continue
-            path = f"{znodes.CONFIG_CHANGES}/{name}"
-            note = await self._session.get(path)
-            entity = None if note is None else znodes.config_change_of(path, note.data)
-            if entity is not None:
-                await self._reread(*entity)
-            self._seen_changes.add(name)
-        self._seen_changes &= set(names)
-        now_ms = self._clock.now_ms()
-        for name in names[:LOOKED_AT]:
-            path = f"{znodes.CONFIG_CHANGES}/{name}"
-            note = await self._session.get(path)
-            if note is not None and now_ms - note.ctime_ms > CHANGES_KEPT_MS:
-                await self._try([Delete(path)])
+        await self._take_settings(partial(self._mark, _SETTINGS))
+
+    async def _take_settings(self, changed: Callable[[], object] | None = None) -> None:
+        new, paths = await self._notes.new(changed), []
+        for note in new:
+            try:
+                entity = znodes.config_change_of(note.path, note.data)
+                resource = znodes.resource_of(entity)
+                if resource is not None:
+                    await self._reread(*resource)
+                elif entity_of(path := f"{znodes.CONFIGS}/{entity}") is not None:
+                    paths.append(path)
+            except NotOurFormatError as error:
+                _log.error("note in ZooKeeper passed over", cause=str(error))
+        await self.access.reread(paths)
+        await self._notes.went_by(new)
+
+    async def _look_at_rules(self) -> None:
+        await self.access.look_at_rules(partial(self._mark, _RULES))
+
+    async def catch_up(self) -> None:
+        """Know all users, quotas and rules that anybody was told of.
+
+        Or as many as are known, if ZooKeeper does not answer: a change waits until it does.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await self._session.sync()
+                await self._take_settings()
+                await self.access.look_at_rules()
+        except (TimeoutError, ZooKeeperError) as error:
+            _log.warning("others' changes may not be known yet", cause=str(error))
 
     def settings_to_write(self) -> OwnSettings:
         """What is known, for one request to change settings."""

@@ -20,6 +20,7 @@ from kazoo.exceptions import (
     KazooException,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
 )
@@ -55,6 +56,7 @@ class Node(NamedTuple):
     """The session that an ephemeral node goes with; 0 for a persistent one."""
     ctime_ms: int
     """When it was made, by ZooKeeper's clock."""
+    child_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,10 @@ class RefusedError(ZooKeeperError):
         """Which of the writes was refused."""
         self.exists = isinstance(why, NodeExistsError)
         self.bad_version = isinstance(why, BadVersionError)
+        self.is_passing = isinstance(
+            why, (NodeExistsError, BadVersionError, NoNodeError, NotEmptyError)
+        )
+        """Whether it was for what somebody else has done: it may be tried again."""
 
 
 class Session:
@@ -198,7 +204,9 @@ class Session:
             if await self._answer(self._client.exists_async(path, self._watch(changed))) is None:
                 return None
             return await self.get(path, changed)
-        return Node(data, stat.version, stat.czxid, stat.ephemeralOwner, stat.ctime)
+        return Node(
+            data, stat.version, stat.czxid, stat.ephemeralOwner, stat.ctime, stat.numChildren
+        )
 
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
         """The names under a znode; none where it is not there, and then nothing is watched."""
@@ -207,6 +215,10 @@ class Session:
             return sorted(await self._answer(asked))
         except NoNodeError:
             return []
+
+    async def sync(self) -> None:
+        """Let what is read next be what all others have written by now."""
+        await self._answer(self._client.sync_async("/"))
 
     async def ensure(self, path: str) -> None:
         """Make a persistent znode, and those above it, where they are not there."""

@@ -61,11 +61,13 @@ _TAKES_ENVELOPES: Final = "takes_envelopes"
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
-def _written(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+def written(value: Mapping[str, Any]) -> bytes:
+    """An object as Kafka writes it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _read(data: bytes, path: str) -> dict[str, Any]:
+def read_json(data: bytes, path: str) -> dict[str, Any]:
+    """The object in the znode ``path``. Raises NotOurFormatError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -87,12 +89,12 @@ def _number(value: Any) -> int:
 
 def cluster_id_data(cluster_id: str) -> bytes:
     """``/cluster/id``."""
-    return _written({"version": "1", "id": cluster_id})
+    return written({"version": "1", "id": cluster_id})
 
 
 def cluster_id_of(data: bytes) -> str:
     """The id in ``/cluster/id``. Raises NotOurFormatError."""
-    found = _read(data, CLUSTER_ID).get("id")
+    found = read_json(data, CLUSTER_ID).get("id")
     if not isinstance(found, str):
         raise NotOurFormatError(f"{CLUSTER_ID} has no id")
     return found
@@ -100,7 +102,7 @@ def cluster_id_of(data: bytes) -> str:
 
 def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
     """``/controller``."""
-    return _written(
+    return written(
         {
             "version": 2,
             "brokerid": broker_id,
@@ -112,7 +114,7 @@ def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
 
 def controller_of(data: bytes) -> int:
     """The broker that ``/controller`` names. Raises NotOurFormatError."""
-    found = _read(data, CONTROLLER).get("brokerid")
+    found = read_json(data, CONTROLLER).get("brokerid")
     if not isinstance(found, int):
         raise NotOurFormatError(f"{CONTROLLER} names no broker")
     return found
@@ -160,7 +162,7 @@ def broker_data(node: BrokerNode, timestamp_ms: int) -> bytes:
     value["features"] = {}
     if node.takes_envelopes:
         value[_TAKES_ENVELOPES] = True
-    return _written(value)
+    return written(value)
 
 
 def _host(host: str) -> str:
@@ -170,7 +172,7 @@ def _host(host: str) -> str:
 def broker_of(broker_id: int, data: bytes) -> BrokerNode:
     """What a broker says of itself, since version 2 of that. Raises NotOurFormatError."""
     path = broker_path(broker_id)
-    value = _read(data, path)
+    value = read_json(data, path)
     protocols = value.get("listener_security_protocol_map", {})
     try:
         end_points = tuple(_end_point(text, protocols) for text in value["endpoints"])
@@ -234,7 +236,7 @@ def state_path(topic: str, index: int) -> str:
 
 def topic_data(node: TopicNode) -> bytes:
     """``/brokers/topics/<topic>``, version 3."""
-    return _written(
+    return written(
         {
             "removing_replicas": _by_partition(node.removing),
             "partitions": _by_partition(node.replicas),
@@ -251,7 +253,7 @@ def _by_partition(replicas: Mapping[int, Sequence[int]]) -> dict[str, list[int]]
 
 def topic_of(topic: str, data: bytes) -> TopicNode:
     """A topic's node, since version 1. Raises NotOurFormatError."""
-    value = _read(data, topic_path(topic))
+    value = read_json(data, topic_path(topic))
     try:
         text = value.get("topic_id")
         found = TopicNode(
@@ -273,7 +275,7 @@ def _assignment(value: Mapping[str, Sequence[int]]) -> dict[int, tuple[int, ...]
 
 def state_data(state: StateNode) -> bytes:
     """``…/state``, version 1."""
-    return _written(
+    return written(
         {
             "controller_epoch": state.controller_epoch,
             "leader": state.leader,
@@ -287,7 +289,7 @@ def state_data(state: StateNode) -> bytes:
 
 def state_of(path: str, data: bytes) -> StateNode:
     """A partition's state. Raises NotOurFormatError."""
-    value = _read(data, path)
+    value = read_json(data, path)
     try:
         return StateNode(
             leader=_number(value["leader"]),
@@ -316,30 +318,40 @@ def config_path(kind: int, name: str) -> str | None:
 
 def config_data(values: Mapping[str, str]) -> bytes:
     """``/config/<kind>/<name>``."""
-    return _written({"version": 1, "config": dict(sorted(values.items()))})
+    return written({"version": 1, "config": dict(sorted(values.items()))})
 
 
 def config_of(path: str, data: bytes) -> dict[str, str]:
     """The settings of a resource; none where the node is empty. Raises NotOurFormatError."""
-    values = _read(data, path).get("config", {}) if data else {}
+    values = read_json(data, path).get("config", {}) if data else {}
     if not isinstance(values, dict):
         raise NotOurFormatError(f"{path} has no settings")
     return {str(key): str(value) for key, value in values.items()}
 
 
 def config_change_data(kind: int, name: str) -> bytes:
-    """``/config/changes/config_change_<n>``: whose settings have changed."""
-    return _written({"version": 2, "entity_path": f"{_KINDS[kind]}/{name or DEFAULT_ENTITY}"})
+    """The note that a resource has other settings."""
+    return entity_change_data(f"{_KINDS[kind]}/{name or DEFAULT_ENTITY}")
 
 
-def config_change_of(path: str, data: bytes) -> tuple[int, str] | None:
-    """Kind and name of who has other settings; None for a kind that this mode does not keep.
+def entity_change_data(entity: str) -> bytes:
+    """``/config/changes/config_change_<n>``: whose settings have changed, under ``/config``."""
+    return written({"version": 2, "entity_path": entity})
 
-    Raises NotOurFormatError.
-    """
-    entity = _read(data, path).get("entity_path")
+
+def config_change_of(path: str, data: bytes) -> str:
+    """Whose settings have changed, under ``/config``. Raises NotOurFormatError."""
+    value = read_json(data, path)
+    entity = value.get("entity_path")
+    if value.get("version") == 1:
+        entity = f"{value.get('entity_type')}/{value.get('entity_name')}"
     if not isinstance(entity, str):
         raise NotOurFormatError(f"{path} names no entity")
+    return entity
+
+
+def resource_of(entity: str) -> tuple[int, str] | None:
+    """Kind and name of a resource that has settings; None for what is no topic and no broker."""
     folder, _, name = entity.partition("/")
     kind = _RESOURCES.get(folder)
     return None if kind is None else (kind, "" if name == DEFAULT_ENTITY else name)
@@ -355,7 +367,7 @@ def config_folder(kind: int) -> str:
 
 def producer_ids_data(broker_id: int, first: int, size: int) -> bytes:
     """``/latest_producer_id_block``."""
-    return _written(
+    return written(
         {
             "version": 1,
             "broker": broker_id,
@@ -373,7 +385,7 @@ def next_producer_id_of(data: bytes) -> int:
     if not data:
         return 0
     try:
-        return int(_read(data, PRODUCER_IDS)["block_end"]) + 1
+        return int(read_json(data, PRODUCER_IDS)["block_end"]) + 1
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{PRODUCER_IDS} is no block: {error!r}") from None
 
@@ -384,7 +396,7 @@ def partitions_of(path: str, data: bytes) -> list[tuple[str, int]]:
     Raises NotOurFormatError.
     """
     try:
-        rows = _read(data, path)["partitions"]
+        rows = read_json(data, path)["partitions"]
         return [(str(one["topic"]), _number(one["partition"])) for one in rows]
     except (KeyError, ValueError, TypeError) as error:
         raise NotOurFormatError(f"{path} names no partitions: {error!r}") from None
@@ -396,7 +408,7 @@ def reassignments_of(data: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
     Raises NotOurFormatError.
     """
     try:
-        rows = _read(data, REASSIGN_PARTITIONS)["partitions"]
+        rows = read_json(data, REASSIGN_PARTITIONS)["partitions"]
         return {
             (str(one["topic"]), _number(one["partition"])): tuple(map(_number, one["replicas"]))
             for one in rows
@@ -411,12 +423,12 @@ def reassignments_data(targets: Mapping[tuple[str, int], Sequence[int]]) -> byte
         {"topic": topic, "partition": index, "replicas": list(replicas)}
         for (topic, index), replicas in targets.items()
     ]
-    return _written({"version": 1, "partitions": rows})
+    return written({"version": 1, "partitions": rows})
 
 
 def log_dir_event_of(path: str, data: bytes) -> int:
     """The broker that can not read one of its directories any more. Raises NotOurFormatError."""
-    found = _read(data, path).get("broker")
+    found = read_json(data, path).get("broker")
     if not isinstance(found, int):
         raise NotOurFormatError(f"{path} names no broker")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,23 @@ class Brokers:
         zookeeper: ZooKeeper,
         layout: Mapping[int, str],
         settings: Mapping[str, str],
+        *,
+        of_each: Callable[[int], Mapping[str, str]] = lambda _: {},
     ) -> None:
+        """``of_each`` gives more settings of a broker, by its id."""
         self.zookeeper = zookeeper
         chroot = f"/{unique('brokers')}"
         self.connect = zookeeper.connect + chroot
         """What a broker and Kafka's tools are told: HOST:PORT/PATH."""
-        own = {**settings, "zookeeper.connect": self.connect}
-        self.nodes: dict[int, Node] = {
-            node_id: Member(home / str(node_id), None, node_id=node_id, settings=own)
-            if maker == PYTHON
-            else Kafka39(home / str(node_id), self.connect, node_id=node_id, settings=own)
-            for node_id, maker in layout.items()
-        }
+        common = {**settings, "zookeeper.connect": self.connect}
+        self.nodes: dict[int, Node] = {}
+        for node_id, maker in layout.items():
+            at, own = home / str(node_id), {**common, **of_each(node_id)}
+            self.nodes[node_id] = (
+                Member(at, None, node_id=node_id, settings=own)
+                if maker == PYTHON
+                else Kafka39(at, self.connect, node_id=node_id, settings=own)
+            )
         self.znodes = zookeeper.client()
         self.znodes.chroot = chroot
 

@@ -293,12 +293,12 @@ def test_what_is_no_added_user(text: str, tmp_path: Path) -> None:
         Broker(tmp_path, add_scram=[text])
 
 
-def test_a_user_who_is_there_stays_as_it_is(tmp_path: Path) -> None:
+async def test_a_user_who_is_there_stays_as_it_is(tmp_path: Path) -> None:
     """The password may have been changed since the first start."""
     users = users_in(tmp_path, alice="changed")
     before = users.credential("alice", SCRAM_SHA_256)
     added = ["SCRAM-SHA-256=[name=alice,password=first]", "SCRAM-SHA-256=[name=b,password=first]"]
-    assert add_users(users, map(parse_added_user, added)) == ["b"]
+    assert await add_users(users, map(parse_added_user, added)) == ["b"]
     assert users.credential("alice", SCRAM_SHA_256) == before
 
 

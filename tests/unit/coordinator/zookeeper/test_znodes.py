@@ -83,7 +83,8 @@ def test_what_is_written(data: bytes, text: str):
             znodes.config_of("/c", WRITTEN[5][0]),
             {"retention.ms": "1", "cleanup.policy": "compact"},
         ),
-        (znodes.config_change_of("/c", WRITTEN[6][0]), (BROKER_RESOURCE, "")),
+        (znodes.config_change_of("/c", WRITTEN[6][0]), "brokers/<default>"),
+        (znodes.resource_of("brokers/<default>"), (BROKER_RESOURCE, "")),
         (znodes.next_producer_id_of(WRITTEN[7][0]), 2000),
         # What older releases wrote, and others.
         (znodes.controller_of(b'{"version":1,"brokerid":4,"timestamp":"1"}'), 4),
@@ -106,10 +107,13 @@ def test_what_is_written(data: bytes, text: str):
             StateNode(1, (1,), 0, 1),
         ),
         (znodes.config_of("/c", b""), {}),
-        (znodes.config_change_of("/c", b'{"version":2,"entity_path":"users/x"}'), None),
+        (znodes.resource_of("users/x"), None),
+        (znodes.resource_of("topics/t"), (TOPIC_RESOURCE, "t")),
         (
-            znodes.config_change_of("/c", b'{"version":2,"entity_path":"topics/t"}'),
-            (TOPIC_RESOURCE, "t"),
+            znodes.config_change_of(
+                "/c", b'{"version":1,"entity_type":"clients","entity_name":"c"}'
+            ),
+            "clients/c",
         ),
         (znodes.next_producer_id_of(b""), 0),
         (

@@ -1,0 +1,402 @@
+"""Users, quotas and rules of a cluster on ZooKeeper: read, followed, and changed by any broker.
+
+Nobody decides on them but ZooKeeper: whoever is asked for a change reads the znodes that it is
+about, writes them on the condition that nobody has done so meanwhile, or else begins again, and
+leaves notes for the others in the same transaction. Then it reads them once more, as everybody
+does.
+
+Source: ``AclAuthorizer.updateResourceAcls``, ``ZkAdminManager``, ``AdminZkClient``,
+``ZkConfigManager.startup``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    MetadataRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
+)
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import (
+    MetadataUnavailableError,
+    PolicyViolationError,
+    RequestTimedOutError,
+)
+from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.runtime.background import spawn, tell
+from fencepost.coordinator.security.acl import Permission, ResourceType
+from fencepost.coordinator.zookeeper import access_znodes as formats
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
+from fencepost.coordinator.zookeeper.errors import (
+    NotOurFormatError,
+    NotWrittenError,
+    ZooKeeperError,
+)
+from fencepost.coordinator.zookeeper.loading import batched
+from fencepost.coordinator.zookeeper.notes import Notes
+from fencepost.coordinator.zookeeper.session import (
+    Create,
+    Delete,
+    Node,
+    RefusedError,
+    Session,
+    Set,
+    Write,
+)
+from fencepost.logcore.machine import DomainError
+
+if TYPE_CHECKING:
+    from fencepost.logcore.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+RETRY_MS: Final = 100
+"""The pause before a change is tried again (kafka: ``retryBackoffMs``), and half by chance."""
+
+GIVE_UP_MS: Final = 30_000
+"""How long a change may take: a client waits no longer."""
+
+MAX_PATHS: Final = 100
+"""Znodes that are changed in one transaction."""
+
+MAX_ZNODE_BYTES: Final = 1_000_000
+"""What a znode may hold: ZooKeeper ends the session of whoever sends more than a mebibyte."""
+
+MAX_TRANSACTION_BYTES: Final = 500_000
+"""What a transaction of several may."""
+
+MAX_RECORDS: Final = 500
+"""Records that become one image, so that nobody keeps the loop for long."""
+
+LONG_BYTES: Final = 32_768
+"""What is longer is read in a thread."""
+
+
+class _Pending:
+    """Changes on their way to ZooKeeper."""
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        self.by_path: dict[str, list[Change]] = {}
+        for one in changes:
+            self.by_path.setdefault(formats.path_of(one.record), []).append(one)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Access:
+    """Belongs to the loop. ``take`` gets the records that make an image what ZooKeeper holds.
+
+    Rules are kept if there is somebody who goes by them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        clock: Clock,
+        take: Callable[[Sequence[MetadataRecord]], None],
+        *,
+        has_rules: bool,
+    ) -> None:
+        self._session, self._clock, self._take = session, clock, take
+        folders = formats.RULE_CHANGES.values() if has_rules else ()
+        self._notes = [Notes(session, clock, folder) for folder in folders]
+        self._known: dict[str, dict[Hashable, AccessRecord]] = {}
+        """What each znode holds, as far as it was understood."""
+        self._reading = asyncio.Lock()
+        self._queue: deque[_Pending] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- reading ---
+
+    async def load(self) -> None:
+        """Read all, and be able to change it. Raises ZooKeeperError."""
+        if self._notes:
+            kinds = [formats.camel(one) for one in ResourceType if one >= ResourceType.TOPIC]
+            for folder in formats.RULE_CHANGES:
+                for kind in kinds:
+                    await self._session.ensure(f"{folder}/{kind}")
+        for notes in self._notes:
+            await self._session.ensure(notes.folder)
+            await notes.skip()
+        await self.reload()
+        self._task = spawn(self._write_all(), "write users, quotas and rules")
+
+    async def reload(self) -> None:
+        """Read all again: nobody has told what became of it. Raises ZooKeeperError."""
+        await self.reread({*await self._everything(), *self._known})
+
+    async def look_at_rules(self, changed: Callable[[], object] | None = None) -> None:
+        """Take the rules that others have changed. Raises ZooKeeperError."""
+        for notes in self._notes:
+            new, paths = await notes.new(changed), set()
+            for one in new:
+                try:
+                    paths.add(formats.path_noted(notes.folder, one.path, one.data))
+                except NotOurFormatError as error:
+                    _log.error("note in ZooKeeper passed over", cause=str(error))
+            await self.reread(paths)
+            await notes.went_by(new)
+
+    async def _everything(self) -> list[str]:
+        """The paths of all znodes that may hold something."""
+        children, users = self._session.children, formats.USERS
+        found = []
+        for folder in (users, formats.CLIENTS, formats.IPS):
+            found += [f"{folder}/{name}" for name in await children(folder)]
+        folders = [f"{path}/clients" for path in found if path.startswith(f"{users}/")]
+        for folder in formats.RULE_CHANGES if self._notes else ():
+            folders += [f"{folder}/{kind}" for kind in await children(folder)]
+        for some in batched(folders):
+            there = await asyncio.gather(*map(children, some))
+            for folder, names in zip(some, there, strict=True):
+                found += [f"{folder}/{name}" for name in names]
+        return found
+
+    async def reread(self, paths: Iterable[str]) -> None:
+        """Take what these znodes hold now. Raises ZooKeeperError."""
+        async with self._reading:
+            for some in batched([*paths]):
+                nodes = await asyncio.gather(*map(self._session.get, some))
+                loosening: list[MetadataRecord] = []
+                records: list[MetadataRecord] = []
+                for path, node in zip(some, nodes, strict=True):
+                    for record, loosens in await self._differences(path, node):
+                        (loosening if loosens else records).append(record)
+                # Between two images nobody is allowed what neither allows.
+                records += loosening
+                for start in range(0, len(records), MAX_RECORDS):
+                    self._take(records[start : start + MAX_RECORDS])
+                    await asyncio.sleep(0)
+
+    async def _differences(self, path: str, node: Node | None) -> list[tuple[MetadataRecord, bool]]:
+        """What makes a znode's part of the image what it holds, and whether that may allow more."""
+        data = None if node is None else node.data
+        if data is not None and len(data) > LONG_BYTES:
+            read = await asyncio.to_thread(formats.records_of, path, data)
+        else:
+            read = formats.records_of(path, data)
+        now = {formats.key_of(one): one for one in read}
+        before = self._known.pop(path, {})
+        if now:
+            self._known[path] = now
+        found: list[tuple[MetadataRecord, bool]] = []
+        for key, one in before.items():
+            if key not in now:
+                found.append((formats.removal_of(one), _is(one, Permission.DENY)))
+        for key, one in now.items():
+            if before.get(key) != one:
+                found.append((one, _is(one, Permission.ALLOW)))
+        return found
+
+    # --- writing ---
+
+    def change(self, changes: Sequence[Change]) -> asyncio.Future[None]:
+        """Have changes made; done once they are, and known here.
+
+        It raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
+        """
+        pending = _Pending(changes)
+        self._queue.append(pending)
+        self._wake.set()
+        return pending.done
+
+    def stop(self) -> None:
+        """Change nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+        for one in self._queue:
+            one.done.cancel()
+        self._queue.clear()
+
+    async def _write_all(self) -> None:
+        while True:
+            self._wake.clear()
+            while self._queue:
+                some = [self._queue.popleft()]
+                count = len(some[0].by_path)
+                while self._queue and count + len(self._queue[0].by_path) <= MAX_PATHS:
+                    some.append(self._queue.popleft())
+                    count += len(some[-1].by_path)
+                await self._write_together(some)
+            await self._wake.wait()
+
+    async def _write_together(self, some: Sequence[_Pending]) -> None:
+        """Several at once; one by one if that does not work, so that each has its own end."""
+        changes: dict[str, list[Change]] = {}
+        for one in some:
+            for path, more in one.by_path.items():
+                changes.setdefault(path, []).extend(more)
+        error: Exception | None = None
+        try:
+            await self._write(changes)
+        except Exception as found:  # noqa: BLE001 - who waits is to hear of it
+            if len(some) > 1 and not isinstance(found, RequestTimedOutError):
+                for one in some:
+                    await self._write_together([one])
+                return
+            error = found
+            if not isinstance(found, DomainError):
+                tell("write users, quotas and rules", found)
+                error = NotWrittenError("ZooKeeper has not taken the change.")
+        for one in some:
+            if one.done.done():  # nobody waits for it any more
+                continue
+            if error is None:
+                one.done.set_result(None)
+            else:
+                one.done.set_exception(error)
+                one.done.exception()
+
+    async def _write(self, changes: Mapping[str, Sequence[Change]]) -> None:
+        until = self._clock.monotonic_ms() + GIVE_UP_MS
+        # What is above another one is made before it.
+        left = sorted(changes, key=lambda path: path.count("/"))
+        while left:
+            cause = "others change the same"
+            try:
+                async with asyncio.timeout((until - self._clock.monotonic_ms()) / 1000):
+                    some = await self._try({path: changes[path] for path in left[:MAX_PATHS]})
+                    await self.reread(some)
+                left = left[len(some) :]
+                continue
+            except TimeoutError:
+                cause = "no answer"
+            except RefusedError as refused:
+                if not refused.is_passing:
+                    raise NotWrittenError(f"ZooKeeper has refused the change: {refused}") from None
+            except NotOurFormatError as error:
+                raise NotWrittenError(str(error)) from None
+            except ZooKeeperError as error:
+                cause = str(error)
+            if self._clock.monotonic_ms() > until:
+                raise RequestTimedOutError(f"ZooKeeper has not taken the change in time: {cause}")
+            await asyncio.sleep(RETRY_MS * (1 + random.random() / 2) / 1000)  # noqa: S311 - no secret
+
+    async def _try(self, changes: Mapping[str, Sequence[Change]]) -> list[str]:
+        """Change the first of these, as many as one transaction may; which these are."""
+        wanted = {*changes, *(one for path in changes for one in formats.parents_of(path))}
+        read = await asyncio.gather(*map(self._session.get, wanted))
+        transaction = _Transaction(dict(zip(wanted, read, strict=True)), changes)
+        done: list[str] = []
+        for path in changes:
+            if done and transaction.size > MAX_TRANSACTION_BYTES:
+                break
+            transaction.change(path)
+            done.append(path)
+        writes = transaction.all()
+        if writes:
+            await self._session.do(writes)
+        return done
+
+
+class _Transaction:
+    """Writes of changes, and the notes of them."""
+
+    def __init__(
+        self, nodes: dict[str, Node | None], changes: Mapping[str, Sequence[Change]]
+    ) -> None:
+        self._nodes, self._changes = nodes, changes
+        self._writes: list[Write] = []
+        self._notes: list[Write] = []
+        self._deleted: dict[str, int] = {}
+        """How many go, by what is above them."""
+        self.size = 0
+        """Bytes, about."""
+
+    def change(self, path: str) -> None:
+        """Write one znode, if it changes. Raises NotOurFormatError, PolicyViolationError."""
+        node = self._nodes[path]
+        before = None if node is None else node.data
+        data = formats.changed(path, before, self._changes[path])
+        if data == formats.changed(path, before, ()):
+            return
+        if data is not None and len(data) > MAX_ZNODE_BYTES:
+            raise PolicyViolationError(f"{path} would have more than {MAX_ZNODE_BYTES} bytes")
+        if node is not None and data is None:
+            if node.child_count or any(one.startswith(f"{path}/") for one in self._changes):
+                self._writes.append(Set(path, znodes.config_data({}), node.version))
+            else:
+                self._writes.append(Delete(path, node.version))
+                above = path.rpartition("/")[0]
+                self._deleted[above] = self._deleted.get(above, 0) + 1
+        elif data is not None and node is not None:
+            self._writes.append(Set(path, data, node.version))
+        elif data is not None:
+            for one in (*formats.parents_of(path), path):
+                if self._nodes[one] is None:
+                    self._writes.append(Create(one, data if one == path else b""))
+                    self._nodes[one] = Node(b"", 0, 0, 0, 0)
+        where, note = formats.note_of(path)
+        self._notes.append(Create(where, note, sequence=True))
+        self.size += len(data or b"") + 2 * len(path)
+
+    def all(self) -> list[Write]:
+        """All writes; what is above the last one of a user's clients goes with it."""
+        for folder, count in self._deleted.items():
+            node = self._nodes.get(folder)
+            if node is None or node.child_count != count:
+                continue
+            self._writes.append(Delete(folder, node.version))
+            path = folder.rpartition("/")[0]
+            user = self._nodes[path]
+            if user is None or user.child_count != 1 or path in self._changes:
+                continue
+            try:
+                if not znodes.config_of(path, user.data):
+                    self._writes.append(Delete(path, user.version))
+            except NotOurFormatError:
+                continue  # somebody may know what it means
+        return [*self._writes, *self._notes]
+
+
+def _is(record: AccessRecord, permission: Permission) -> bool:
+    """Whether it is a rule that says this."""
+    return isinstance(record, AccessControlEntryRecord) and record.permission_type == permission
+
+
+class ChangedMetadata(ObservedMetadata):
+    """What such a broker knows of its cluster, of which it changes this part by itself."""
+
+    def __init__(self, config: BrokerConfig, *, node_id: int, access: Access) -> None:
+        super().__init__(config, node_id=node_id)
+        self._access = access
+
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None]:
+        """Have them written; what comes of it is known here before it is done.
+
+        Raises MetadataUnavailableError for what the controller has to do.
+        """
+        return self._access.change([self._change_of(one) for one in records])
+
+    def _change_of(self, record: MetadataRecord | bytes) -> Change:
+        match record:
+            case UserScramCredentialRecord() | AccessControlEntryRecord():
+                return Change(record)
+            case ClientQuotaRecord():
+                return Change(record, record.remove)
+            case RemoveUserScramCredentialRecord(name=name, mechanism=mechanism):
+                nothing = UserScramCredentialRecord(name, mechanism, b"", b"", b"", 0)
+                return Change(self.image.scram.get((name, mechanism), nothing), is_removed=True)
+            case RemoveAccessControlEntryRecord() if record.id in self.image.acls:
+                return Change(self.image.acls[record.id], is_removed=True)
+        raise MetadataUnavailableError("the controller is elsewhere")
+
+    def reason_against(self, record: MetadataRecord) -> str | None:
+        """Why a change can not be kept."""
+        if isinstance(
+            record, (UserScramCredentialRecord, ClientQuotaRecord, AccessControlEntryRecord)
+        ):
+            return formats.reason_against(record)
+        return None

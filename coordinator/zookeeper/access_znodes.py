@@ -1,0 +1,491 @@
+"""Users, quotas and rules, as Apache Kafka 3.9 writes them: which znode holds what, and how.
+
+Pure: znodes in, metadata records out, and the other way. Nothing that stands there raises: what can
+not be understood is logged and passed over, and where that is a rule, what it may have denied is
+denied.
+
+Source: ``ConfigEntityZNode``, ``ZkAclStore``, ``ZkAclChangeStore``, ``AclEntry``; ``Sanitizer``;
+``ScramCredentialUtils``; ``ZkAdminManager.alterClientQuotas``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import uuid
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, unquote
+
+import structlog
+
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    EntityData,
+    RemoveAccessControlEntryRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
+)
+from fencepost.coordinator.security.acl import (
+    ANYBODY,
+    ANYTHING,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.coordinator.security.quota_entities import (
+    CLIENT_ID,
+    FRACTION,
+    IP,
+    USER,
+    WHOLE,
+    reason_against_value,
+)
+from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.errors import NotOurFormatError
+
+_log = structlog.get_logger(__name__)
+
+N = TypeVar("N", bound=IntEnum)
+
+AccessRecord = UserScramCredentialRecord | ClientQuotaRecord | AccessControlEntryRecord
+"""What one znode holds some of."""
+
+Removal = RemoveUserScramCredentialRecord | ClientQuotaRecord | RemoveAccessControlEntryRecord
+
+USERS, CLIENTS, IPS = (f"{znodes.CONFIGS}/{kind}" for kind in ("users", "clients", "ips"))
+LITERAL_RULES: Final = "/kafka-acl"
+PREFIXED_RULES: Final = "/kafka-acl-extended/prefixed"
+LITERAL_CHANGES: Final = "/kafka-acl-changes"
+PREFIXED_CHANGES: Final = "/kafka-acl-extended-changes"
+
+RULE_FOLDERS: Final = {
+    PatternType.LITERAL: LITERAL_RULES,
+    PatternType.PREFIXED: PREFIXED_RULES,
+}
+RULE_CHANGES: Final = {
+    LITERAL_RULES: LITERAL_CHANGES,
+    PREFIXED_RULES: PREFIXED_CHANGES,
+}
+"""Where the notes of changed rules are, by the folder of the rules."""
+
+MAX_ITERATIONS: Final = 1_000_000
+"""Kafka's tools put no bound to how often a password is hashed that they write by themselves."""
+
+MAX_PATH: Final = 8_192
+"""Characters of a path."""
+
+_BETWEEN: Final = "/clients/"
+_FOLDERS: Final = {(USER,): USERS, (CLIENT_ID,): CLIENTS, (IP,): IPS}
+_NOT_IN_PATHS: Final = (
+    (0x00, 0x1F),
+    (0x7F, 0x9F),
+    (0xD800, 0xF8FF),
+    (0xFFF0, 0xFFFF),
+)
+"""What ZooKeeper takes in no path."""
+
+
+class Change(NamedTuple):
+    """One thing that is to be so, or no longer."""
+
+    record: AccessRecord
+    is_removed: bool = False
+
+
+# --- where it is ---
+
+
+def path_of(record: AccessRecord) -> str:
+    """The znode that holds it."""
+    match record:
+        case UserScramCredentialRecord():
+            return f"{USERS}/{sanitized(record.name)}"
+        case ClientQuotaRecord():
+            names = {one.entity_type: one.entity_name for one in record.entity}
+            if len(names) > 1:
+                return f"{USERS}/{sanitized(names[USER])}{_BETWEEN}{sanitized(names[CLIENT_ID])}"
+            ((kind, name),) = names.items()
+            return f"{_FOLDERS[kind,]}/{sanitized(name)}"
+        case _:
+            folder = RULE_FOLDERS[PatternType(record.pattern_type)]
+            kind = camel(ResourceType(record.resource_type))
+            return f"{folder}/{kind}/{record.resource_name}"
+
+
+def reason_against(record: AccessRecord) -> str | None:
+    """Why there can be no znode for it."""
+    path = path_of(record)
+    if isinstance(record, AccessControlEntryRecord) and "/" in record.resource_name:
+        return f"ACL binding contains invalid resource name: {record.resource_name}"
+    if (
+        len(path) > MAX_PATH
+        or any(part in {"", ".", ".."} for part in path.split("/")[1:])
+        or any(low <= ord(one) <= high for one in path for low, high in _NOT_IN_PATHS)
+    ):
+        return "ZooKeeper can not keep this name"
+    if isinstance(record, ClientQuotaRecord) and path.startswith(f"{IPS}/"):
+        name = record.entity[0].entity_name
+        if name is not None and ":" in name:
+            return "Apache Kafka 3.9 can not read a quota of an IPv6 address"
+    return None
+
+
+def sanitized(name: str | None) -> str:
+    """A name as it stands in a path; None is the default of its kind."""
+    if name is None:
+        return znodes.DEFAULT_ENTITY
+    return quote(name, safe="").replace("~", "%7E")
+
+
+def desanitized(text: str) -> str | None:
+    """The name of a part of a path."""
+    return None if text == znodes.DEFAULT_ENTITY else unquote(text.replace("+", " "))
+
+
+def parents_of(path: str) -> Iterator[str]:
+    """The znodes above it that nobody makes beforehand, the highest first."""
+    if path.startswith(f"{USERS}/") and _BETWEEN in path:
+        user, _, _ = path.partition(_BETWEEN)
+        yield user
+        yield user + _BETWEEN.rstrip("/")
+
+
+def is_of_rules(path: str) -> bool:
+    """Whether it holds rules."""
+    return path.startswith((f"{LITERAL_RULES}/", f"{PREFIXED_RULES}/"))
+
+
+# --- what it says ---
+
+
+def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
+    """What a znode holds; nothing where there is none."""
+    if data is None:
+        return []
+    found = _rules(path, data) if is_of_rules(path) else _of_entity(path, data)
+    if any(path_of(one) != path for one in found):
+        _log.error("znode passed over: the name is not spelled as Kafka does", path=path)
+        return []
+    return found
+
+
+def key_of(record: AccessRecord) -> Hashable:
+    """What two records about the same thing share."""
+    match record:
+        case UserScramCredentialRecord():
+            return record.name, record.mechanism
+        case ClientQuotaRecord():
+            return record.entity, record.key
+        case _:
+            return record.id
+
+
+def removal_of(record: AccessRecord) -> Removal:
+    """The record by which it is gone."""
+    match record:
+        case UserScramCredentialRecord():
+            return RemoveUserScramCredentialRecord(record.name, record.mechanism)
+        case ClientQuotaRecord():
+            return replace(record, value=0.0, remove=True)
+        case _:
+            return RemoveAccessControlEntryRecord(record.id)
+
+
+def changed(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
+    """What a znode holds after changes; None where it is not needed any more.
+
+    Raises NotOurFormatError where nobody knows what it holds.
+    """
+    if is_of_rules(path):
+        return _changed_rules(path, data, changes)
+    values = znodes.config_of(path, data or b"")
+    for record, is_removed in changes:
+        match record:
+            case UserScramCredentialRecord():
+                key, value = _MECHANISMS[record.mechanism].name, credential_text(record)
+            case ClientQuotaRecord():
+                key, value = record.key, quota_text(record.key, record.value)
+            case _:
+                continue
+        if is_removed:
+            values.pop(key, None)
+        else:
+            values[key] = value
+    return znodes.config_data(values) if values else None
+
+
+# --- users and quotas ---
+
+_MECHANISMS: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
+
+
+def entity_of(path: str) -> tuple[EntityData, ...] | None:
+    """Whom a znode of ``/config`` is about; None for one that is none of theirs."""
+    for (kind,), folder in _FOLDERS.items():
+        name = path.removeprefix(f"{folder}/")
+        if name == path:
+            continue
+        names = [name]
+        if kind == USER and _BETWEEN in name:
+            names = [*name.partition(_BETWEEN)[::2]]
+        if any(not one or "/" in one for one in names):
+            return None
+        kinds = (USER, CLIENT_ID) if len(names) > 1 else (kind,)
+        found = zip(kinds, map(desanitized, names), strict=True)
+        return tuple(EntityData(*one) for one in sorted(found, key=lambda one: one[0]))
+    return None
+
+
+def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
+    entity = entity_of(path)
+    if entity is None:
+        return []
+    try:
+        values = znodes.config_of(path, data)
+    except NotOurFormatError as error:
+        _log.error("settings in ZooKeeper passed over", path=path, cause=str(error))
+        return []
+    names = {one.entity_type: one.entity_name for one in entity}
+    found: list[AccessRecord] = []
+    for key, text in values.items():
+        try:
+            if key in SCRAM_MECHANISMS:
+                if names.keys() == {USER} and (user := names[USER]) is not None:
+                    found.append(credential_of(user, key, text))
+                continue
+            found.append(ClientQuotaRecord(entity, key, _quota_of(names, key, text), remove=False))
+        except ValueError as error:  # its text is no secret of a user
+            _log.error("setting in ZooKeeper passed over", path=path, key=key, cause=str(error))
+    return found
+
+
+def credential_text(record: UserScramCredentialRecord) -> str:
+    """A credential as the value of its mechanism."""
+    parts = {
+        "salt": _base64(record.salt),
+        "stored_key": _base64(record.stored_key),
+        "server_key": _base64(record.server_key),
+        "iterations": str(record.iterations),
+    }
+    return ",".join(f"{key}={value}" for key, value in parts.items())
+
+
+def credential_of(user: str, mechanism: str, text: str) -> UserScramCredentialRecord:
+    """That of such a value. Raises ValueError, which holds nothing of the text."""
+    one = SCRAM_MECHANISMS[mechanism]
+    parts = dict(part.partition("=")[::2] for part in text.split(","))
+    try:
+        keys = [
+            base64.b64decode(parts[key], validate=True)
+            for key in ("salt", "stored_key", "server_key")
+        ]
+        iterations = int(parts["iterations"])
+    except (KeyError, ValueError, binascii.Error):
+        raise ValueError("it is no credential") from None
+    if len(keys[1]) != one.key_bytes or len(keys[2]) != one.key_bytes:
+        raise ValueError("its keys are not as long as those of its mechanism")
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise ValueError(f"its iterations are not between {MIN_ITERATIONS} and {MAX_ITERATIONS}")
+    return UserScramCredentialRecord(user, one.number, keys[0], keys[1], keys[2], iterations)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def quota_text(key: str, value: float) -> str:
+    """A quota as Java writes a long, an int or a double."""
+    if key in WHOLE:
+        return str(int(value + FRACTION))
+    if 1e-3 <= value < 1e7:
+        return repr(float(value))
+    places = next(some for some in range(18) if float(f"{value:.{some}e}") == value)
+    digits, _, exponent = f"{value:.{places}e}".partition("e")
+    return f"{digits if places else digits + '.0'}E{int(exponent)}"
+
+
+def _quota_of(names: Mapping[str, str | None], key: str, text: str) -> float:
+    value = float(text)
+    if reason := reason_against_value(names, key, value):
+        raise ValueError(reason)
+    return value
+
+
+# --- rules ---
+
+
+def camel(one: IntEnum) -> str:
+    """A word of rules as it stands in ZooKeeper: ``TransactionalId``."""
+    return one.name.title().replace("_", "")
+
+
+def _word(kind: type[N], text: object, least: N) -> N:
+    """What such a word means. Raises ValueError."""
+    plain = str(text).replace("_", "").upper()
+    for one in kind:
+        if one >= least and one.name.replace("_", "") == plain:
+            return one
+    raise ValueError(f"{text!r} is no {kind.__name__}")
+
+
+class _Resource(NamedTuple):
+    kind: ResourceType
+    pattern: PatternType
+    name: str
+
+
+def _resource_of(path: str) -> _Resource | None:
+    for pattern, folder in RULE_FOLDERS.items():
+        if path.startswith(f"{folder}/"):
+            kind, _, name = path.removeprefix(f"{folder}/").partition("/")
+            try:
+                return _Resource(_word(ResourceType, kind, ResourceType.TOPIC), pattern, name)
+            except ValueError:
+                _log.warning("rules about an unknown kind passed over", path=path)
+    return None
+
+
+def _rules(path: str, data: bytes) -> list[AccessRecord]:
+    resource = _resource_of(path)
+    if resource is None:
+        return []
+    try:
+        entries = _entries(path, data)
+    except NotOurFormatError as error:
+        _log.error("rules in ZooKeeper can not be read: nobody is allowed", cause=str(error))
+        return [_rule(resource, ANYBODY, ANYTHING, Operation.ALL, Permission.DENY)]
+    found: dict[Hashable, AccessRecord] = {}
+    for entry in entries:
+        rule = _rule_of(path, resource, entry)
+        if rule is not None:
+            found[rule.id] = rule
+    return [*found.values()]
+
+
+def _entries(path: str, data: bytes) -> list[Any]:
+    if not data:
+        return []
+    value = znodes.read_json(data, path)
+    entries = value.get("acls")
+    if value.get("version") != 1 or not isinstance(entries, list):
+        raise NotOurFormatError(f"{path} holds no rules of version 1")
+    return entries
+
+
+def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRecord | None:
+    """The rule of an entry; what is not understood allows nothing, and denies all it may deny."""
+    told = entry if isinstance(entry, dict) else {}
+    principal, host = told.get("principal"), told.get("host")
+    wrong = None
+    permission, operation = Permission.DENY, Operation.ALL
+    try:
+        permission = _word(Permission, told.get("permissionType"), Permission.DENY)
+        operation = _word(Operation, told.get("operation"), Operation.ALL)
+    except ValueError as error:
+        wrong = str(error)
+    if not isinstance(principal, str) or ":" not in principal:
+        wrong, principal = "it names no principal", ANYBODY
+    if not isinstance(host, str):
+        wrong, host = "it names no host", ANYTHING
+    if wrong is not None:
+        allows = permission is Permission.ALLOW
+        effect = "it allows nothing" if allows else "it denies all that it may have denied"
+        _log.error("rule in ZooKeeper can not be read", path=path, cause=wrong, effect=effect)
+        if allows:
+            return None
+    return _rule(resource, principal, host, operation, permission)
+
+
+def _rule(
+    resource: _Resource, principal: str, host: str, operation: Operation, permission: Permission
+) -> AccessControlEntryRecord:
+    parts = (
+        int(resource.kind),
+        resource.name,
+        int(resource.pattern),
+        principal,
+        host,
+        int(operation),
+        int(permission),
+    )
+    # The same rule has the same id with every broker, and after every start.
+    return AccessControlEntryRecord(uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)), *parts)
+
+
+def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
+    """A rule as it stands in the list."""
+    return {
+        "principal": rule.principal,
+        "permissionType": camel(Permission(rule.permission_type)),
+        "host": rule.host,
+        "operation": camel(Operation(rule.operation)),
+    }
+
+
+def _changed_rules(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
+    """What a rule was made of that is not understood goes with that; the rest of it stays."""
+    resource = _resource_of(path)
+    if resource is None:
+        raise NotOurFormatError(f"{path} is no place of rules")
+    entries: dict[object, list[Any]] = {}
+    for entry in _entries(path, data or b""):
+        rule = _rule_of(path, resource, entry)
+        entries.setdefault(None if rule is None else _facts(rule), []).append(entry)
+    for record, is_removed in changes:
+        if not isinstance(record, AccessControlEntryRecord):
+            continue
+        if is_removed:
+            entries.pop(_facts(record), None)
+        else:
+            entries.setdefault(_facts(record), [entry_of(record)])
+    if not entries:
+        return None
+    left = [one for some in entries.values() for one in some]
+    return znodes.written({"acls": left, "version": 1})
+
+
+def _facts(rule: AccessControlEntryRecord) -> tuple[object, ...]:
+    return rule.principal, rule.host, rule.operation, rule.permission_type
+
+
+# --- notes of changes ---
+
+
+def note_of(path: str) -> tuple[str, bytes]:
+    """Where a note of a change begins, and what it says."""
+    resource = _resource_of(path) if is_of_rules(path) else None
+    if resource is None:
+        return znodes.CONFIG_CHANGE_PREFIX, znodes.entity_change_data(
+            path.removeprefix(f"{znodes.CONFIGS}/")
+        )
+    if resource.pattern is PatternType.LITERAL:
+        return f"{LITERAL_CHANGES}/acl_changes_", f"{resource.kind.name}:{resource.name}".encode()
+    value = {
+        "version": 1,
+        "resourceType": resource.kind.name,
+        "name": resource.name,
+        "patternType": resource.pattern.name,
+    }
+    return f"{PREFIXED_CHANGES}/acl_changes_", znodes.written(value)
+
+
+def path_noted(folder: str, path: str, data: bytes) -> str:
+    """The znode of rules that a note in ``folder`` is about. Raises NotOurFormatError."""
+    try:
+        if folder == LITERAL_CHANGES:
+            kind, _, name = data.decode().partition(":")
+            pattern = PatternType.LITERAL
+        else:
+            value = znodes.read_json(data, path)
+            kind, name = value["resourceType"], str(value["name"])
+            pattern = _word(PatternType, value["patternType"], PatternType.LITERAL)
+        found = camel(_word(ResourceType, kind, ResourceType.TOPIC))
+    except (KeyError, ValueError) as error:
+        raise NotOurFormatError(f"{path} names no resource: {error}") from None
+    return f"{RULE_FOLDERS[pattern]}/{found}/{name}"

@@ -125,9 +125,10 @@ class Services:
         """
         found = object.__new__(_Deciding)
         found.__dict__ |= self.__dict__
-        found.metadata, found.controller = metadata, None
+        found.metadata = metadata
         found.topics = TopicAdmin(metadata, self.config, self.node_id)
         if active is not None:
+            found.controller = None
             found.__dict__["active_controller"] = active
         return found
 

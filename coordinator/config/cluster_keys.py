@@ -40,6 +40,10 @@ transaction.state.log.min.isr INT 2 low=1
     Its min.insync.replicas; never more than it has replicas.
 controlled.shutdown.enable BOOLEAN true
     Whether a broker that stops hands over first what it leads.
+controlled.shutdown.max.retries INT 3
+    So often it asks a controller on ZooKeeper to take over, as long as some of it is left.
+controlled.shutdown.retry.backoff.ms LONG 5000 unit=ms
+    How long it waits between two times.
 zookeeper.connect STRING ""
     HOST:PORT of ZooKeeper's servers, with commas between and maybe a path behind: the brokers elect
     their controller there, instead of having controllers elsewhere.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)
-
-SHUTDOWN_ATTEMPTS: Final = 3
-"""So often a controller is asked to take over (kafka: ``controlled.shutdown.max.retries``)."""
-
-SHUTDOWN_BACKOFF_MS: Final = 5_000
-"""How long each attempt may take (kafka: ``controlled.shutdown.retry.backoff.ms``)."""
 
 
 class ZooKeeperMember(Member):
@@ -166,16 +160,32 @@ class ZooKeeperMember(Member):
                 broker_id=self._config.int("node.id"), broker_epoch=node.broker_epoch
             ),
         )
-        for _ in range(SHUTDOWN_ATTEMPTS):
-            try:
-                async with asyncio.timeout(SHUTDOWN_BACKOFF_MS / 1000):
-                    answer = await self.channel(SHUTDOWN_BACKOFF_MS).send(asked)
-            except (WireError, OSError, RequestTimedOutError) as error:
-                _log.warning("controlled shutdown not answered", cause=str(error))
-                continue
-            if not answer.error_code:
+        backoff_ms = self._config.int("controlled.shutdown.retry.backoff.ms")
+        channel = self.channel(self._quorum.socket_timeout_ms)
+        for left in reversed(range(self._config.int("controlled.shutdown.max.retries"))):
+            if await self._hand_over(channel, asked):
                 return
+            if left:
+                await asyncio.sleep(backoff_ms / 1000)
+        _log.warning("stops though it could not hand over everything that it leads")
+
+    async def _hand_over(self, channel: ControllerChannel, asked: Newest) -> bool:
+        """Whether nothing is left that this broker leads, and another one could."""
+        if self._node.controller is None:
+            _log.info("no controller is known to take over")
+            return False
+        try:
+            answer = await channel.send(asked)
+        except (WireError, OSError, RequestTimedOutError) as error:
+            _log.warning("controlled shutdown not answered", cause=str(error))
+            return False
+        if answer.error_code:
             _log.warning("controlled shutdown refused", error=error_name(answer.error_code))
+            return False
+        remaining = len(answer.remaining_partitions)
+        if remaining:
+            _log.info("still leads partitions that nobody else can lead", partitions=remaining)
+        return not remaining
 
     async def go_silent(self) -> None:
         """Say nothing to anybody any more; the stop has to follow."""

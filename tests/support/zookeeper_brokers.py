@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,35 @@ class Brokers:
         replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
         full = [set(replicas[str(index)]) for index in range(len(replicas))]
         until(lambda: self.isrs(topic) == full, f"every replica of {topic} is in sync")
+
+    @contextmanager
+    def frozen(self, node_id: int) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT in the end."""
+        child = self.nodes[node_id].child
+        assert child is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+
+    def registered(self, node_id: int) -> int:
+        """The epoch of a broker; -1 while it is not registered."""
+        node = self.znodes.exists(f"/brokers/ids/{node_id}")
+        return -1 if node is None else node.czxid
+
+    def all_equal(self, topic: str) -> None:
+        """All replicas are in sync, and the bytes of their files the same."""
+        self.all_in_sync(topic)
+        replicas = self.node(f"/brokers/topics/{topic}")["partitions"]
+        for index, brokers in replicas.items():
+            folders = [self.nodes[one].data_dir / f"{topic}-{index}" for one in brokers]
+            until(
+                lambda folders=folders: len({*map(_bytes, folders)}) == 1,  # type: ignore[misc]
+                f"replicas of {topic}-{index} are equal",
+                poll_s=0.1,
+            )
+
+
+def _bytes(folder: Path) -> bytes:
+    return b"".join(one.read_bytes() for one in sorted(folder.glob("*.log")))

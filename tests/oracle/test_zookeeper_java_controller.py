@@ -1,0 +1,424 @@
+"""Fencepost's brokers under a controller of Apache Kafka 3.9, with brokers of it beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from tests.support.cluster import READ_COMMITTED, unique
+from tests.support.mixed import JAVA, PYTHON
+from tests.support.waits import until
+from tests.support.zookeeper import ZooKeeper
+from tests.support.zookeeper_brokers import Brokers
+
+J, P, Q, K = 1, 2, 3, 4
+"""Two brokers of Apache Kafka, J and K, and two of Fencepost."""
+
+ROTATED = [J, P, Q], [P, Q, K], [Q, K, J], [K, J, P]
+"""Each of them leads a partition."""
+
+TOPIC, BROKER = 2, 4
+"""Resources that have settings."""
+
+SETTINGS = {
+    "zookeeper.session.timeout.ms": "9000",
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.num.partitions": "4",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "auto.leader.rebalance.enable": "false",
+    "group.initial.rebalance.delay.ms": "0",
+    "default.replication.factor": "3",
+    "controlled.shutdown.retry.backoff.ms": "2000",
+}
+
+
+@pytest.fixture(scope="module")
+def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    layout = {J: JAVA, P: PYTHON, Q: PYTHON, K: JAVA}
+    found = Brokers(tmp_path_factory.mktemp("brokers"), zookeeper, layout, SETTINGS)
+    found.start()
+    yield found
+    found.close()
+
+
+def everybody_lives(brokers: Brokers) -> None:
+    for node_id in brokers.nodes:
+        until(
+            lambda node_id=node_id: brokers.living(node_id) == {*brokers.nodes},  # type: ignore[misc]
+            f"broker {node_id} knows all",
+        )
+
+
+def everywhere(brokers: Brokers) -> str:
+    """The addresses of all."""
+    return ",".join(one.bootstrap for one in brokers.nodes.values())
+
+
+def write(brokers: Brokers, topic: str, count: int) -> None:
+    """So many records to each partition, by its leader; all replicas have them."""
+    for index, leader in enumerate(brokers.leaders(topic)):
+        with brokers.client(leader) as client:
+            until(lambda: client.leaders(topic) > 0, "it knows of its office")
+            values = [b"%d" % number for number in range(count)]
+            found = client.produce(topic, values, partition=index, acks=-1)
+        assert found["error_code"] == "none", (index, leader, found)
+
+
+def alter(brokers: Brokers, via: int, kind: int, name: str, values: Mapping[str, str]) -> str:
+    """The error with which a broker changes settings."""
+    configs = [{"name": key, "config_operation": 0, "value": one} for key, one in values.items()]
+    resource = {"resource_type": kind, "resource_name": name, "configs": configs}
+    with brokers.client(via) as client:
+        answer = client.call(
+            "incremental_alter_configs", 0, resources=[resource], validate_only=False
+        )
+    return str(answer["responses"][0]["error_code"])
+
+
+def setting(brokers: Brokers, via: int, kind: int, name: str, key: str) -> str | None:
+    """What a broker says of a setting."""
+    asked = {"resource_type": kind, "resource_name": name, "configuration_keys": [key]}
+    with brokers.client(via) as client:
+        (found,) = client.call("describe_configs", 1, resources=[asked])["results"]
+    return found["configs"][0]["value"] if found["configs"] else None
+
+
+def test_each_is_told_of_all_by_the_controller(brokers: Brokers):
+    assert brokers.controller == J, "who came first"
+    everybody_lives(brokers)
+    for node_id in brokers.nodes:
+        with brokers.client(node_id) as client:
+            cluster = client.call("describe_cluster", 0)
+        assert cluster["controller_id"] == J
+        assert cluster["cluster_id"] == brokers.node("/cluster/id")["id"]
+
+
+def test_replicas_of_both_makers_are_equal_whoever_leads(brokers: Brokers):
+    name = brokers.create(*ROTATED)
+    assert brokers.leaders(name) == [J, P, Q, K]
+    write(brokers, name, 50)
+    brokers.all_equal(name)
+    for index, leader in enumerate(brokers.leaders(name)):
+        with brokers.client(leader) as client:
+            assert len(client.values(name, partition=index)) == 50
+
+
+@pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])
+def test_what_the_controller_decides_is_left_to_it(brokers: Brokers, via: int):
+    """A broker that is none says so, and clients find the one that is, as under Apache Kafka."""
+    name = unique("asked")
+    with brokers.client(via) as client:
+        topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
+        made = client.call("create_topics", 5, timeout=30_000, topics=[topic])
+        assert made["topics"][0]["error_code"] == "not_controller"
+        moved = client.call("list_partition_reassignments", 0, timeout=30_000, topics=None)
+        assert moved["error_code"] == "not_controller"
+        admin = AdminClient({"bootstrap.servers": brokers.nodes[via].bootstrap})
+        admin.create_topics([NewTopic(name, 2, 3)])[name].result(60)
+        admin.create_partitions([NewPartitions(name, 4)])[name].result(60)
+        until(lambda: len(brokers.known(via, name)) == 4, "the broker is told of four")
+        until(lambda: client.call("metadata", 9, topics=None)["controller_id"] == J, "of J too")
+    write(brokers, name, 3)
+    admin.delete_topics([name])[name].result(60)
+    until(lambda: brokers.node(f"/brokers/topics/{name}") is None, "it is deleted")
+    for node_id, one in brokers.nodes.items():
+        until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], f"broker {node_id} has none")  # type: ignore[misc]
+        assert not brokers.known(node_id, name)
+
+
+@pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])
+def test_each_broker_writes_settings_itself(brokers: Brokers, via: int):
+    name = brokers.create(ROTATED[0])
+    assert alter(brokers, via, TOPIC, name, {"retention.ms": "70000"}) == "none"
+    other = P + Q - via if via == P else J
+    assert alter(brokers, other, TOPIC, name, {"max.message.bytes": "2000"}) == "none"
+    assert brokers.node(f"/config/topics/{name}") == {
+        "version": 1,
+        "config": {"retention.ms": "70000", "max.message.bytes": "2000"},
+    }, "the other broker has read what this one wrote"
+    assert alter(brokers, via, BROKER, "", {"message.max.bytes": str(1_100_000 + via)}) == "none"
+    assert alter(brokers, via, BROKER, str(via), {"log.retention.ms": "600000000"}) == "none"
+    assert alter(brokers, via, TOPIC, name, {"segment.bytes": "x"}) == "invalid_config"
+    assert alter(brokers, via, TOPIC, unique("no"), {"retention.ms": "1000000"}) == (
+        "unknown_topic_or_partition"
+    )
+    assert alter(brokers, via, BROKER, "9", {"log.retention.ms": "1"}) == "invalid_request"
+    for node_id in brokers.nodes:
+        for kind, resource, key, value in (
+            (TOPIC, name, "retention.ms", "70000"),
+            (TOPIC, name, "max.message.bytes", "2000"),
+            (BROKER, str(node_id), "message.max.bytes", str(1_100_000 + via)),
+        ):
+            until(
+                lambda asked=(node_id, kind, resource, key), value=value: (  # type: ignore[misc]
+                    setting(brokers, *asked) == value
+                ),
+                f"{key} holds on broker {node_id}",
+            )
+    assert setting(brokers, via, BROKER, str(via), "log.retention.ms") == "600000000"
+
+
+def test_a_reassignment_moves_replicas_between_the_makers(brokers: Brokers):
+    name = brokers.create([J, P], [P, K])
+    write(brokers, name, 200)
+    wanted = {0: [Q, K], 1: [J, Q]}
+    rows = [{"partition_index": index, "replicas": one} for index, one in wanted.items()]
+    with brokers.client(J) as client:
+        answer = client.call(
+            "alter_partition_reassignments",
+            0,
+            timeout=30_000,
+            topics=[{"name": name, "partitions": rows}],
+        )
+    assert answer["error_code"] == "none", answer
+    until(
+        lambda: (
+            brokers.node(f"/brokers/topics/{name}")
+            | {
+                "partitions": {"0": [Q, K], "1": [J, Q]},
+                "adding_replicas": {},
+                "removing_replicas": {},
+            }
+            == brokers.node(f"/brokers/topics/{name}")
+        ),
+        "the new replicas are all",
+    )
+    brokers.all_equal(name)
+    for node_id, index in ((J, 0), (P, 0), (P, 1), (K, 1)):
+        folder = brokers.nodes[node_id].data_dir / f"{name}-{index}"
+        until(lambda folder=folder: not folder.exists(), f"{folder} is gone")  # type: ignore[misc]
+    for index, leader in enumerate(brokers.leaders(name)):
+        with brokers.client(leader) as client:
+            assert len(client.values(name, partition=index)) == 200
+
+
+def keys_of(brokers: Brokers, internal: str, kind: int) -> dict[int, str]:
+    """A key for each broker that coordinates: what it looks after."""
+    found: dict[int, str] = {}
+
+    def all_found() -> bool:
+        key = unique("key")
+        with brokers.client(P) as client:
+            answer = client.call("find_coordinator", 2, key=key, key_type=kind)
+        if answer["error_code"] == "none":
+            found.setdefault(answer["node_id"], key)
+        return found.keys() == {*brokers.nodes}
+
+    until(all_found, f"each broker leads a partition of {internal}")
+    return found
+
+
+class Pairs:
+    """For each broker a transactional producer that it coordinates, and a group of its own."""
+
+    def __init__(self, brokers: Brokers, topic: str) -> None:
+        self._topic = topic
+        groups = keys_of(brokers, "__consumer_offsets", 0)
+        writers = keys_of(brokers, "__transaction_state", 1)
+        common = {"bootstrap.servers": everywhere(brokers)}
+        self._producers: list[Producer] = []
+        self._consumers: dict[int, Consumer] = {}
+        for node_id in brokers.nodes:
+            named = {"transactional.id": writers[node_id], "connections.max.idle.ms": 3_000}
+            producer = Producer({**common, **named})
+            producer.init_transactions(60)
+            self._producers.append(producer)
+            reading = {"auto.offset.reset": "earliest", "isolation.level": "read_committed"}
+            consumer = Consumer(
+                {**common, **reading, "group.id": groups[node_id], "enable.auto.commit": False}
+            )
+            consumer.subscribe([topic])
+            self._consumers[node_id] = consumer
+        self.seen = dict.fromkeys(brokers.nodes, 0)
+        """How many records each group has read."""
+
+    def begin(self, value: bytes) -> None:
+        """A transaction of each, with a record for each partition."""
+        for one in self._producers:
+            one.begin_transaction()
+            for index in range(len(ROTATED)):
+                one.produce(self._topic, value, partition=index)
+            assert one.flush(60) == 0
+
+    def commit(self) -> None:
+        for one in self._producers:
+            one.commit_transaction(60)
+
+    def abort(self) -> None:
+        for one in self._producers:
+            one.abort_transaction(60)
+
+    def read(self, count: int) -> None:
+        """Each group reads that many more, and commits where it is."""
+        for node_id, one in self._consumers.items():
+            expected = self.seen[node_id] + count
+
+            def is_read(
+                node_id: int = node_id, one: Consumer = one, expected: int = expected
+            ) -> bool:
+                message = one.poll(0.2)
+                if message is not None and message.error() is None:
+                    assert message.value() == b"committed"
+                    self.seen[node_id] += 1
+                return self.seen[node_id] >= expected
+
+            until(is_read, f"the group of {node_id} has read {expected}", deadline_s=120)
+            one.commit(asynchronous=False)
+
+    def close(self) -> None:
+        for one in self._consumers.values():
+            one.close()
+
+
+def test_groups_and_transactions_stay_whole_when_coordinators_move(brokers: Brokers):
+    """Each broker coordinates a transaction and a group; those of P move, and come back."""
+    name = brokers.create(*ROTATED)
+    pairs = Pairs(brokers, name)
+    each = len(ROTATED) * len(brokers.nodes)
+    pairs.begin(b"committed")
+    pairs.commit()
+    pairs.begin(b"aborted")
+    pairs.abort()
+    pairs.read(each)
+    pairs.begin(b"committed")
+    brokers.stop(P)
+    pairs.commit()
+    pairs.read(each)
+    brokers.nodes[P].start()
+    pairs.begin(b"committed")
+    pairs.commit()
+    pairs.read(each)
+    assert {*pairs.seen.values()} == {3 * each}, "nothing twice"
+    pairs.close()
+    for topic in ("__consumer_offsets", "__transaction_state"):
+        brokers.all_in_sync(topic)
+    brokers.all_equal(name)
+
+
+def test_a_broker_asks_more_than_once_to_be_let_go(brokers: Brokers):
+    """What it leads nobody else could: it serves until it has asked as often as it may."""
+    name = brokers.create([P, K])
+    brokers.stop(K)
+    until(lambda: brokers.isrs(name) == [{P}], "it is alone")
+    child = brokers.nodes[P].child
+    assert child is not None
+    since = len(child.lines)
+    ending = threading.Thread(target=brokers.stop, args=(P,))
+    ending.start()
+    child.wait_for_line("still leads partitions", deadline_s=60, since=since)
+    with brokers.client(P) as client:
+        assert client.produce(name, [b"x"], acks=-1)["error_code"] == "none", "it serves"
+    ending.join(120)
+    said = [line for line in child.lines[since:] if "still leads partitions" in line]
+    assert len(said) == 3, "as often as controlled.shutdown.max.retries says"
+    brokers.nodes[K].start()
+    assert brokers.state(name)["leader"] == -1, "it was not in sync"
+    brokers.nodes[P].start()
+    brokers.all_equal(name)
+    with brokers.client(P) as client:
+        until(lambda: client.leaders(name) == 1, "it leads")
+        assert client.values(name) == [b"x"]
+
+
+class Load(threading.Thread):
+    """Writes to all partitions of a topic until it is told to end."""
+
+    def __init__(self, brokers: Brokers, topic: str, partitions: int) -> None:
+        super().__init__(daemon=True)
+        self._topic, self._partitions = topic, partitions
+        self._producer = Producer(
+            {
+                "bootstrap.servers": everywhere(brokers),
+                "enable.idempotence": True,
+                "max.in.flight.requests.per.connection": 1,
+                "delivery.timeout.ms": 300_000,
+                "linger.ms": 5,
+            }
+        )
+        self._ends = threading.Event()
+        self.kept: dict[int, list[bytes]] = {index: [] for index in range(partitions)}
+        """What was acknowledged, in order."""
+        self.refused: list[str] = []
+
+    def run(self) -> None:
+        """See :class:`threading.Thread`."""
+        number = 0
+        while not self._ends.is_set():
+            for index in range(self._partitions):
+                value = b"%d" % number
+                self._producer.produce(
+                    self._topic, value, partition=index, on_delivery=self._delivered
+                )
+            number += 1
+            self._producer.poll(0.01)
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.kept[message.partition()].append(message.value())
+        else:
+            self.refused.append(str(error))
+
+    def goes_on(self) -> None:
+        """Wait until each partition has taken more."""
+        before = {index: len(values) for index, values in self.kept.items()}
+        until(
+            lambda: all(len(self.kept[index]) > count for index, count in before.items()),
+            "all partitions take records",
+        )
+
+    def end(self) -> None:
+        """Write no more; all of it is answered."""
+        self._ends.set()
+        self.join(60)
+        assert self._producer.flush(300) == 0
+
+
+def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: Brokers):
+    """Java to Java to Fencepost and back, and brokers of both makers, under load."""
+    name = brokers.create(*ROTATED)
+    brokers.all_in_sync(name)
+    load = Load(brokers, name, len(ROTATED))
+    load.start()
+    load.goes_on()
+    # An orderly stop: another one leads before it goes.
+    for node_id in (P, K):
+        brokers.stop(node_id)
+        assert node_id not in brokers.leaders(name)
+        load.goes_on()
+        brokers.nodes[node_id].start()
+        brokers.all_in_sync(name)
+    for wanted in ([K], [P], [J, K], [Q], [J]):
+        epoch = brokers.controller_epoch
+        brokers.elect(*wanted)
+        assert brokers.controller_epoch > epoch
+        load.goes_on()
+    # The controller dies, and a broker of Fencepost sleeps beyond its session.
+    before = brokers.registered(Q)
+    brokers.nodes[J].kill()
+    with brokers.frozen(Q):
+        until(lambda: brokers.controller in {P, K}, "another one is the controller")
+        until(lambda: not {J, Q} & {*brokers.leaders(name)}, "those that live lead")
+        load.goes_on()
+    brokers.nodes[J].start()
+    until(lambda: brokers.registered(Q) > before, "it has come back with a later epoch")
+    brokers.elect(J, K)
+    brokers.nodes[P].kill()
+    until(lambda: P not in brokers.leaders(name), "another one leads")
+    load.goes_on()
+    brokers.nodes[P].start()
+    everybody_lives(brokers)
+    brokers.all_in_sync(name)
+    load.end()
+    brokers.all_equal(name)
+    assert load.refused == []
+    for index, leader in enumerate(brokers.leaders(name)):
+        with brokers.client(leader) as client:
+            values = client.values(name, partition=index, isolation=READ_COMMITTED)
+        assert values == load.kept[index], "in order, none lost, none twice"

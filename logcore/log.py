@@ -59,6 +59,8 @@ class Log:
         self._segments: SortedDict[int, Segment] = SortedDict()
         self._active: Segment | None = None
         """The last of them, once somebody has asked for it."""
+        self._roll_after: tuple[LogConfig, Segment | None, int] = config, None, 0
+        """For which settings and segment it is known when that is too old, and when."""
         self._looked_into = MappedIndexes()
         self._doomed: list[tuple[int, str]] = []
         self.remove_later: Callable[[str], None] | None = None
@@ -175,11 +177,18 @@ class Log:
         config = self.config
         return (
             size > config.segment_bytes - incoming_bytes
-            or segment.age_ms(max_timestamp, now_ms)
-            > config.roll_after_ms(self._name, segment.base_offset)
+            or segment.age_ms(max_timestamp, now_ms) > self._roll_after_ms(segment)
             or segment.indexes_full
             or not segment.can_hold(last_offset)
         )
+
+    def _roll_after_ms(self, segment: Segment) -> int:
+        """See :meth:`LogConfig.roll_after_ms`; the same for all appends to a segment."""
+        config, known, roll_after_ms = self._roll_after
+        if config is not self.config or known is not segment:
+            roll_after_ms = self.config.roll_after_ms(self._name, segment.base_offset)
+            self._roll_after = self.config, segment, roll_after_ms
+        return roll_after_ms
 
     def roll(self, now_ms: int) -> Segment:
         """Seal the active segment and begin a new one at the log end."""

@@ -78,6 +78,7 @@ class ProducerStamp:
     producer_epoch: int
 
 
+@made_often
 @dataclass(frozen=True, slots=True)
 class EndMarker:
     """The end of ``stamp``'s transaction, as a coordinator of that epoch tells it a partition.

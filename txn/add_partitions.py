@@ -6,6 +6,8 @@ Sources: ``TransactionCoordinator.handleAddPartitionsToTransaction`` and
 
 from __future__ import annotations
 
+from typing import Final
+
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
 from fencepost.txn import epochs, state
 from fencepost.txn.commands import AddPartitions, AddPartitionsResult, TopicPartition
@@ -19,6 +21,9 @@ from fencepost.txn.errors import (
 )
 from fencepost.txn.shard import TxnShardState, arm_timeout, refuse_fenced, require_id
 from fencepost.txn.state import TransactionState
+
+_ADDED: Final = AddPartitionsResult()
+"""What most requests are answered: no partition is refused."""
 
 
 def decide(
@@ -53,7 +58,7 @@ def decide(
     wanted = frozenset(command.partitions)
     begun = txn.state is TransactionState.ONGOING
     if begun and wanted <= txn.partitions:
-        decision.reply(token, AddPartitionsResult())
+        decision.reply(token, _ADDED)
         return
     extended = state.extended(
         txn,
@@ -67,7 +72,7 @@ def decide(
     decision.append(shard.record(transactional_id, extended))
     if not begun:
         arm_timeout(decision, transactional_id, extended)
-    decision.reply(token, AddPartitionsResult())
+    decision.reply(token, _ADDED)
 
 
 def _verify(

@@ -13,8 +13,8 @@ import struct
 from typing import NamedTuple
 
 from fencepost.logcore.errors import CorruptRecordError
-from fencepost.logcore.fields import FieldReader, FieldWriter
-from fencepost.logcore.machine import Record, Written
+from fencepost.logcore.fields import MAX_STRING_BYTES, FieldReader, FieldWriter
+from fencepost.logcore.machine import InvariantViolation, Record, Written
 from fencepost.txn.commands import NO_PRODUCER_ID, TopicPartition
 from fencepost.txn.epochs import NO_EPOCH
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
@@ -22,18 +22,23 @@ from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 KEY_VERSION = 0
 FLEXIBLE_VERSION = 1
 
-LARGE_SET = 100
-"""Partitions from which on a set's encoding is worth remembering."""
-
 _TAG_PREVIOUS_PRODUCER_ID = 0
 _TAG_NEXT_PRODUCER_ID = 1
 _TAG_CLIENT_TRANSACTION_VERSION = 2
 _TAG_NEXT_PRODUCER_EPOCH = 3
 
-_HEAD = struct.Struct(">qhib")
+_KEY = struct.Struct(">hh")
+_HEAD, _BODY_HEAD = struct.Struct(">hqhib"), struct.Struct(">qhib")
+"""What a value begins with: its version and what follows, and that without the version."""
 _TIMES = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
+_LONG_FIELD, _SHORT_FIELD = struct.Struct(">BBq"), struct.Struct(">BBh")
+"""A tagged field: tag, size, value."""
+
+_NULL = b"\xff\xff\xff\xff", b"\x00"
+_NOTHING = b"\x00\x00\x00\x00", b"\x01"
+"""An array that is null, and one without elements: in the plain form, and in the flexible one."""
 
 _DURABLE_STATES = range(TransactionState.COMPLETE_ABORT + 1)
 
@@ -67,28 +72,26 @@ def tombstone(transactional_id: str) -> Record:
 
 def encode_key(transactional_id: str) -> bytes:
     """Encode a record key."""
-    key = FieldWriter(KEY_VERSION)
-    key.string(transactional_id)
-    return key.done()
+    name = transactional_id.encode()
+    if len(name) > MAX_STRING_BYTES:
+        raise InvariantViolation(f"a transactional id of {len(name)} bytes in a record")
+    return _KEY.pack(KEY_VERSION, len(name)) + name
 
 
 def encode_value(txn: TransactionMetadata, version: int) -> bytes:
     """Encode a record value of ``version`` 0 or 1, topics and partitions in order."""
     flexible = version >= FLEXIBLE_VERSION
-    value = FieldWriter(version, flexible=flexible)
-    value.raw(_HEAD.pack(txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state))
+    head = _HEAD.pack(version, txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state)
     if txn.state is TransactionState.EMPTY:
-        value.count(-1)
+        partitions = _NULL[flexible]
     else:
-        value.raw(_encode_partitions(txn.partitions, flexible=flexible))
-    value.raw(_TIMES.pack(txn.last_update_ms, txn.start_ms))
-    if flexible:
-        value.tags(_tagged_fields(txn))
-    return value.done()
+        partitions = _encode_partitions(txn.partitions, flexible=flexible)
+    times = _TIMES.pack(txn.last_update_ms, txn.start_ms)
+    return head + partitions + times + (_tagged_fields(txn) if flexible else b"")
 
 
 class _Section(NamedTuple):
-    """A large set of partitions, and how it stands in a record."""
+    """A set of partitions, and how it stands in a record."""
 
     partitions: frozenset[TopicPartition]
     flexible: bool
@@ -96,13 +99,16 @@ class _Section(NamedTuple):
 
 
 _last_section = _Section(frozenset(), False, b"")
-"""The last large set that was encoded. Replay decodes it at once, and the record that ends the
-transaction holds it again: each would take as long as the first, while nobody else is served."""
+"""The last set that was encoded. Replay may decode it at once, and the record that ends the
+transaction holds it again: with 10,000 partitions each would take as long as the first, while
+nobody else is served."""
 
 
 def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:
     """Encode a set by topic, topics and partitions in order."""
     global _last_section  # noqa: PLW0603 - a memo of what always comes out the same
+    if not partitions:
+        return _NOTHING[flexible]
     if partitions is _last_section.partitions and flexible is _last_section.flexible:
         return _last_section.encoded
     by_topic: dict[str, list[int]] = {}
@@ -118,8 +124,7 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
         if flexible:
             section.tags({})
     encoded = section.done()
-    if len(partitions) >= LARGE_SET:
-        _last_section = _Section(partitions, flexible, encoded)
+    _last_section = _Section(partitions, flexible, encoded)
     return encoded
 
 
@@ -144,7 +149,7 @@ def decode(record: Record) -> Decoded | None:
 
 
 def _decode_body(reader: FieldReader) -> TransactionMetadata:
-    producer_id, producer_epoch, timeout_ms, status = _HEAD.unpack(reader.raw(_HEAD.size))
+    producer_id, producer_epoch, timeout_ms, status = _BODY_HEAD.unpack(reader.raw(_BODY_HEAD.size))
     # DEAD and PREPARE_EPOCH_FENCE have numbers, but nothing ever writes them.
     if status not in _DURABLE_STATES:
         raise CorruptRecordError(f"transaction status {status}")
@@ -189,17 +194,19 @@ def _decode_partitions(reader: FieldReader) -> frozenset[TopicPartition] | None:
     return frozenset(partitions)
 
 
-def _tagged_fields(txn: TransactionMetadata) -> dict[int, bytes]:
-    fields: dict[int, bytes] = {}
+def _tagged_fields(txn: TransactionMetadata) -> bytes:
+    """The tagged fields that end a flexible value: their number, and each with its tag and size."""
+    fields: list[bytes] = []
     if txn.previous_producer_id != NO_PRODUCER_ID:
-        fields[_TAG_PREVIOUS_PRODUCER_ID] = _INT64.pack(txn.previous_producer_id)
+        fields.append(_LONG_FIELD.pack(_TAG_PREVIOUS_PRODUCER_ID, 8, txn.previous_producer_id))
     if txn.next_producer_id != NO_PRODUCER_ID:
-        fields[_TAG_NEXT_PRODUCER_ID] = _INT64.pack(txn.next_producer_id)
+        fields.append(_LONG_FIELD.pack(_TAG_NEXT_PRODUCER_ID, 8, txn.next_producer_id))
     if txn.client_transaction_version:
-        fields[_TAG_CLIENT_TRANSACTION_VERSION] = _INT16.pack(txn.client_transaction_version)
+        version = txn.client_transaction_version
+        fields.append(_SHORT_FIELD.pack(_TAG_CLIENT_TRANSACTION_VERSION, 2, version))
     if txn.is_kept:
-        fields[_TAG_NEXT_PRODUCER_EPOCH] = _INT16.pack(txn.next_producer_epoch)
-    return fields
+        fields.append(_SHORT_FIELD.pack(_TAG_NEXT_PRODUCER_EPOCH, 2, txn.next_producer_epoch))
+    return b"".join((bytes((len(fields),)), *fields))
 
 
 def _tag(tags: dict[int, bytes], tag: int, form: struct.Struct, default: int) -> int:

@@ -170,6 +170,9 @@ class LocalMarkerWriter:
                 found = self._logs.find_open(partition)
                 if found is not None and found.marks.is_replicated:
                     job.held[partition] = Held.of(found)
+        if not job.refused and self._commits.is_idle:
+            self._conclude(job, left, ())
+            return True
         refused = set(job.refused)
         done = [partition for partition in left if partition not in refused]
         held = [one for one in map(self._logs.find_open, done) if one is not None]
@@ -193,7 +196,9 @@ class LocalMarkerWriter:
             return True
         return self._logs.is_offline(*partition)
 
-    def _conclude(self, job: _Job, done: list[TopicPartition], left: list[TopicPartition]) -> None:
+    def _conclude(
+        self, job: _Job, done: Sequence[TopicPartition], left: Sequence[TopicPartition]
+    ) -> None:
         request = job.request
         self._jobs.pop(request.transactional_id, None)
         if not left:

@@ -435,7 +435,7 @@ class Elected:
         """A change holds: tell it."""
         self._image = after
         self._channels.follow(after)
-        for broker_id, request in told(before, after, self._teller):
+        for broker_id, request in told(before, after, self._teller, [*self._parts.values()]):
             self._channels.send(broker_id, request)
         changed = [
             (topic, topic_id in after.topics_by_id)

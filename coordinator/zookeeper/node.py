@@ -21,7 +21,7 @@ import structlog
 
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
-from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
+from fencepost.cluster.records import BrokerEndpoint, MetadataRecord, RemoveTopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.replication.errors import MembershipError
@@ -61,6 +61,7 @@ RETRY_MS: Final = 100
 """After something that ZooKeeper has not done."""
 
 _REGISTRATION, _CONTROLLER, _SETTINGS = "registration", "controller", "settings"
+_TOPICS: Final = "topics that may be gone"
 _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
@@ -116,6 +117,8 @@ class ZooKeeperNode:
         """-1 while the broker is not registered."""
         self.in_controlled_shutdown = False
         """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
+        self._maybe_gone: dict[UUID, None] = {}
+        """Topics that were known before the registration, whose end nobody may have told."""
         self._registered_by = 0
         """The session of the registration."""
         self._dirty: dict[str, None] = {}
@@ -218,6 +221,7 @@ class ZooKeeperNode:
             _SETTINGS: self._look_at_settings,
             _RULES: self._look_at_rules,
             _ALL: self.access.reload,
+            _TOPICS: self._look_for_topics,
         }
         while True:
             self._wake.clear()
@@ -252,6 +256,7 @@ class ZooKeeperNode:
         session_id = self._session.session_id
         if self._registered_by == session_id and self.broker_epoch >= 0:
             return
+        self._maybe_gone |= dict.fromkeys(self._image.topics_by_id)
         path = znodes.broker_path(self._node_id)
         rack = self._config.text("broker.rack")
         node = znodes.BrokerNode(self._node_id, self._end_points, rack, takes_envelopes=True)
@@ -290,6 +295,26 @@ class ZooKeeperNode:
     def _registered(self, session_id: int, epoch: int) -> None:
         self._registered_by, self.broker_epoch = session_id, epoch
         _log.info("registered in ZooKeeper", broker_epoch=epoch, session=hex(session_id))
+        self._mark(_TOPICS)
+
+    async def _look_for_topics(self) -> None:
+        """Forget topics that were deleted while this broker was not registered.
+
+        The controller tells those alone that live then. It waits for whoever has a replica; so this
+        is about others, and no data are removed by what is read here. What was known before the
+        registration was made before it, and is read behind it: a server that is behind has it too.
+        """
+        async with self._arriving:
+            there = set(await self._session.children(znodes.TOPICS))
+            gone = [
+                topic
+                for one in self._maybe_gone
+                if (topic := self._image.topics_by_id.get(one)) is not None
+                and topic.name not in there
+                and not any(self._node_id in part.replicas for part in topic.partitions)
+            ]
+            self._maybe_gone.clear()
+            self._take([RemoveTopicRecord(one.topic_id) for one in gone])
 
     # --- election ---
 

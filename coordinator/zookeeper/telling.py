@@ -10,7 +10,7 @@ Source: ``AbstractControllerBrokerRequestBatch``, ``ReplicaStateMachine.doHandle
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final
 
@@ -65,17 +65,21 @@ def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
 
 
 def told(
-    before: MetadataImage, after: MetadataImage, controller: Controller
+    before: MetadataImage,
+    after: MetadataImage,
+    controller: Controller,
+    deleting: Sequence[TopicImage] = (),
 ) -> Iterator[tuple[int, Entity]]:
-    """Requests, each with the broker that it is for."""
+    """Requests, each with the broker that it is for.
+
+    ``deleting`` are topics whose deletion was told before: a broker that comes may know them.
+    """
     was, now = alive(before), alive(after)
     came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
     changed, gone = _changes(before, after)
     everything = _everything(after) if came else ()
-    for broker_id, broker in sorted(now.items()) if came else ():
-        # Apache Kafka's brokers follow nobody of whom they do not know that he lives.
-        parts = everything if broker_id in came else ()
-        yield broker_id, _update(after, controller, broker, parts, ())
+    for broker_id in sorted(came):
+        yield broker_id, _update(after, controller, now[broker_id], everything, deleting)
     each: dict[int, _ForOne] = defaultdict(_ForOne)
     for topic, index, old in changed:
         _tell(each, controller, after, topic, index, old)
@@ -89,7 +93,7 @@ def told(
     for broker_id, one in sorted(each.items()):
         if broker_id in now and one.led:
             yield broker_id, _leader_and_isr(after, controller, now[broker_id], one)
-    if changed or gone or _others_listen(was, now, came):
+    if changed or gone or came or _listens(was) != _listens(now):
         parts = [(topic, index) for topic, index, _ in changed]
         for broker_id, broker in sorted(now.items()):
             if broker_id not in came or gone:
@@ -99,15 +103,8 @@ def told(
             yield broker_id, stop_replica(controller, now[broker_id], one.stopped)
 
 
-def _others_listen(
-    was: Mapping[int, BrokerRegistration], now: Mapping[int, BrokerRegistration], came: set[int]
-) -> bool:
-    """Whether somebody has gone, or listens elsewhere; of who came everybody has heard."""
-    return any(
-        key not in now or now[key].listeners != one.listeners
-        for key, one in was.items()
-        if key not in came
-    )
+def _listens(brokers: Mapping[int, BrokerRegistration]) -> dict[int, object]:
+    return {key: one.listeners for key, one in brokers.items()}
 
 
 def replicas_of(image: MetadataImage, controller: Controller, broker_id: int) -> Entity | None:

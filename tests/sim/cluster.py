@@ -134,7 +134,7 @@ class Cluster:
             self.start_broker(broker_id)
         scheduler.run(START_MS // 2)
         self.faults.create_topic(options.partitions, options.replication_factor)
-        for name in self.coordinator_topics:
+        for name in self.first_topics:
             self.faults.create_topic(1, options.replication_factor, name)
         scheduler.run(START_MS)
         self._add_clients()
@@ -162,6 +162,11 @@ class Cluster:
             sum(len(one.committed) for one in self.invariants.truths.values()),
             converged_ms,
         )
+
+    @property
+    def first_topics(self) -> list[str]:
+        """Topics that are made in the beginning, beside the one of the clients."""
+        return self.coordinator_topics
 
     @property
     def coordinator_topics(self) -> list[str]:

@@ -140,5 +140,5 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """What nobody has caught is a fault; what a killed process leaves behind is none."""
-        if self.is_alive:
+        if self.is_alive and "handle" in context:
             raise AssertionError(f"{self.node.name}: {context}") from context.get("exception")

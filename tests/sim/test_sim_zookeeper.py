@@ -8,11 +8,15 @@ import sys
 
 import pytest
 
+from tests.sim import zk_steps
 from tests.sim.zk_cluster import play
 
-SEEDS = 20
-SLOW_SEEDS = 150
+SEEDS = 12
+SLOW_SEEDS = 100
 """In CI; ``make sim N=10000`` plays more."""
+
+EVERY, SLOWLY_EVERY = 15, 5
+"""Steps of which one is taken in CI; ``python -m tests.sim.zk_steps`` takes all."""
 
 
 def test_seeds() -> None:
@@ -26,6 +30,32 @@ def test_seeds() -> None:
 def test_more_seeds() -> None:
     for seed in range(SEEDS + 1, SEEDS + SLOW_SEEDS + 1):
         play(seed)
+
+
+@pytest.mark.parametrize("script", zk_steps.SCRIPTS)
+def test_steps(script: str) -> None:
+    for step in zk_steps.steps(script, EVERY):
+        zk_steps.play(script, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", zk_steps.SCRIPTS)
+def test_more_steps(script: str) -> None:
+    for step in zk_steps.steps(script, SLOWLY_EVERY):
+        zk_steps.play(script, step)
+
+
+DELETED_UNHEARD = (
+    ("marking", zk_steps.Step(1, zk_steps.EXPIRE)),
+    *(("deletion", zk_steps.Step(number, zk_steps.EXPIRE_ANOTHER)) for number in range(5, 13)),
+)
+"""A broker that is not registered just then heard nothing of a deletion, and knew the topic for
+good: neither did the controller tell those that came, nor did they look by themselves."""
+
+
+@pytest.mark.parametrize(("script", "step"), DELETED_UNHEARD)
+def test_deletions_that_were_not_heard_of(script: str, step: zk_steps.Step) -> None:
+    zk_steps.play(script, step)
 
 
 def test_a_seed_is_one_history() -> None:

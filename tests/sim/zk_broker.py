@@ -8,6 +8,7 @@ tells, and the active controller with its machine. A model is what they speak wi
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.errors import Errors
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator import zookeeper
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller import active
 from fencepost.coordinator.handlers import leader_and_isr, stop_replica, update_metadata
@@ -28,7 +30,7 @@ from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime import background
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.zookeeper import channels, elected, loading, node, session, store
+from fencepost.coordinator.zookeeper import channels, elected, node, session
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.loading import Loaded
@@ -364,14 +366,18 @@ def models() -> Iterator[None]:
     def next_id() -> UUID:
         return UUID(int=next(ids) | 1 << 110)
 
-    quiet = [channels, elected, loading, node, session, store, active]
+    quiet = [
+        one
+        for name, one in sys.modules.items()
+        if name.startswith(f"{zookeeper.__name__}.") and hasattr(one, "_log")
+    ]
     changes: list[tuple[Any, str, Any]] = [
         (session, "KazooClient", Client),
         (channels, "ControllerConnection", Connection),
         (node, "uuid4", next_id),
         (elected, "new_topic_id", next_id),
         (background, "_log", _Failures()),
-        *((one, "_log", _Log()) for one in quiet),
+        *((one, "_log", _Log()) for one in (*quiet, active)),
     ]
     kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
     for where, name, value in changes:

@@ -104,6 +104,7 @@ class Client:
     def __init__(self, _connect: str, timeout: float, **_settings: Any) -> None:
         loop = cast("Loop", asyncio.get_running_loop())
         self.node = loop.node
+        self._loop = loop
         self._ensemble: Ensemble = loop.zookeeper  # type: ignore[attr-defined]
         self._scheduler = self.node.scheduler
         self._timeout_ms = round(timeout * 1000)
@@ -140,7 +141,7 @@ class Client:
         return (self._session_id, b"") if self._is_live else None
 
     def start_async(self) -> _Begun:
-        self.node.after(0, self._connect)
+        self.node.after(0, self._connect, self._attempt)
         return _Begun()
 
     def stop(self) -> None:
@@ -219,8 +220,9 @@ class Client:
         self._up_ms = max(self._up_ms, self._scheduler.now + self._latency())
         self._scheduler.after(self._up_ms - self._scheduler.now, arrives, *what)
 
-    def _connect(self) -> None:
-        if self._is_stopped:
+    def _connect(self, attempt: int) -> None:
+        """Try anew, if nothing has become of that attempt."""
+        if self._is_stopped or attempt != self._attempt or self._connection is not None:
             return
         self._is_expired = False
         self._attempt += 1
@@ -228,15 +230,11 @@ class Client:
         self._is_mute = self._is_deaf = False
         number = self._scheduler.draw.randrange(len(self._ensemble.members))
         self._send(self._reach, self._attempt, number)
-        self.node.after(CONNECT_MS, self._given_up, self._attempt)
-
-    def _given_up(self, attempt: int) -> None:
-        if self._attempt == attempt and self._connection is None:
-            self._connect()
+        self.node.after(CONNECT_MS, self._connect, self._attempt)
 
     def _reach(self, attempt: int, number: int) -> None:
         """At the server. A process that is gone does not know that it has connected."""
-        if attempt != self._attempt or not self.node.is_up:
+        if attempt != self._attempt or not self._loop.is_alive:
             return
         found = self._ensemble.connect(
             self.node, self._session_id, self._timeout_ms, self._last_zxid, number
@@ -249,7 +247,7 @@ class Client:
 
     def _down(self, attempt: int, kind: str, what: Any) -> None:
         """Something on its way from the server."""
-        if attempt != self._attempt:
+        if attempt != self._attempt or not self._loop.is_alive:
             return
         if self._is_cut(up=False):
             self._is_deaf = True
@@ -292,7 +290,7 @@ class Client:
         self._fail(SessionExpiredError())
         self._set_off_all()
         self._session_id = self._last_zxid = 0
-        self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect)
+        self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
 
     def drop(self) -> None:
         """The connection breaks: both ends notice, if not at once."""
@@ -308,7 +306,7 @@ class Client:
         self._fail(ConnectionLoss())
         self._tell("SUSPENDED")
         self._set_off_all()
-        self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect)
+        self.node.after(self._scheduler.draw.randint(0, RETRY_MS), self._connect, self._attempt)
 
     def _fail(self, error: Exception) -> None:
         pending = [one[1] for one in self._pending] + [one[1] for one in self._queue]

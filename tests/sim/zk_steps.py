@@ -1,0 +1,313 @@
+"""What a controller does, ended or disturbed at every single step of it.
+
+A script (an election, a reassignment, a deletion, …) is played once, and its steps are counted:
+each request that reaches ZooKeeper, and each that reaches a broker from a controller. Then it is
+played again for every step and every way to go wrong there, and in the end all must hold as in any
+other history, and the script must have come to its end.
+
+``python -m tests.sim.zk_steps`` plays all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from tests.sim.faults import TOPIC, Faults
+from tests.sim.network import Weather
+from tests.sim.process import BrokerOptions
+from tests.sim.swarm import ProducerOptions
+from tests.sim.zk_broker import ZooKeeperBroker
+from tests.sim.zk_cluster import ZooKeeperCluster, told
+from tests.sim.zk_faults import ZooKeeperFaults
+from tests.sim.zk_server import Connection, Op, Request
+from tests.sim.zk_swarm import ZooKeeperOptions
+
+DURATION_MS: Final = 2_500
+AGAIN_MS: Final = 300
+BACK_MS: Final = (50, 1_500)
+"""Until a killed process is back: its old session still lives then, or is over."""
+OTHER: Final = "others"
+"""The topic that is deleted."""
+
+EXPIRE, KILL, EXPIRE_ANOTHER = "expire", "kill", "expire another"
+LOSE_REQUEST, LOSE_ANSWER = "lose the request", "lose the answer"
+FAULTS: Final = (EXPIRE, KILL, EXPIRE_ANOTHER, LOSE_REQUEST, LOSE_ANSWER)
+"""What happens to the controller, or to whoever takes the step."""
+
+OPTIONS: Final = ZooKeeperOptions(
+    seed=1,
+    brokers=3,
+    replication_factor=2,
+    partitions=2,
+    broker=BrokerOptions(min_isr=1, lag_ms=1_000, session_ms=600),
+    elr=False,
+    unclean=False,
+    weather=Weather(latency_ms=(1, 3)),
+    faults=(),
+    fault_pause_ms=100,
+    chaos_ms=DURATION_MS,
+    producers=(ProducerOptions(0, -1, True, 5, 60),),
+    transactions=0,
+    consumers=(False,),
+)
+
+
+class Step(NamedTuple):
+    """Where something goes wrong: the how-manieth step, and what does."""
+
+    number: int
+    fault: str
+
+
+class Script:
+    """What is done, and what has to have come of it."""
+
+    def __init__(self, faults: ScriptedFaults) -> None:
+        self.faults = faults
+        self.cluster = faults.cluster
+
+    def begin(self) -> None:
+        """Do it."""
+
+    def unfinished(self) -> list[str]:
+        """What is missing in the end."""
+        return []
+
+
+class Election(Script):
+    """An operator removes ``/controller``."""
+
+    def begin(self) -> None:
+        self.faults.remove_controller()
+
+
+class Creation(Script):
+    """A topic is made."""
+
+    def begin(self) -> None:
+        self.faults.create_topic(2, 2, OTHER)
+
+    def unfinished(self) -> list[str]:
+        there = OTHER in self.cluster.truth.image.topics
+        return [] if there else ["the topic was not made"]
+
+
+class Deletion(Script):
+    """A topic is deleted."""
+
+    topics = (OTHER,)
+
+    def begin(self) -> None:
+        if OTHER in self.cluster.truth.image.topics:
+            self.cluster.controller.delete_topic(OTHER)
+            self.cluster.scheduler.after(AGAIN_MS, self.begin)
+
+    def unfinished(self) -> list[str]:
+        gone = OTHER not in self.cluster.truth.image.topics
+        return [] if gone else ["the topic was not deleted"]
+
+
+class Marking(Deletion):
+    """A tool marks a topic for deletion."""
+
+    def begin(self) -> None:
+        self.faults.mark(OTHER)
+
+
+class Reassignment(Script):
+    """A partition goes to the one broker that has no replica of it, and another one."""
+
+    target: tuple[int, ...] = ()
+
+    def begin(self) -> None:
+        known = self.cluster.truth.image.topics[TOPIC].partitions[0]
+        if not self.target:
+            new = next(one for one in self.cluster.ids if one not in known.replicas)
+            self.target = new, known.replicas[1]
+        if known.replicas != self.target and not known.adding_replicas:
+            self.cluster.controller.reassign(TOPIC, 0, self.target)
+        self.cluster.scheduler.after(AGAIN_MS, self.begin)
+
+    def unfinished(self) -> list[str]:
+        known = self.cluster.truth.image.topics[TOPIC].partitions[0]
+        return [] if known.replicas == self.target else [f"it was not reassigned: {known}"]
+
+
+class Shutdown(Script):
+    """The leader of a partition is stopped, and comes back."""
+
+    def begin(self) -> None:
+        leader = self.cluster.truth.image.topics[TOPIC].partitions[0].leader
+        self.cluster.processes[leader].stop()
+
+
+class IsrNote(Script):
+    """A leader writes its ISR by itself, and leaves a note."""
+
+    def begin(self) -> None:
+        self.faults.isr_note()
+
+
+SCRIPTS: Final[Mapping[str, type[Script]]] = {
+    "election": Election,
+    "creation": Creation,
+    "reassignment": Reassignment,
+    "deletion": Deletion,
+    "marking": Marking,
+    "shutdown": Shutdown,
+    "ISR note": IsrNote,
+}
+
+
+DELETING: Final = ("deletion", "marking")
+
+
+class ScriptedFaults(ZooKeeperFaults):
+    """One script, and one thing that goes wrong at one step."""
+
+    cluster: ScriptedCluster
+
+    def __init__(self, cluster: ScriptedCluster) -> None:
+        super().__init__(cluster)
+        self.script = SCRIPTS[cluster.script](self)
+        self.steps = self.in_time = 0
+        self._loses_answer = False
+
+    def begin(self) -> None:
+        ensemble, cluster = self.cluster.ensemble, self.cluster
+        ensemble.before_step, ensemble.after_step = self._before_write, self._after_write
+        cluster.before_told, cluster.after_told = self._before_told, self._after_told
+        self.script.begin()
+
+    def mark(self, topic: str) -> None:
+        """What a tool does to delete a topic."""
+        self._write(Op("create", f"/admin/delete_topics/{topic}"))
+
+    def heal(self) -> None:
+        self.in_time = self.steps
+        super().heal()
+
+    # --- the steps ---
+
+    def _is_now(self, what: str) -> bool:
+        self.steps += 1
+        wanted = self.cluster.step
+        if wanted is None or wanted.number != self.steps:
+            return False
+        self.scheduler.say("--", f"{wanted.fault} at {what}")
+        elected = int(self.cluster.truth.elected[1:])
+        if wanted.fault == EXPIRE:
+            self._expire(elected)
+        elif wanted.fault == EXPIRE_ANOTHER:
+            self._expire(self._another(elected))
+        elif wanted.fault == KILL and self._is_up(elected):
+            self.cluster.crash_broker(elected)
+            back_ms = BACK_MS[wanted.number % len(BACK_MS)]
+            self.scheduler.after(back_ms, self.cluster.start_broker, elected)
+        self._loses_answer = wanted.fault == LOSE_ANSWER
+        return wanted.fault == LOSE_REQUEST
+
+    def _another(self, elected: int) -> int:
+        """A broker that is not the controller, and has nothing of the topic that is deleted."""
+        others = [one for one in self.cluster.ids if one != elected]
+        topic = self.cluster.truth.image.topics.get(OTHER)
+        replicas = () if topic is None else topic.partitions[0].replicas
+        return next((one for one in others if one not in replicas), others[0])
+
+    def _before_write(self, connection: Connection, request: Request) -> bool:
+        if self._is_now(f"{connection.client.name}: {request}"):
+            connection.close()
+        return not connection.is_open
+
+    def _after_write(self, connection: Connection, _request: Request) -> bool:
+        lost, self._loses_answer = self._loses_answer, False
+        if lost:
+            connection.close()
+        return lost
+
+    def _before_told(self, broker: ZooKeeperBroker, request: Any) -> bool:
+        if self._is_now(f"{broker.node.name}: {type(request).__name__}"):
+            return True
+        # Whose session ends because it was cut off does not hear what it is told just then.
+        step = self.cluster.step
+        is_its = step is not None and step == (self.steps, EXPIRE_ANOTHER)
+        return is_its and broker.broker_id == self._another(int(self.cluster.truth.elected[1:]))
+
+    def _after_told(self, _broker: ZooKeeperBroker, _request: Any) -> bool:
+        lost, self._loses_answer = self._loses_answer, False
+        return lost
+
+
+class ScriptedCluster(ZooKeeperCluster):
+    """One script."""
+
+    faults: ScriptedFaults
+
+    def __init__(
+        self, script: str, step: Step | None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self.script, self.step = script, step
+        super().__init__(OPTIONS, tell)
+
+    def _faults(self) -> Faults:
+        return ScriptedFaults(self)
+
+    @property
+    def first_topics(self) -> list[str]:
+        return [OTHER] if self.script in DELETING else []
+
+    def _stale_images(self) -> list[str]:
+        return super()._stale_images() + self.faults.script.unfinished()
+
+
+def play(script: str, step: Step | None, tell: Callable[[str], None] | None = None) -> int:
+    """Play a script; how many steps it had while it was done. Raises whatever is wrong."""
+    cluster = ScriptedCluster(script, step, tell)
+    given = "" if step is None else f" --step {step.number} --fault '{step.fault}'"
+    with told(cluster, f"python -m tests.sim.zk_steps --script '{script}'{given}"):
+        cluster.run()
+    return cluster.faults.in_time
+
+
+def steps(script: str, every: int = 1) -> Iterator[Step]:
+    """Where it can go wrong, and how; of every so many steps one, each fault at others."""
+    count = play(script, None)
+    for at, fault in enumerate(FAULTS):
+        for number in range(1 + at * every // len(FAULTS), count + 1, every):
+            yield Step(number, fault)
+
+
+def main() -> int:
+    """Play them; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--script", choices=SCRIPTS, help="this one alone")
+    parser.add_argument("--step", type=int, help="tell the story of this step alone")
+    parser.add_argument("--fault", choices=FAULTS)
+    given = parser.parse_args()
+    gc.set_threshold(200_000, 50, 50)
+    if given.script and (given.step is None) != (given.fault is None):
+        parser.error("--step and --fault belong together")
+    if given.step is not None:
+        play(given.script, Step(given.step, given.fault), lambda line: print(line, end=""))
+        return 0
+    failed = 0
+    for script in [given.script] if given.script else SCRIPTS:
+        begun, count = time.perf_counter(), 0
+        for step in steps(script):
+            count += 1
+            try:
+                play(script, step)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+                failed += 1
+                print(f"{script}, {step}: {type(error).__name__}: {str(error)[:300]}")
+        print(f"{script}: {count} histories, {time.perf_counter() - begun:.1f} s", flush=True)
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

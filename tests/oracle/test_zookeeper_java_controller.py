@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tests.support.cluster import READ_COMMITTED, unique
@@ -380,6 +380,14 @@ class Load(threading.Thread):
         assert self._producer.flush(300) == 0
 
 
+def prefer(brokers: Brokers, topic: str, *, via: int) -> None:
+    """Have the first replicas lead again, by a client that knows this broker."""
+    parts = [TopicPartition(topic, index) for index in range(len(ROTATED))]
+    admin = AdminClient({"bootstrap.servers": brokers.nodes[via].bootstrap})
+    admin.elect_leaders(ElectionType.PREFERRED, parts).result(60)
+    until(lambda: brokers.leaders(topic) == [J, P, Q, K], "the preferred leaders lead")
+
+
 def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: Brokers):
     """Java to Java to Fencepost and back, and brokers of both makers, under load."""
     name = brokers.create(*ROTATED)
@@ -394,27 +402,39 @@ def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: B
         load.goes_on()
         brokers.nodes[node_id].start()
         brokers.all_in_sync(name)
-    for wanted in ([K], [P], [J, K], [Q], [J]):
+    prefer(brokers, name, via=Q)
+    for wanted in (K, P, J, Q, J):
         epoch = brokers.controller_epoch
-        brokers.elect(*wanted)
+        brokers.elect(wanted)
         assert brokers.controller_epoch > epoch
         load.goes_on()
-    # The controller dies, and a broker of Fencepost sleeps beyond its session.
-    before = brokers.registered(Q)
-    brokers.nodes[J].kill()
-    with brokers.frozen(Q):
+    # The controller and a broker of Fencepost sleep beyond their sessions.
+    before = {one: brokers.registered(one) for one in (J, Q)}
+    with brokers.frozen(J), brokers.frozen(Q):
         until(lambda: brokers.controller in {P, K}, "another one is the controller")
         until(lambda: not {J, Q} & {*brokers.leaders(name)}, "those that live lead")
         load.goes_on()
-    brokers.nodes[J].start()
-    until(lambda: brokers.registered(Q) > before, "it has come back with a later epoch")
-    brokers.elect(J, K)
-    brokers.nodes[P].kill()
-    until(lambda: P not in brokers.leaders(name), "another one leads")
+    for one, epoch in before.items():
+        until(
+            lambda one=one, epoch=epoch: brokers.registered(one) > epoch,  # type: ignore[misc]
+            f"broker {one} has come back with a later epoch",
+        )
+    brokers.all_in_sync(name)
+    # The controller and a broker of Fencepost die.
+    brokers.elect(K)
+    for one in (K, P):
+        brokers.nodes[one].kill()
+    until(lambda: brokers.controller in {J, Q}, "another one is the controller")
+    until(lambda: not {K, P} & {*brokers.leaders(name)}, "those that live lead")
     load.goes_on()
-    brokers.nodes[P].start()
+    for one in (K, P):
+        brokers.nodes[one].launch()
+    for one in (K, P):
+        brokers.nodes[one].wait_until_listening()
     everybody_lives(brokers)
     brokers.all_in_sync(name)
+    brokers.elect(J)
+    prefer(brokers, name, via=P)
     load.end()
     brokers.all_equal(name)
     assert load.refused == []

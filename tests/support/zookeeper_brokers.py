@@ -153,7 +153,8 @@ class Brokers:
     def known(self, node_id: int, topic: str) -> list[tuple[int, int]]:
         """Leader and leader epoch of each partition, as a broker tells it; none of an error."""
         with self.client(node_id) as client:
-            answer = client.call("metadata", 9, topics=[{"name": topic}])["topics"][0]
+            asked = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
+            answer = client.call("metadata", 9, **asked)["topics"][0]
         return [
             (part["leader_id"], part["leader_epoch"])
             for part in sorted(answer["partitions"], key=lambda one: one["partition_index"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)
+
+
+SHUTDOWN_ATTEMPT_MS: Final = 5_000
+"""How long a controller may take over; one that nobody reaches must not hold up a stop for long."""
 
 
 class ZooKeeperMember(Member):
@@ -161,7 +165,7 @@ class ZooKeeperMember(Member):
             ),
         )
         backoff_ms = self._config.int("controlled.shutdown.retry.backoff.ms")
-        channel = self.channel(self._quorum.socket_timeout_ms)
+        channel = self.channel(SHUTDOWN_ATTEMPT_MS)
         for left in reversed(range(self._config.int("controlled.shutdown.max.retries"))):
             if await self._hand_over(channel, asked):
                 return

@@ -1,0 +1,87 @@
+"""A broker that stops asks the controller to take over, as often as it may."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.listener_config import ListenerConfig
+from fencepost.coordinator.config.roles import Roles
+from fencepost.coordinator.daemon.zookeeper_member import ZooKeeperMember
+from fencepost.coordinator.errors import RequestTimedOutError
+from fencepost.coordinator.replication.controller_channel import (
+    ControllerChannel,
+    LocalControllerChannel,
+)
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.messages import response_factory
+
+SETTINGS = {
+    "node.id": 3,
+    "zookeeper.connect": "nowhere:1",
+    "controlled.shutdown.max.retries": 3,
+    "controlled.shutdown.retry.backoff.ms": 1,
+}
+Said = ErrorCode | int | Exception
+"""What a controller answers: an error, how many partitions are left, or nothing in time."""
+
+
+class Leaving(ZooKeeperMember):
+    """A broker of epoch 7 whose controller says this, one after the other."""
+
+    def __init__(self, *said: Said) -> None:
+        super().__init__(
+            BrokerConfig(SETTINGS), Roles(True, False), {"PLAINTEXT": ListenerConfig()}, print
+        )
+        self._said = [*said]
+        self._node: Any = SimpleNamespace(
+            broker_epoch=7, controller=("h", 1), in_controlled_shutdown=False
+        )
+        self.asked: list[tuple[int, int]] = []
+
+    def channel(self, _retry_timeout_ms: int | None) -> ControllerChannel:
+        return LocalControllerChannel(self._answer)
+
+    async def _answer(self, request: Any) -> Any:
+        assert self._node.in_controlled_shutdown
+        self.asked.append((request.broker_id, request.broker_epoch))
+        make = response_factory(ApiKey.CONTROLLED_SHUTDOWN, 3)
+        said = self._said.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        left = 0 if isinstance(said, ErrorCode) else said
+        return make.message(
+            error_code=said if isinstance(said, ErrorCode) else ErrorCode.none,
+            remaining_partitions=tuple(
+                make.RemainingPartition(topic_name="t", partition_index=index)
+                for index in range(left)
+            ),
+        )
+
+
+@pytest.mark.parametrize(
+    ("said", "times"),
+    [
+        ([0], 1),
+        ([2, 0], 2),
+        ([2, 1, 1], 3),
+        ([ErrorCode.stale_broker_epoch, RequestTimedOutError("late"), 0], 3),
+    ],
+)
+async def test_it_asks_until_nothing_is_left_or_it_has_asked_often_enough(
+    said: list[Said], times: int
+) -> None:
+    leaving = Leaving(*said)
+    await leaving.leave()
+    assert leaving.asked == [(3, 7)] * times
+
+
+async def test_without_a_controller_it_asks_nobody() -> None:
+    leaving = Leaving()
+    leaving._node.controller = None
+    await leaving.leave()
+    assert leaving.asked == []

@@ -17,10 +17,12 @@ from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.checkpoint import PlannedBatch, read_checkpoint
 from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import sink_options
+from fencepost.pipelines.spark.plan import Exactly, Plan
 from fencepost.pipelines.spark.progress import Standing, standing
 from fencepost.pipelines.spark.rows import RowWriter, check_schema
-from fencepost.pipelines.spark.sink import QUERY_ID, Exactly, Plan, aborting
+from fencepost.pipelines.spark.sink import aborting
 from fencepost.pipelines.spark.tally import Tally
+from fencepost.pipelines.spark.task import QUERY_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,13 +46,12 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
         check_schema(df.schema, checked)
         planned = read_checkpoint(checked.checkpoint)
         query_id = _query_id(df, planned)
-        plan = Plan(checked, "staged", is_streaming=True, planned=planned)
+        plan = Plan(checked, is_streaming=True, planned=planned)
         exactly = Exactly(plan, name)
         begun = exactly.begin()
-        ticket = begun.ticket
         wanted = plan.progress_of(batch_id, query_id)
         stands = standing(wanted, begun.done, name)
-        if stands is Standing.DONE or ticket is None:
+        if stands is Standing.DONE:
             return
         link = checked.link
         tally = Tally(is_exact=not wanted.digest)
@@ -61,13 +62,13 @@ def exactly_once_batch(**options: str) -> Callable[[DataFrame, int], None]:
                 rows.count(batch)
             exactly.is_done(wanted.counted(tally.rows, tally.checksum), begun.done)
             return
-        with aborting(begun, ticket):
-            sender = txn.Sender(link, ticket, Codec[checked.codec.upper()], checked.level)
+        with aborting(plan, begun.ticket):
+            sender = txn.Sender(link, begun.ticket, Codec[checked.codec.upper()], checked.level)
             for batch in batches:
                 for piece in rows.pieces(batch):
                     sender.add(piece)
             sender.flush()
-            exactly.commit(ticket, wanted.counted(tally.rows, tally.checksum))
+            exactly.commit(begun.ticket, wanted.counted(tally.rows, tally.checksum))
 
     return write
 

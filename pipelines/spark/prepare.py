@@ -1,4 +1,4 @@
-"""Making a DataFrame ready for direct writes: each topic-partition's rows in one task."""
+"""Making a DataFrame ready for tasks that write themselves on a cluster: a partition, a task."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fencepost.pipelines.spark.errors import OptionError
 from fencepost.pipelines.spark.options import security_of
 from fencepost.pipelines.spark.partitioner import partitions_of
 from fencepost.pipelines.spark.rows import PREPARED
+from fencepost.pipelines.spark.task import attempts_of, takes_turns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,10 +34,15 @@ def prepare(
     spread by their value.
     ``writers`` tasks write, at most one per partition (default: as many as there are cores).
     ``options`` are the sink's, of which those count that say how to connect.
+
+    Under a local master the tasks write themselves without any of that, in turns: ``df`` comes back
+    as it is, unless ``writers`` asks for so many.
     Raises :class:`OptionError` for settings under which Spark could write rows twice.
     """
     spark = df.sparkSession
     check_session(spark)
+    if writers is None and takes_turns("auto", attempts_of(spark.sparkContext.master)):
+        return df
     link = Connection(
         bootstrap,
         client_id="fencepost-spark-prepare",
@@ -55,6 +61,8 @@ def prepare(
 def _placed(df: DataFrame, count: int) -> DataFrame:
     from pyspark.sql import functions as fn  # noqa: PLC0415 - Spark is there when a DataFrame is
 
+    if "partition" in df.columns and not df.schema["partition"].nullable:
+        return df
     unkeyed = fn.pmod(fn.xxhash64(df["value"]), fn.lit(count)).cast("int")
     chosen = unkeyed
     if "key" in df.columns:
@@ -93,10 +101,8 @@ def check_session(spark: SparkSession) -> None:
             "spark.speculation runs tasks twice at a time: a shared transaction can't be written"
             " to under it. Switch it off, or write with mode=staged and without prepare()"
         )
-    # Not local-cluster, which has executors in processes of their own.
-    local = str(context.master).split("[")[0] == "local"
     attempts = conf.get("spark.stage.maxConsecutiveAttempts", "4")
-    if not local and attempts != "1":
+    if not attempts_of(context.master) and attempts != "1":
         raise OptionError(
             f"spark.stage.maxConsecutiveAttempts is {attempts}: a stage that runs again looks like"
             " the first time to its tasks. Set it to 1, or write with mode=staged"

@@ -81,11 +81,16 @@ def read(path: str) -> Iterator[Piece]:
 
 def sweep(subject: str | None) -> None:
     """Remove every folder that was ever made for ``subject``."""
-    if subject is None:
-        return
-    stem = Path(_stem(subject))
-    for folder in stem.parent.glob(f"{stem.name}-*"):
+    for folder in folders(subject):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def folders(subject: str | None) -> list[Path]:
+    """Every folder that was made for ``subject`` and still stands; ours alone."""
+    if subject is None:
+        return []
+    stem = Path(_stem(subject))
+    return [found for found in stem.parent.glob(f"{stem.name}-*") if _is_private(found)]
 
 
 def _stem(subject: str) -> str:

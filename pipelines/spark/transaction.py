@@ -7,12 +7,13 @@ KIP-890 where the broker has ``transaction.version`` 2, and the older one.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
@@ -109,13 +110,51 @@ def begin(link: Connection, transactional_id: str, timeout_ms: int) -> Ticket:
     return Ticket(transactional_id, answer.producer_id, answer.producer_epoch, implicit)
 
 
+class Sent(NamedTuple):
+    """What a sender has had acknowledged in one partition."""
+
+    records: int
+    end: int
+    """The sequence number behind the last of them."""
+
+
+def compressed(piece: Piece, codec: Codec, level: int | None) -> Piece:
+    """The piece as it goes over the wire."""
+    if codec is Codec.NONE:
+        return piece
+    return piece._replace(payload=compress(codec, piece.payload, level))
+
+
+class Numbers(Protocol):
+    """Who tells a sender its sequence numbers; without the wrap at 2^31."""
+
+    def turn(
+        self, parts: Collection[Partition]
+    ) -> contextlib.AbstractContextManager[dict[Partition, int]]:
+        """The next number of each partition; the caller puts in those behind what has arrived."""
+
+
+class Alone:
+    """Numbers of a sender that shares no partition with another, from ``first`` on (or 0)."""
+
+    def __init__(self, first: Mapping[Partition, int] | None = None) -> None:
+        self._next = dict(first or {})
+
+    @contextlib.contextmanager
+    def turn(self, parts: Collection[Partition]) -> Iterator[dict[Partition, int]]:
+        """See :class:`Numbers`."""
+        numbers = {part: self._next.get(part, 0) for part in parts}
+        yield numbers
+        self._next |= numbers
+
+
 class Sender:
     """Writes batches under a ticket.
 
-    Sequences begin at 0: one sender per attempt of a task, and no two for the same partition. With
-    ``guarded`` a partition that an earlier sender of the ticket has written to is refused: a batch
-    that the broker takes for a repetition is answered with the offset of the first, which is below
-    where the partition ended before we began. Senders side by side don't see each other so.
+    Two senders for one partition need ``numbers`` that they share. With ``guarded`` a partition
+    that an earlier sender of the ticket has written to is refused: a batch that the broker takes
+    for a repetition is answered with the offset of the first, which is below where the partition
+    ended before we began. Senders side by side don't see each other so.
     """
 
     def __init__(
@@ -125,35 +164,36 @@ class Sender:
         codec: Codec,
         level: int | None,
         *,
+        numbers: Numbers | None = None,
         guarded: bool = False,
     ) -> None:
         self._link = link
         self._ticket = ticket
         self._codec = codec
         self._level = level
-        self._sequences: dict[Partition, int] = defaultdict(int)
+        self._numbers = Alone() if numbers is None else numbers
         self._joined: set[Partition] = set()
         self._guarded = guarded
         self._ends: Offsets = {}
-        self._waiting: dict[Partition, bytes] = {}
+        self._waiting: dict[Partition, Piece] = {}
         self._waiting_bytes = 0
-        self.rows = 0
+        self.sent: dict[Partition, Sent] = {}
 
     def add(self, piece: Piece) -> None:
-        """Seal a batch and send it, with others or by itself."""
-        payload = piece.payload
-        if self._codec is not Codec.NONE:
-            payload = compress(self._codec, payload, self._level)
-        self.add_sealed(piece._replace(payload=payload))
+        """Send a batch, with others or by itself."""
+        self.add_compressed(compressed(piece, self._codec, self._level))
 
-    def add_sealed(self, piece: Piece) -> None:
-        """Seal a batch whose payload is compressed already."""
+    def add_compressed(self, piece: Piece) -> None:
+        """Send a batch whose payload is compressed already."""
         part = piece.topic, piece.partition
         # A Produce request holds one batch per partition.
         if part in self._waiting or self._waiting_bytes >= MAX_REQUEST_BYTES:
             self.flush()
-        sequence = self._sequences[part]
-        batch = batch_of_payload(
+        self._waiting[part] = piece
+        self._waiting_bytes += len(piece.payload)
+
+    def _sealed(self, piece: Piece, number: int) -> bytes:
+        return batch_of_payload(
             piece.payload,
             piece.records,
             codec=self._codec,
@@ -161,13 +201,9 @@ class Sender:
             max_timestamp_ms=piece.max_timestamp_ms,
             producer_id=self._ticket.producer_id,
             producer_epoch=self._ticket.epoch,
-            base_sequence=sequence,
+            base_sequence=number % _SEQUENCES,
             transactional=True,
         )
-        self._sequences[part] = (sequence + piece.records) % _SEQUENCES
-        self._waiting[part] = batch
-        self._waiting_bytes += len(batch)
-        self.rows += piece.records
 
     def flush(self) -> None:
         """Send what waits, and return when all of it is acknowledged.
@@ -181,6 +217,16 @@ class Sender:
             self._join(set(waiting) - self._joined)
         if self._guarded:
             self._note_ends(set(waiting) - self._ends.keys())
+        with self._numbers.turn(waiting) as numbers:
+            self._deliver({part: self._sealed(waiting[part], numbers[part]) for part in waiting})
+            for part, piece in waiting.items():
+                numbers[part] += piece.records
+                before = self.sent.get(part)
+                records = piece.records + (before.records if before else 0)
+                self.sent[part] = Sent(records, numbers[part])
+
+    def _deliver(self, waiting: Mapping[Partition, bytes]) -> None:
+        """Send sealed batches until all are acknowledged."""
         deadline = time.monotonic() + self._link.timeout_ms / 1000
         while waiting:
             waiting = self._attempt(waiting)
@@ -317,6 +363,7 @@ def _refused(api: str, code: ErrorCode, message: str | None = None) -> BrokerErr
         return BrokerError(text)
     return TransactionOverError(
         f"{text}. The batch took longer than kafka.transaction.timeout.ms, or another driver has"
-        " begun it. One that is always too long is made smaller by maxOffsetsPerTrigger, after its"
+        " begun it. One that is always too long is written with mode=staged, whose transaction"
+        " begins when all rows are there, or is made smaller by maxOffsetsPerTrigger, after its"
         " entry in the checkpoint's folder offsets was removed"
     )

@@ -14,14 +14,16 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from fencepost.pipelines.spark import sink
+from fencepost.pipelines.spark import sink, task
 from fencepost.pipelines.spark import transaction as txn
 from fencepost.pipelines.spark.datasource import FencepostDataSource
+from fencepost.pipelines.spark.turns import Turns
 from tests.support.waits import until
 
 STEPS = (
     "before init",
     "after init",
+    "sealed",
     "mid write",
     "task finished",
     "commit begins",
@@ -47,7 +49,8 @@ class Fault:
         self.from_batch = int(options.get("crash.batch", "0"))
         """Of the steps in commit: the first batch that they count in."""
         self.unsafe = options.get("crash.unsafe", "").split(",")
-        """Guards against second attempts that are off: ``attempts``, ``sizes``, ``offsets``."""
+        """Guards against second attempts that are off: ``attempts``, ``sizes``, ``offsets`` (after
+        ``prepare``), ``claims``."""
 
     def reach(self, step: str) -> None:
         """Fail or stand still, if this is the step and it has not happened yet."""
@@ -93,8 +96,10 @@ class Fault:
             if "attempts" in self.unsafe:
                 stack.enter_context(_set(TaskContext, "attemptNumber", lambda _: 0))
                 stack.enter_context(_set(TaskContext, "taskAttemptId", lambda _: attempt))
+            if "claims" in self.unsafe:
+                stack.enter_context(_set(Turns, "claim", lambda *_: None))
             if "sizes" in self.unsafe:
-                stack.enter_context(_set(sink, "_FIRST_SIZES", 1))
+                stack.enter_context(_set(task, "_FIRST_SIZES", 1))
             if "offsets" in self.unsafe:
                 stack.enter_context(_set(txn.Sender, "_note_ends", lambda *_: None))
             yield
@@ -127,7 +132,7 @@ def _around(
 
 
 def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
-    """The step amid the writes: something is in the log.
+    """The steps amid the writes: batches have their numbers, and then something is in the log.
 
     To tasks that begin side by side Apache Kafka may say NOT_ENOUGH_REPLICAS, and nothing is: while
     two partitions ask to join one transaction, the second pushes out the first, if that still waits
@@ -136,6 +141,7 @@ def _when_written(of: Fault) -> contextlib.AbstractContextManager[None]:
     original = txn.Sender._attempt
 
     def wrapped(sender: txn.Sender, waiting: Any) -> Any:
+        of.reach("sealed")
         unwritten = original(sender, waiting)
         if len(unwritten) < len(waiting):
             of.reach("mid write")

@@ -30,6 +30,8 @@ RECORDS, PER_BATCH, PARTITIONS = 900, 300, 4
 QUERY_S = 300.0
 LIVE_PAUSE_S = 0.02
 """Of a producer that goes on, between two records."""
+SMALL = {"kafka.max.request.size": "500"}
+"""An option of the sink: several batches a partition, or the order of rows would not matter."""
 KEEP = {"retention.ms": "-1"}
 """The records of these tests carry one fixed, and by now old, timestamp."""
 
@@ -43,6 +45,7 @@ class Job:
     sink: str
     checkpoint: str
     mode: str = "direct"
+    """The sink's option, or ``prepared``: direct, of rows that ``prepare`` has spread."""
     transactional_id: str | None = None
     format: str = "fencepost"
     starting: dict[str, str] = field(default_factory=lambda: {"startingOffsets": "earliest"})
@@ -185,13 +188,16 @@ def stream(spark: SparkSession, job: Job) -> DataFrame:
 def start(spark: SparkSession, job: Job, rows: DataFrame | None = None) -> Any:
     """Start the query; it ends when it has read what is there."""
     rows = stream(spark, job) if rows is None else rows
-    if job.mode == "direct":
-        rows = prepare(rows, bootstrap=job.bootstrap, topic=job.sink, options=job.security)
+    if job.mode == "prepared":
+        rows = prepare(
+            rows, bootstrap=job.bootstrap, topic=job.sink, writers=2, options=job.security
+        )
     writer = (
         rows.writeStream.format(job.format)
         .option("kafka.bootstrap.servers", job.bootstrap)
         .option("topic", job.sink)
         .option("checkpointLocation", job.checkpoint)
+        .option("mode", "direct" if job.mode == "prepared" else job.mode)
         .options(**job.security)
         .options(**job.options)
         .trigger(availableNow=True)
@@ -215,13 +221,11 @@ def finish(query: Any) -> Any:
     return query
 
 
-def seen(
-    cluster: Cluster, topic: str, isolation: int, partitions: int = PARTITIONS
-) -> Counter[str]:
+def seen(cluster: Cluster, topic: str, isolation: int) -> Counter[str]:
     """How often each value is in ``topic``, read without Spark and without our decoder."""
     return Counter(
         (value or b"").decode()
-        for index in range(partitions)
+        for index in range(cluster.leaders(topic))
         for value in cluster.values(topic, partition=index, isolation=isolation)
     )
 

@@ -71,8 +71,8 @@ OF_SINK = (INIT_PRODUCER_ID, OFFSET_FETCH, PRODUCE, TXN_OFFSET_COMMIT, END_TXN)
 @pytest.mark.judge
 @pytest.mark.parametrize(
     ("mode", "api_keys"),
-    [("direct", OF_SINK), ("staged", OF_SINK), ("staged", OF_SOURCE)],
-    ids=["direct", "staged", "source"],
+    [("direct", OF_SINK), ("prepared", OF_SINK), ("staged", OF_SINK), ("staged", OF_SOURCE)],
+    ids=["direct", "prepared", "staged", "source"],
 )
 def test_answers_are_lost(
     spark: SparkSession,

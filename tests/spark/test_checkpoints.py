@@ -80,7 +80,7 @@ def far(spark: SparkSession, *, scheme: bool) -> str:
 
 @pytest.mark.judge
 @pytest.mark.parametrize(
-    ("mode", "scheme"), [("direct", True), ("staged", False)], ids=["direct", "staged-default"]
+    ("mode", "scheme"), [("prepared", True), ("staged", False)], ids=["prepared", "staged-default"]
 )
 def test_a_checkpoint_on_another_file_system(
     spark: SparkSession,

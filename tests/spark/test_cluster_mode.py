@@ -47,7 +47,7 @@ for name, (master, settings, _) in TOLD.items():
 def test_a_shared_transaction_on_a_cluster(
     cluster: Cluster, bootstrap: str, tmp_path: Path, archive: Path, stock_jars: list[Path]
 ) -> None:
-    job = new_job(cluster, bootstrap, tmp_path)
+    job = new_job(cluster, bootstrap, tmp_path, mode="prepared")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_GATEWAY")
     }

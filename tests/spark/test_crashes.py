@@ -6,6 +6,8 @@ view holds each record once. What dies is in ``test_drivers``.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.spark.queries import (
     PARTITIONS,
     PER_BATCH,
     RECORDS,
+    SMALL,
     Job,
     add_partition,
     again,
@@ -27,6 +30,7 @@ from tests.spark.queries import (
     fail_at,
     faulty,
     fill,
+    finish,
     go_on,
     going_on,
     happened,
@@ -50,7 +54,7 @@ MORE = range(RECORDS, RECORDS + 20)
 
 @pytest.mark.judge
 @pytest.mark.container
-@pytest.mark.parametrize("mode", ["direct", "staged"])
+@pytest.mark.parametrize("mode", ["direct", "prepared", "staged"])
 def test_steps_fail(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
@@ -67,7 +71,7 @@ def test_steps_fail(
 @pytest.mark.parametrize(
     ("mode", "steps"),
     [
-        ("direct", ("before init", "task finished", "offsets committed", "commit returned")),
+        ("prepared", ("before init", "task finished", "offsets committed", "commit returned")),
         ("staged", ("after init", "commit begins", "transaction ended")),
     ],
 )
@@ -101,17 +105,51 @@ def test_a_partition_is_added_amid_the_first_batch(
 
 
 @pytest.mark.judge
+@pytest.mark.parametrize("mode", ["direct", "prepared"])
 def test_readers_do_not_wait_for_a_batch_of_which_no_task_is_left(
-    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
-    # One partition, so one task; what it has begun is known to nobody but the broker.
-    job = new_job(cluster, bootstrap, tmp_path)
+    # No task leaves a message. Who was prepared has begun what nobody knows but the broker.
+    job = new_job(cluster, bootstrap, tmp_path, mode=mode)
     job = replace(job, sink=cluster.create_topic(unique("sink"), 1, KEEP))
     fail_at(spark, job, tmp_path, "mid write")
     assert cluster.offset(job.sink) > 0
     cluster.settle(job.sink)
     run(spark, again(job))
-    assert seen(cluster, job.sink, READ_COMMITTED, 1) == Counter(f"v{n}" for n in range(RECORDS))
+    assert seen(cluster, job.sink, READ_COMMITTED) == Counter(f"v{n}" for n in range(RECORDS))
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("step", ["sealed", "mid write"])
+def test_a_tasks_process_is_killed_before_its_records_are_acknowledged(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
+) -> None:
+    # They are not sent yet, or they are and nobody has written down so. The tasks beside it, which
+    # live on, may not go on where it was.
+    job = faulty(new_job(cluster, bootstrap, tmp_path, options=SMALL), tmp_path, step, "wait")
+    query = start(spark, job)
+    os.kill(happened(job), signal.SIGKILL)
+    go_on(job)
+    with pytest.raises(Exception, match=r"STREAM_FAILED|aborted|crashed"):
+        finish(query)
+    assert_nothing_new(cluster, job, 0)
+    run(spark, again(job))
+    assert_exactly_once(cluster, job)
+
+
+@pytest.mark.judge
+def test_tasks_that_write_to_one_partition(
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+) -> None:
+    job = new_job(cluster, bootstrap, tmp_path, options=SMALL)
+    job = replace(job, sink=cluster.create_topic(unique("sink"), 1, KEEP), ranges=PARTITIONS)
+    run(spark, job)
+    numbers = [int((value or b"")[1:]) for value in cluster.values(job.sink)]
+    assert sorted(numbers) == list(range(RECORDS))
+    # Each task's rows, a partition of the source, are in their order.
+    for index in range(PARTITIONS):
+        own = [number for number in numbers if number % PARTITIONS == index]
+        assert own == sorted(own)
 
 
 @pytest.mark.judge
@@ -169,7 +207,7 @@ def roll_back(job: Job, *folders: str) -> None:
 
 
 @pytest.mark.judge
-@pytest.mark.parametrize("mode", ["direct", "staged"])
+@pytest.mark.parametrize("mode", ["direct", "prepared", "staged"])
 def test_the_commit_log_is_behind_by_one_batch(
     spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, mode: str
 ) -> None:
@@ -211,10 +249,11 @@ def test_progress_that_has_expired_is_refused(
 
 
 @pytest.mark.judge
+@pytest.mark.parametrize("step", ["mid write", "commit returned"])
 def test_the_topic_gets_more_partitions(
-    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, bootstrap: str, tmp_path: Path, step: str
 ) -> None:
-    job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, "commit returned", "wait")
+    job = faulty(new_job(cluster, bootstrap, tmp_path), tmp_path, step, "wait")
     query = start(spark, job)
     happened(job)
     add_partition(cluster, job.sink)

@@ -20,6 +20,7 @@ from tests.spark.conftest import START_S, Drivers
 from tests.spark.crashing import STEPS
 from tests.spark.queries import (
     RECORDS,
+    SMALL,
     Job,
     again,
     assert_all_from_the_first_batch_on,
@@ -43,8 +44,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.judge, pytest.mark.timeout(1200)]
 
 STAGED_STEPS = ("task finished", "after init", "mid write", "offsets committed", *STEPS[-2:])
+PREPARED_STEPS = ("after init", "mid write", "task finished", "transaction ended")
 KILLS = [
-    (mode, step) for mode, steps in (("direct", STEPS), ("staged", STAGED_STEPS)) for step in steps
+    (mode, step)
+    for mode, steps in (("direct", STEPS), ("prepared", PREPARED_STEPS), ("staged", STAGED_STEPS))
+    for step in steps
 ]
 AT_THE_END = [("direct", "commit begins"), ("staged", "offsets committed")]
 """Kills in the first batch of a query that begins at the end of a topic that somebody writes to."""
@@ -60,14 +64,14 @@ def killed(
         for mode, step in KILLS:
             folder = tmp_path_factory.mktemp("killed")
             # One task has finished, the others have written a part.
-            hold = {"hold": "mid write"} if (mode, step) == ("direct", "task finished") else {}
+            hold = {"hold": "mid write"} if (mode, step) == ("prepared", "task finished") else {}
             job = new_job(cluster, bootstrap, folder, mode=mode)
             jobs[mode, step, True] = faulty(job, folder, step, "wait", **hold)
         for mode, step in AT_THE_END:
             folder = tmp_path_factory.mktemp("killed")
             job = new_job(cluster, bootstrap, folder, mode=mode, starting={}, records=40)
             jobs[mode, step, False] = faulty(job, folder, step, "wait")
-    child = drivers.start(*jobs.values(), master="local[16]")
+    child = drivers.start(*jobs.values(), master="local[32]")
     with contextlib.ExitStack() as writing:
         for job in jobs.values():
             if not job.starting:
@@ -129,14 +133,15 @@ class Ended:
 
 
 TRIED = {
-    "direct": {},
-    "staged": {},
-    "sizes": {"unsafe": "attempts,offsets"},
-    "offsets": {"unsafe": "attempts,sizes"},
-    "control": {"unsafe": "attempts,sizes,offsets"},
+    "direct": ("direct", {}),
+    "claims": ("direct", {"unsafe": "claims"}),
+    "prepared": ("prepared", {}),
+    "sizes": ("prepared", {"unsafe": "attempts,offsets"}),
+    "offsets": ("prepared", {"unsafe": "attempts,sizes"}),
+    "control": ("prepared", {"unsafe": "attempts,sizes,offsets"}),
+    "staged": ("staged", {}),
+    "auto": ("auto", {}),
 }
-SMALL = {"kafka.max.request.size": "500"}
-"""Several batches a partition, or the order of rows would not matter."""
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +151,9 @@ def tried_twice(
     """Queries with a task that failed amid its writes, where Spark tries tasks again."""
     jobs: dict[str, Job] = {}
     with Cluster(bootstrap) as cluster:
-        for name, crash in TRIED.items():
+        for name, (mode, crash) in TRIED.items():
             folder = tmp_path_factory.mktemp(name)
-            mode, step = (
-                ("staged", "task finished") if name == "staged" else ("direct", "mid write")
-            )
+            step = "task finished" if mode in {"staged", "auto"} else "mid write"
             job = new_job(cluster, bootstrap, folder, mode=mode, options=SMALL)
             jobs[name] = faulty(job, folder, step, "raise", **crash)
     child = drivers.start(*jobs.values(), master="local[2,4]")
@@ -163,18 +166,32 @@ def tried_twice(
     }
 
 
+@pytest.mark.parametrize("name", ["direct", "prepared"])
 def test_a_task_is_not_tried_twice_in_a_shared_transaction(
-    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
+    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster, name: str
 ) -> None:
-    ended = tried_twice["direct"]
+    ended = tried_twice[name]
     assert "would write a second time" in ended.told
     run(spark, again(ended.job))
     assert_exactly_once(cluster, ended.job)
 
 
-def test_staged_tasks_may_be_tried_again(tried_twice: dict[str, Ended], cluster: Cluster) -> None:
-    assert tried_twice["staged"].told.endswith("done")
-    assert_exactly_once(cluster, tried_twice["staged"].job)
+@pytest.mark.parametrize("name", ["staged", "auto"])
+def test_staged_tasks_may_be_tried_again(
+    tried_twice: dict[str, Ended], cluster: Cluster, name: str
+) -> None:
+    # Where Spark tries tasks again they are staged, unless somebody asks for something else.
+    assert tried_twice[name].told.endswith("done")
+    assert_exactly_once(cluster, tried_twice[name].job)
+
+
+def test_what_a_second_attempt_has_written_beside_the_first_does_not_add_up(
+    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
+) -> None:
+    ended = tried_twice["claims"]
+    assert "the transaction holds" in ended.told
+    run(spark, again(ended.job))
+    assert_exactly_once(cluster, ended.job)
 
 
 def test_a_second_attempt_that_gets_past_the_refusal_breaks_the_sequence(

@@ -83,17 +83,17 @@ def test_every_codec_with_keys_headers_and_timestamps(
 
 
 @pytest.mark.judge
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("mode", ["staged", "direct", "prepared"])
 def test_keys_go_where_the_java_client_sends_them(
-    spark: SparkSession, cluster: Cluster, bootstrap: str, prepared: bool
+    spark: SparkSession, cluster: Cluster, bootstrap: str, mode: str
 ) -> None:
     from fencepost.coordinator.cli.partitioner import partition_for
 
     topic = cluster.create_topic(unique("keys"), 5, KEEP)
     rows = spark.sql("SELECT CONCAT('key-', id) AS key, CONCAT('v', id) AS value FROM range(200)")
-    if prepared:
-        rows = prepare(rows, bootstrap=bootstrap, topic=topic)
-    write(rows, bootstrap, topic)
+    if mode == "prepared":
+        rows = prepare(rows, bootstrap=bootstrap, topic=topic, writers=2)
+    write(rows, bootstrap, topic, mode="direct" if mode == "prepared" else mode)
     found = read(spark, cluster, bootstrap, topic)
     assert len(found) == 200
     assert all(row.partition == partition_for(bytes(row.key), 5) for row in found)
@@ -108,9 +108,10 @@ def test_a_batch_write_is_all_or_nothing(
         "SELECT CAST(id AS STRING) AS key,"
         " IF(id = 999, raise_error('no row'), CONCAT('v', id)) AS value FROM range(0, 1000, 1, 4)"
     )
-    for candidate in (rows, prepare(rows, bootstrap=bootstrap, topic=topic)):
+    shuffled = prepare(rows, bootstrap=bootstrap, topic=topic, writers=2)
+    for candidate, mode in ((rows, "staged"), (rows, "direct"), (shuffled, "auto")):
         with pytest.raises(Exception, match="no row"):
-            write(candidate, bootstrap, topic)
+            write(candidate, bootstrap, topic, mode=mode)
     assert not seen(cluster, topic, READ_COMMITTED)
 
 
@@ -130,7 +131,6 @@ def test_rows_may_choose_their_topic(spark: SparkSession, cluster: Cluster, boot
         ("SELECT 'v' AS value", {"topik": "t"}, "no option 'topik'"),
         ("SELECT 'k' AS key, 'v' AS valeu", {}, "column 'value' is missing"),
         ("SELECT 1 AS value", {}, "value is int"),
-        ("SELECT 'v' AS value", {"mode": "direct"}, "needs rows that"),
         ("SELECT 'v' AS value, 77 AS partition", {}, "which has 4"),
     ],
 )
@@ -153,7 +153,7 @@ def test_rows_that_were_moved_after_prepare_are_refused(
 ) -> None:
     topic = cluster.create_topic(unique("moved"), PARTITIONS, KEEP)
     rows = spark.sql("SELECT CAST(id AS STRING) AS key, CONCAT('v', id) AS value FROM range(100)")
-    moved = prepare(rows, bootstrap=bootstrap, topic=topic).repartition(3)
+    moved = prepare(rows, bootstrap=bootstrap, topic=topic, writers=2).repartition(3)
     with pytest.raises(Exception, match="last step"):
         write(moved, bootstrap, topic)
     assert not seen(cluster, topic, READ_COMMITTED)
@@ -312,7 +312,8 @@ def test_a_prepared_batch_write_inside_foreach_batch(
     job = new_job(cluster, bootstrap, tmp_path)
 
     def append(df: DataFrame, _: int) -> None:
-        write(prepare(df, bootstrap=bootstrap, topic=job.sink), bootstrap, job.sink)
+        prepared = prepare(df, bootstrap=bootstrap, topic=job.sink, writers=2)
+        write(prepared, bootstrap, job.sink)
 
     query = (
         stream(spark, job)

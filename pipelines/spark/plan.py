@@ -1,0 +1,142 @@
+"""What planning, tasks and the committing driver of the sink tell each other, and do alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from fencepost.coordinator.wire.errors import WireError
+from fencepost.pipelines.spark import transaction as txn
+from fencepost.pipelines.spark.checkpoint import PlannedBatch
+from fencepost.pipelines.spark.columns import Piece
+from fencepost.pipelines.spark.errors import SparkPipelineError
+from fencepost.pipelines.spark.offsets import Partition
+from fencepost.pipelines.spark.options import SinkOptions
+from fencepost.pipelines.spark.progress import Progress, Standing, check_same, standing
+from fencepost.pipelines.spark.rows import Prepared
+from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.transaction import Sent, Ticket
+from fencepost.pipelines.spark.turns import Begun
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What one task has done."""
+
+    batch_id: int
+    query_id: str
+    rows: int
+    checksum: int = 0
+    """Of the rows, where the batch is not known by its offsets."""
+    ticket: Ticket | None = None
+    """The transaction that it wrote under; None where it has sent nothing."""
+    sent: tuple[tuple[Partition, Sent], ...] = ()
+    is_done: bool = False
+    """Whether it has found that the batch was committed before, and left it at that."""
+    pieces: tuple[Piece, ...] = ()
+    """What the driver has to write."""
+    spooled: str | None = None
+    """The file that holds them instead."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a writer ships to its tasks."""
+
+    options: SinkOptions
+    is_streaming: bool
+    prepared: Prepared | None = None
+    planned: PlannedBatch | None = None
+    """What the checkpoint says is to run, if that is what this machine holds under its name."""
+    begun: Begun | None = None
+    """Where ``prepare`` has given each task its partitions: what they all write under."""
+    batch_name: str | None = None
+    """Of a batch write: its transactional id."""
+    spool: Spool | None = None
+
+    def planned_for(self, batch_id: int, query_id: str) -> PlannedBatch | None:
+        """What is planned for the batch that runs; None where the checkpoint is another's."""
+        planned = self.planned
+        if planned is None or (planned.batch_id, planned.query_id) != (batch_id, query_id):
+            return None
+        return planned
+
+    def progress_of(self, batch_id: int, query_id: str) -> Progress:
+        """What the batch will be known by, but for its rows."""
+        planned = self.planned_for(batch_id, query_id)
+        return Progress(batch_id, query_id, planned.digest if planned else "")
+
+    def transactional_id(self, query_id: str) -> str:
+        """One id per query or write; Spark's query id stays the same as the checkpoint does."""
+        return self.batch_name or self.options.transactional_id or f"fencepost-{query_id}"
+
+    def begin(self, query_id: str) -> Begun:
+        """Begin the transaction of a micro-batch of that query, or of a batch write."""
+        if self.is_streaming:
+            return Exactly(self, self.transactional_id(query_id)).begin()
+        timeout_ms = self.options.transaction_timeout_ms
+        return Begun(txn.begin(self.options.link, self.transactional_id(query_id), timeout_ms))
+
+
+def group_of(transactional_id: str) -> str:
+    """The group whose one offset is the sink's progress. It never has members."""
+    return f"{transactional_id}-progress"
+
+
+class Exactly:
+    """The protocol of one query's batches, for whoever runs them."""
+
+    def __init__(self, plan: Plan, transactional_id: str) -> None:
+        self._plan = plan
+        self._id = transactional_id
+
+    def begin(self) -> Begun:
+        """Fence earlier attempts, then look what they have committed.
+
+        The order matters: only when they are fenced is the outcome final.
+        """
+        options = self._plan.options
+        ticket = txn.begin(options.link, self._id, options.transaction_timeout_ms)
+        return Begun(ticket, self.progress())
+
+    def progress(self) -> Progress | None:
+        """What is committed. Raises :class:`ProgressError` if it is not ours."""
+        topic = self._plan.options.progress_topic or ""
+        group = group_of(self._id)
+        row = self._plan.options.link.committed(group, [(topic, 0)])[topic, 0]
+        if row.committed_offset < 0:
+            return None
+        return Progress.from_text(row.metadata or "", group)
+
+    def is_done(self, found: Progress, done: Progress | None) -> bool:
+        """Whether ``done`` says that an earlier attempt has committed the batch.
+
+        Raises :class:`ProgressError` where something else was committed under its number.
+        """
+        stands = standing(found, done, self._id)
+        if stands is Standing.LOOKS_DONE and done is not None:
+            check_same(found, done)
+        return stands is not Standing.NEXT
+
+    def commit(self, ticket: Ticket, progress: Progress) -> None:
+        """Let offsets and progress join the transaction, and end it."""
+        link = self._plan.options.link
+        topic = self._plan.options.progress_topic or ""
+        planned = self._plan.planned_for(progress.batch_id, progress.query_id)
+        try:
+            known = link.topics()
+            sources = {
+                part: offset
+                for part, offset in (planned.offsets() if planned else {}).items()
+                if part[0] in known and part[1] in known[part[0]].partitions
+            }
+            if sources:
+                txn.commit_offsets(link, ticket, self._id, sources, "")
+            at = {(topic, 0): progress.batch_id + 1}
+            txn.commit_offsets(link, ticket, group_of(self._id), at, progress.to_text())
+            txn.end(link, ticket, commit=True)
+        except (SparkPipelineError, WireError):
+            # Nobody has answered, or the answer says that it is over: the progress tells how.
+            if self.progress() != progress:
+                raise

@@ -1,0 +1,209 @@
+"""What a task of the sink does: in which of three ways its rows get into the transaction.
+
+* To partitions that no other task writes to, which ``prepare`` has seen to; for clusters.
+* In turns with the other tasks of this machine (:mod:`.turns`); where Spark runs locally.
+* Encoded, and left to the driver; where tasks may be tried again, or are small.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyarrow import RecordBatch
+from pyspark import TaskContext
+
+from fencepost.logcore.compression import Codec
+from fencepost.pipelines.spark import transaction as txn
+from fencepost.pipelines.spark.columns import Piece
+from fencepost.pipelines.spark.errors import (
+    OptionError,
+    ProgressError,
+    SharedTransactionError,
+    SparkPipelineError,
+)
+from fencepost.pipelines.spark.plan import Plan, Written
+from fencepost.pipelines.spark.progress import Standing, standing
+from fencepost.pipelines.spark.rows import RowWriter
+from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.tally import Tally
+from fencepost.pipelines.spark.transaction import Ticket
+from fencepost.pipelines.spark.turns import Begun, Turns, second_attempt
+from fencepost.pipelines.spark.worker import settled
+
+BATCH_ID, QUERY_ID = "streaming.sql.batchId", "sql.streaming.queryId"
+"""Local properties by which Spark tells its tasks what they work for."""
+MASTER = "spark.master"
+"""Settings are among them, too (``SQLExecution.withSQLConfPropagated``)."""
+
+SMALL_BYTES = 64 * 1024
+"""Up to so many encoded bytes are left to the driver: a task's part in them is a message, and not a
+connection with metadata, a transaction to join and a Produce of its own."""
+
+_FIRST_SIZES = 997
+"""The first batch of a task's attempt has at most 1 + attempt mod this many records. Brokers know a
+repeated batch by its sequence numbers alone; should a second attempt ever get past our refusal, its
+first batch then breaks the sequence instead of being taken for the first attempt's. Where batches
+hold fewer records than that, attempts may look the same: then the offsets tell, see ``Sender``."""
+
+
+@settled
+def write_rows(plan: Plan, batches: Iterable[RecordBatch]) -> Written:
+    """Do a task's part. Raises :class:`SharedTransactionError` where exactly once would end."""
+    context = TaskContext.get()
+    if context is None:
+        raise SparkPipelineError("write is for Spark's tasks alone")
+    return _Task(plan, context, batches).write()
+
+
+class _Task:
+    """One attempt of one task."""
+
+    def __init__(self, plan: Plan, context: TaskContext, batches: Iterable[RecordBatch]) -> None:
+        self._plan = plan
+        self._context = context
+        self._batches = iter(batches)
+        # Both are there in a batch write amid foreachBatch, too.
+        batch_id = int(context.getLocalProperty(BATCH_ID) or -1)
+        self._wanted = plan.progress_of(batch_id, context.getLocalProperty(QUERY_ID) or "")
+        options = plan.options
+        self._codec = Codec[options.codec.upper()]
+        self._rows = RowWriter(
+            options,
+            lambda topic: len(options.link.partitions(topic)),
+            Tally(is_exact=plan.is_streaming and not self._wanted.digest),
+            1 + context.taskAttemptId() % _FIRST_SIZES if plan.begun else None,
+        )
+
+    def write(self) -> Written:
+        """Write in the way that the plan and the place call for."""
+        plan = self._plan
+        if plan.begun is not None:
+            return self._in_own_partitions(plan.begun)
+        mode = plan.options.mode
+        attempts = attempts_of(self._context.getLocalProperty(MASTER))
+        is_shared = plan.spool is not None and plan.spool.is_shared()
+        if plan.spool is not None and is_shared and takes_turns(mode, attempts):
+            return self._in_turns(plan.spool, SMALL_BYTES if mode == "auto" else 0)
+        if mode == "direct":
+            raise OptionError(
+                "mode=direct needs tasks on one machine (a local master) that can all write to its"
+                " temporary folder, or rows that fencepost.pipelines.spark.prepare has spread over"
+                " tasks, so that no two tasks write to one partition"
+            )
+        if plan.spool is not None and is_shared:
+            return self._written(spooled=plan.spool.write(self._pieces()))
+        return self._written(pieces=[_in_memory(piece) for piece in self._pieces()])
+
+    def _in_own_partitions(self, begun: Begun) -> Written:
+        """Send, under the transaction that planning has begun, to partitions of no other task."""
+        plan, context = self._plan, self._context
+        if plan.is_streaming:
+            wanted = plan.transactional_id(self._wanted.query_id)
+            if begun.ticket.transactional_id != wanted:
+                raise ProgressError(
+                    f"the checkpoint {plan.options.checkpoint!r} on this machine is that of another"
+                    f" query than {self._wanted.query_id}: Spark keeps its own on another file"
+                    " system. Give the option checkpointLocation a scheme, or the sink a"
+                    " kafka.transactional.id"
+                )
+            if self._is_done(begun):
+                return self._written(is_done=True)
+        if context.attemptNumber() > 0:
+            raise second_attempt()
+        sender = self._sender(begun.ticket, guarded=True)
+        task = context.partitionId()
+        for piece in self._pieces():
+            if plan.prepared is None or piece.partition % plan.prepared.writers != task:
+                raise SharedTransactionError(
+                    f"task {task} has rows for partition {piece.partition}, which another task"
+                    " writes: the rows were moved after prepare(), which has to be the last step"
+                )
+            sender.add_compressed(piece)
+        return self._sent(sender, begun.ticket)
+
+    def _in_turns(self, spool: Spool, small: int) -> Written:
+        """Send side by side with other tasks of this machine, unless there are but few bytes.
+
+        Those are left to the driver, which is spared a task's connection for them.
+        """
+        turns = Turns(spool)
+        turns.claim(self._context.partitionId())
+        few: list[Piece] = []
+        size = 0
+        pieces = self._pieces()
+        for piece in pieces:
+            few.append(piece)
+            size += len(piece.payload)
+            if size > small:
+                break
+        else:
+            return self._written(pieces=[_in_memory(piece) for piece in few])
+        begun = turns.joined(lambda: self._plan.begin(self._wanted.query_id))
+        if self._plan.is_streaming and self._is_done(begun):
+            return self._written(is_done=True)
+        sender = self._sender(begun.ticket, numbers=turns)
+        for piece in itertools.chain(few, pieces):
+            sender.add_compressed(piece)
+        return self._sent(sender, begun.ticket)
+
+    def _is_done(self, begun: Begun) -> bool:
+        """Whether an earlier attempt has committed the batch; counts rows if only they tell."""
+        stands = standing(self._wanted, begun.done, begun.ticket.transactional_id)
+        if stands is Standing.LOOKS_DONE:
+            for batch in self._batches:
+                self._rows.count(batch)
+        return stands is not Standing.NEXT
+
+    def _pieces(self) -> Iterator[Piece]:
+        """All rows, as they go over the wire."""
+        level = self._plan.options.level
+        for batch in self._batches:
+            for piece in self._rows.pieces(batch):
+                yield txn.compressed(piece, self._codec, level)
+
+    def _sender(self, ticket: Ticket, **more: Any) -> txn.Sender:
+        options = self._plan.options
+        return txn.Sender(options.link, ticket, self._codec, options.level, **more)
+
+    def _sent(self, sender: txn.Sender, ticket: Ticket) -> Written:
+        sender.flush()
+        return self._written(ticket=ticket, sent=tuple(sender.sent.items()))
+
+    def _written(self, pieces: Iterable[Piece] = (), **more: Any) -> Written:
+        # What fills `pieces` or the spool has counted the rows by now.
+        tally, wanted = self._rows.tally, self._wanted
+        return Written(
+            wanted.batch_id,
+            wanted.query_id,
+            tally.rows,
+            tally.checksum,
+            pieces=tuple(pieces),
+            **more,
+        )
+
+
+def _in_memory(piece: Piece) -> Piece:
+    """The piece as it can be pickled."""
+    return piece._replace(payload=bytes(piece.payload))
+
+
+def attempts_of(master: str | None) -> int:
+    """How often Spark tries a task of a local master; 0 where executors run elsewhere.
+
+    Source: ``SparkContext.createTaskScheduler``: local[N] knows no second attempt whatever
+    ``spark.task.maxFailures`` says, local[N, F] has F attempts; local-cluster is a cluster. Under
+    neither of the first two does Spark speculate (``TaskSchedulerImpl.start``).
+    """
+    found = re.fullmatch(r"local(?:\[[^,\]]*(?:,\s*(\d+)\s*)?\])?", (master or "").strip())
+    return int(found[1] or 1) if found else 0
+
+
+def takes_turns(mode: str, attempts: int) -> bool:
+    """Whether tasks send themselves, where Spark makes so many attempts on this machine.
+
+    Not of its own accord where tasks are tried again, which a shared transaction does not stand.
+    """
+    return attempts == 1 if mode == "auto" else mode == "direct" and attempts > 0

@@ -1,0 +1,191 @@
+"""Tasks of one machine that take turns: real processes, their locks and what a dead one leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from fencepost.pipelines.spark import spool
+from fencepost.pipelines.spark.errors import SharedTransactionError
+from fencepost.pipelines.spark.progress import Progress
+from fencepost.pipelines.spark.sink import added_up
+from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.task import attempts_of, takes_turns
+from fencepost.pipelines.spark.transaction import Sent, Ticket
+from fencepost.pipelines.spark.turns import Begun, Turns, left_behind
+from tests.support.processes import Child
+from tests.support.waits import until
+
+ROOT = Path(__file__).resolve().parents[3]
+PART, OTHER = ("t" * 249, 0), ("t" * 249, 1)
+BEGUN = Begun(Ticket("id", 7, 1, implicit=True), Progress(3, "query", "digest"))
+
+COUNT = """
+import sys
+from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.turns import Turns
+turns = Turns(Spool(sys.argv[1], ""))
+parts = [("t" * 249, int(index)) for index in sys.argv[2].split(",")]
+for _ in range(200):
+    with turns.turn(parts) as numbers:
+        for part in parts:
+            numbers[part] += 1
+"""
+HOLD = """
+import sys, time
+from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.turns import Turns
+with Turns(Spool(sys.argv[1], "")).turn([("t" * 249, 0)]) as numbers:
+    print("sealed", flush=True)
+    time.sleep(600)
+"""
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spool:
+    monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path))
+    made = Spool.new("query")
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def children(folder: Spool) -> Iterator[list[Child]]:
+    started: list[Child] = []
+    yield started
+    for child in started:
+        child.kill()
+
+
+def process(children: list[Child], program: str, *arguments: str) -> Child:
+    command = [sys.executable, "-c", program, *arguments]
+    children.append(Child(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT))
+    return children[-1]
+
+
+def test_no_number_is_told_twice(folder: Spool, children: list[Child]) -> None:
+    # Some ask for both partitions, in either order: none waits for another that waits for it.
+    for parts in ("0,1", "1,0", "0", "1"):
+        process(children, COUNT, folder.folder, parts)
+    for child in children:
+        assert child.wait(PATIENCE_S) == 0, child.tail()
+    with Turns(folder).turn([OTHER, PART]) as numbers:
+        assert numbers == {PART: 600, OTHER: 600}
+
+
+def test_a_task_killed_between_sealing_and_acknowledgement_ends_the_attempt(
+    folder: Spool, children: list[Child]
+) -> None:
+    child = process(children, HOLD, folder.folder)
+    child.wait_for_line("^sealed$", deadline_s=PATIENCE_S)
+    waiting = process(children, COUNT, folder.folder, "0")
+    os.kill(child.pid, signal.SIGKILL)
+    # Who waits for the lock gets it, and finds no number.
+    assert waiting.wait(PATIENCE_S) == 1
+    assert "can't be told" in waiting.tail()
+    with pytest.raises(SharedTransactionError, match="amid its write"):
+        turn(folder, PART)
+    with Turns(folder).turn([OTHER]) as numbers:
+        assert numbers == {OTHER: 0}
+
+
+def turn(folder: Spool, part: tuple[str, int]) -> None:
+    with Turns(folder).turn([part]) as numbers:
+        numbers[part] += 1
+
+
+def test_a_write_that_fails_leaves_no_number(folder: Spool) -> None:
+    turn(folder, PART)
+    with contextlib.suppress(ConnectionError), Turns(folder).turn([PART]) as numbers:
+        assert numbers == {PART: 1}
+        raise ConnectionError
+    with pytest.raises(SharedTransactionError, match="amid its write"):
+        turn(folder, PART)
+
+
+def test_a_number_that_was_half_written_is_none(folder: Spool) -> None:
+    turn(folder, PART)
+    (file,) = Path(folder.folder).glob("*-0")
+    file.write_bytes(b"1nder way")
+    with pytest.raises(SharedTransactionError, match="amid its write"):
+        turn(folder, PART)
+
+
+def test_the_first_begins_and_the_others_join(folder: Spool) -> None:
+    def fails() -> Begun:
+        raise ConnectionError
+
+    # Who fails to begin leaves it to the next.
+    with pytest.raises(ConnectionError):
+        Turns(folder).joined(fails)
+    assert left_behind("query") == []
+    assert Turns(folder).joined(lambda: BEGUN) == BEGUN
+    assert Turns(folder).joined(fails) == BEGUN
+    assert left_behind("query") == [BEGUN.ticket]
+    assert left_behind("another") == left_behind(None) == []
+    spool.sweep("query")
+    assert left_behind("query") == []
+
+
+def test_a_second_attempt_is_refused_whatever_spark_calls_it(folder: Spool) -> None:
+    Turns(folder).claim(0)
+    Turns(folder).claim(1)
+    with pytest.raises(SharedTransactionError, match="write a second time"):
+        Turns(folder).claim(0)
+
+
+def test_an_attempt_that_was_given_up_gets_no_further(folder: Spool) -> None:
+    turns = Turns(folder)
+    turns.claim(0)
+    turn(folder, PART)
+    # A new attempt at the batch begins, or this one is aborted.
+    assert Spool.new("query") is not None
+    for step in (lambda: turn(folder, PART), lambda: turns.joined(lambda: BEGUN)):
+        with pytest.raises(SharedTransactionError, match="was given up"):
+            step()
+    until(lambda: not Path(folder.folder).exists(), "the folder is gone")
+
+
+def test_records_of_a_partition_have_to_add_up() -> None:
+    first, second = Sent(10, 30), Sent(20, 25)
+    assert added_up([[(PART, first)], [(PART, second), (OTHER, Sent(5, 5))]]) == {
+        PART: 30,
+        OTHER: 5,
+    }
+    assert added_up([]) == {}
+    for sent in ([[(PART, first)]], [[(PART, first)], [(PART, Sent(21, 25))]]):
+        with pytest.raises(SharedTransactionError, match="the transaction holds 30 records"):
+            added_up(sent)
+
+
+@pytest.mark.parametrize(
+    ("master", "attempts"),
+    [
+        ("local", 1),
+        ("local[4]", 1),
+        ("local[*]", 1),
+        ("local[2,1]", 1),
+        ("local[*, 4]", 4),
+        ("local-cluster[2,1,1024]", 0),
+        ("spark://host:7077", 0),
+        ("yarn", 0),
+        ("k8s://https://host", 0),
+        ("", 0),
+    ],
+)
+def test_tasks_take_turns_where_they_are_on_one_machine_and_not_tried_again(
+    master: str, attempts: int
+) -> None:
+    assert attempts_of(master) == attempts
+    assert takes_turns("auto", attempts) == (attempts == 1)
+    assert takes_turns("direct", attempts) == (attempts > 0)
+    assert not takes_turns("staged", attempts)

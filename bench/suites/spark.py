@@ -59,6 +59,7 @@ SPARK = Suite(
         Pair("source, 1 KB", driver("source", 1000)),
         Pair("sink, 1 KB", driver("sink", 1000)),
         Pair("sink after prepare, 100 B", driver("direct")),
+        Pair("sink after prepare, 1 KB", driver("direct", 1000)),
         Pair("on Apache Kafka: source, 100 B", driver("source", broker=KAFKA)),
         Pair("on Apache Kafka: sink, 100 B", driver("sink", broker=KAFKA)),
         Pair("on Apache Kafka: micro-batches of 10 rows", driver("fixed", broker=KAFKA)),

@@ -46,6 +46,11 @@ _PARTS = (
             (ApiKey.END_TXN, 1),
         ),
     ),
+    # How a topic is made, also one that was only asked for.
+    _Part(
+        ("cluster.controller.placement", "cluster.controller.configs", "cluster.controller.topics"),
+        ((ApiKey.CREATE_TOPICS, 4),),
+    ),
     # How a member of a group begins.
     _Part(
         (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kazoo.client import KazooClient
 
@@ -31,13 +32,14 @@ _CLOSE = -11
 
 
 class ZooKeeper:
-    """One server."""
+    """One server, which stands alone unless it is told of ``members``, as lines of its file."""
+
+    main = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
     def __init__(self, directory: Path) -> None:
-        held = hold_port()
-        weakref.finalize(self, held.close)
-        self._port = held.getsockname()[1]
+        self._port = _held_port(self)
         self._directory = directory
+        self.members = ""
         self.child: Child | None = None
 
     @property
@@ -45,8 +47,14 @@ class ZooKeeper:
         """HOST:PORT."""
         return f"127.0.0.1:{self._port}"
 
-    def start(self) -> ZooKeeper:
+    def start(self) -> Self:
         """Start, and wait until it serves."""
+        self.launch()
+        until(lambda: self.mode, "ZooKeeper serves")
+        return self
+
+    def launch(self) -> None:
+        """Start."""
         resolve(
             POM, {LIBS: "-DincludeScope=runtime"}, CACHE / "zookeeper.pom.xml", "zookeeper-*.jar"
         )
@@ -54,20 +62,22 @@ class ZooKeeper:
         settings = self._directory / "zoo.cfg"
         settings.write_text(
             f"tickTime={TICK_MS}\ndataDir={self._directory}/data\nclientPort={self._port}\n"
-            "clientPortAddress=127.0.0.1\nminSessionTimeout=400\nmaxSessionTimeout=60000\n"
+            f"clientPortAddress=127.0.0.1\n"
+            f"minSessionTimeout=400\nmaxSessionTimeout=60000\n{self.members}"
         )
-        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
-        self.child = Child(["java", *OPTIONS, "-cp", f"{LIBS}/*", main, str(settings)])
-        until(self._serves, "ZooKeeper serves")
-        return self
+        self.child = Child(["java", *OPTIONS, "-cp", f"{LIBS}/*", self.main, str(settings)])
 
-    def _serves(self) -> bool:
+    @property
+    def mode(self) -> str | None:
+        """``standalone``, ``leader`` or ``follower``; None while it does not serve."""
         try:
             with socket.create_connection(("127.0.0.1", self._port), timeout=5) as client:
                 client.sendall(b"srvr")
-                return client.makefile("rb").read().startswith(b"Zookeeper version")
+                told = client.makefile("r").read()
         except OSError:
-            return False
+            return None
+        found = re.search(r"^Mode: (\w+)$", told, flags=re.MULTILINE)
+        return None if found is None else found[1]
 
     def stop(self) -> None:
         """Kill it; what it has on disk stays."""
@@ -93,6 +103,62 @@ class ZooKeeper:
             _receive(client)
             _send(client, struct.pack(">ii", 1, _CLOSE))
             _receive(client)
+
+
+class Member(ZooKeeper):
+    """A server of an ensemble, by its number from 1 on."""
+
+    main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+    def __init__(self, directory: Path, number: int) -> None:
+        super().__init__(directory)
+        self.line = f"server.{number}=127.0.0.1:{_held_port(self)}:{_held_port(self)}\n"
+        (directory / "data").mkdir(parents=True)
+        (directory / "data" / "myid").write_text(str(number))
+
+
+class Ensemble(ZooKeeper):
+    """Three servers, of which two have to agree."""
+
+    def __init__(self, directory: Path) -> None:
+        self.servers = [Member(directory / str(number), number) for number in (1, 2, 3)]
+        for one in self.servers:
+            one.members = "initLimit=50\nsyncLimit=25\n" + "".join(it.line for it in self.servers)
+
+    @property
+    def connect(self) -> str:
+        """HOST:PORT of each, with commas between."""
+        return ",".join(one.connect for one in self.servers)
+
+    def launch(self) -> None:
+        """Start those that do not run."""
+        for one in self.servers:
+            if one.child is None or one.child.returncode is not None:
+                one.launch()
+
+    @property
+    def mode(self) -> str | None:
+        """``ensemble``; None while not all of them serve."""
+        return "ensemble" if all(one.mode for one in self.servers) else None
+
+    @property
+    def leader(self) -> Member:
+        """Who leads."""
+        return until(
+            lambda: next((one for one in self.servers if one.mode == "leader"), None), "a leader"
+        )
+
+    def stop(self) -> None:
+        """Kill those that run."""
+        for one in self.servers:
+            if one.child is not None:
+                one.stop()
+
+
+def _held_port(owner: object) -> int:
+    held = hold_port()
+    weakref.finalize(owner, held.close)
+    return int(held.getsockname()[1])
 
 
 def password_of(session_id: int) -> bytes:

@@ -76,10 +76,17 @@ class Brokers(Generic[D]):
 
     def log_end(self, node_id: int, partition: tuple[str, int]) -> int:
         """Where a replica ends, by its files."""
-        headers = iter_headers(self.log(node_id, partition))
-        return max((one.next_offset for _, one in headers), default=0)
+        last = self._segments(node_id, partition)[-1:]
+        headers = (one for path in last for _, one in iter_headers(path.read_bytes()))
+        base = int(last[0].stem) if last else 0
+        return max((one.next_offset for one in headers), default=base)
 
-    def log(self, node_id: int, partition: tuple[str, int]) -> bytes:
-        """What the files of a replica hold."""
+    def log(self, node_id: int, partition: tuple[str, int], since: int = 0) -> bytes:
+        """What the files of a replica hold, beginning with the one that has ``since``."""
+        found = self._segments(node_id, partition)
+        begin = max((at for at, path in enumerate(found) if int(path.stem) <= since), default=0)
+        return b"".join(path.read_bytes() for path in found[begin:])
+
+    def _segments(self, node_id: int, partition: tuple[str, int]) -> list[Path]:
         place = self.home / str(node_id) / "data" / "{}-{}".format(*partition)
-        return b"".join(path.read_bytes() for path in sorted(place.glob("*.log")))
+        return sorted(place.glob("*.log"))

@@ -296,7 +296,7 @@ def _tried(bench: Bench, place: Place) -> Result:
         bench.begin(place.scenario)
         with bench.faulty(place, reached):
             bench.live(place.scenario)
-            bench.cluster.settle()
+            bench.cluster.rest()
         bench.cluster.check()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
         where = bench.cluster.home.name

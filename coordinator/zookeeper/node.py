@@ -337,6 +337,8 @@ class ZooKeeperNode:
 
     async def _find(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
+        if not self._session.is_connected:
+            return  # it may have resigned meanwhile, and looks again when it is connected
         found, takes_envelopes = None, self.takes_envelopes
         if node is not None:
             broker = znodes.broker_of(controller_id, node.data)

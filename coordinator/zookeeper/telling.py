@@ -78,8 +78,10 @@ def told(
     came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
     changed, gone = _changes(before, after)
     everything = _everything(after) if came else ()
-    for broker_id in sorted(came):
-        yield broker_id, _update(after, controller, now[broker_id], everything, deleting)
+    for broker_id, broker in sorted(now.items()) if came else ():
+        # Apache Kafka's brokers follow nobody of whom they do not know that he lives.
+        parts, going = (everything, deleting) if broker_id in came else ((), ())
+        yield broker_id, _update(after, controller, broker, parts, going)
     each: dict[int, _ForOne] = defaultdict(_ForOne)
     for topic, index, old in changed:
         _tell(each, controller, after, topic, index, old)
@@ -93,7 +95,7 @@ def told(
     for broker_id, one in sorted(each.items()):
         if broker_id in now and one.led:
             yield broker_id, _leader_and_isr(after, controller, now[broker_id], one)
-    if changed or gone or came or _listens(was) != _listens(now):
+    if changed or gone or _others_listen(was, now, came):
         parts = [(topic, index) for topic, index, _ in changed]
         for broker_id, broker in sorted(now.items()):
             if broker_id not in came or gone:
@@ -103,8 +105,15 @@ def told(
             yield broker_id, stop_replica(controller, now[broker_id], one.stopped)
 
 
-def _listens(brokers: Mapping[int, BrokerRegistration]) -> dict[int, object]:
-    return {key: one.listeners for key, one in brokers.items()}
+def _others_listen(
+    was: Mapping[int, BrokerRegistration], now: Mapping[int, BrokerRegistration], came: set[int]
+) -> bool:
+    """Whether somebody has gone, or listens elsewhere; of who came everybody has heard."""
+    return any(
+        key not in now or now[key].listeners != one.listeners
+        for key, one in was.items()
+        if key not in came
+    )
 
 
 def replicas_of(image: MetadataImage, controller: Controller, broker_id: int) -> Entity | None:

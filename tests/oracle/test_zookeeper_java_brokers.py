@@ -6,11 +6,13 @@ What anybody may write there is obeyed by both makers' controllers: one set of s
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
 from tests.support.cluster import unique
 from tests.support.mixed import JAVA, PYTHON
@@ -21,8 +23,11 @@ from tests.support.zookeeper_brokers import Brokers
 P, J, K = 1, 2, 3
 """A broker of Fencepost, two of Apache Kafka."""
 
+TOPIC, BROKER = 2, 4
+"""Types of resources that settings are of."""
+
 SETTINGS = {
-    "zookeeper.session.timeout.ms": "18000",
+    "zookeeper.session.timeout.ms": "10000",
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "3",
     "transaction.state.log.num.partitions": "1",
@@ -37,6 +42,7 @@ SETTINGS = {
 def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     home = tmp_path_factory.mktemp("brokers")
     found = Brokers(home, zookeeper, {P: PYTHON, J: JAVA, K: JAVA}, SETTINGS)
+    found.nodes[J].tell({"controlled.shutdown.retry.backoff.ms": "300"})
     found.start()
     yield found
     found.close()
@@ -203,3 +209,152 @@ def test_notes_of_lost_directories_and_of_isrs_are_taken(either: Brokers):
         data = json.dumps(value).encode()
         either.znodes.create(f"{folder}/{stem}", data, sequence=True)
         until(lambda folder=folder: not either.znodes.get_children(folder), f"{folder} is empty")  # type: ignore[misc]
+
+
+# --- Apache Kafka's brokers under a controller of Fencepost ---
+
+
+def _config(brokers: Brokers, node_id: int, kind: int, name: str, key: str, value: str) -> None:
+    with brokers.client(node_id) as client:
+        change = {"name": key, "config_operation": 0, "value": value}
+        answer = client.call(
+            "incremental_alter_configs",
+            0,
+            resources=[{"resource_type": kind, "resource_name": name, "configs": [change]}],
+            validate_only=False,
+        )
+    assert answer["responses"][0]["error_code"] == "none", answer
+
+
+def _value(brokers: Brokers, node_id: int, kind: int, name: str, key: str) -> str | None:
+    with brokers.client(node_id) as client:
+        asked = {"resource_type": kind, "resource_name": name, "configuration_keys": [key]}
+        answer = client.call("describe_configs", 1, resources=[asked])
+    found = answer["results"][0]["configs"]
+    return found[0]["value"] if found else None
+
+
+def test_records_transactions_and_groups_go_over_brokers_of_both(under_ours: Brokers):
+    """Producer ids are Fencepost's to give; the coordinators are where the leaders are."""
+    name = under_ours.create([J, K, P], [K, P, J], [P, J, K])
+    servers = under_ours.nodes[K].bootstrap
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": unique("tx")})
+    producer.init_transactions(60)
+    for ends in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        for number in range(90):
+            producer.produce(name, b"%d" % number, partition=number % 3)
+        ends(60)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": unique("group"),
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe([name])
+    seen: list[int] = []
+
+    def all_read() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            seen.append(int(message.value()))
+        return len(seen) == 90
+
+    until(all_read, "the group has read all", deadline_s=120)
+    assert sorted(seen) == list(range(90))
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    assert under_ours.node("/latest_producer_id_block")["version"] == 1
+    under_ours.all_in_sync(name)
+
+
+def test_settings_hold_at_all_whoever_has_changed_them(under_ours: Brokers):
+    name = under_ours.create([J, P, K])
+
+    def holds(node_id: int, kind: int, resource: str, key: str, value: str) -> bool:
+        return _value(under_ours, node_id, kind, resource, key) == value
+
+    for via, value in ((P, "60000"), (J, "70000")):
+        _config(under_ours, via, TOPIC, name, "retention.ms", value)
+        for node_id in under_ours.nodes:
+            has = partial(holds, node_id, TOPIC, name, "retention.ms", value)
+            until(has, f"broker {node_id} has {value}, set at {via}")
+    for via, value in ((P, "900000"), (K, "800000")):
+        _config(under_ours, via, BROKER, "", "message.max.bytes", value)
+        for node_id in under_ours.nodes:
+            has = partial(holds, node_id, BROKER, str(node_id), "message.max.bytes", value)
+            until(has, f"broker {node_id} has {value}, set at {via}")
+
+
+def test_a_deleted_topic_is_gone_from_all_and_can_be_made_again(under_ours: Brokers):
+    name = under_ours.create([J, K, P], [K, P, J])
+    first = _replicas(under_ours, name)["topic_id"]
+    with under_ours.client(P) as client:
+        client.produce(name, [b"first"], acks=-1)
+        answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)
+        assert answer["responses"][0]["error_code"] == "none", answer
+    until(lambda: _replicas(under_ours, name) is None, "it is gone")
+    for one in under_ours.nodes.values():
+        until(lambda one=one: not [*one.data_dir.glob(f"{name}-?")], "its records are gone")  # type: ignore[misc]
+    under_ours.write(f"/brokers/topics/{name}", {"version": 1, "partitions": {"0": [K, P]}})
+    _is_known_to_all(under_ours, name, [K])
+    assert _replicas(under_ours, name)["topic_id"] != first
+    with under_ours.client(K) as client:
+        until(lambda: client.leaders(name) == 1, "it leads")
+        assert client.produce(name, [b"second"], acks=-1)["error_code"] == "none"
+        assert client.values(name) == [b"second"]
+
+
+def test_a_leaver_hears_what_it_still_leads_and_leads_it_until_it_is_gone(under_ours: Brokers):
+    """One broker dies, the other of the two stops: Apache Kafka's asks three times, and goes."""
+    name = under_ours.create([J, K])
+    under_ours.nodes[K].kill()
+    until(lambda: under_ours.isrs(name) == [{J}], "its session has ended")
+    left = sum(
+        under_ours.state(topic, int(index))["isr"] == [J] and len(replicas) > 1
+        for topic in under_ours.znodes.get_children("/brokers/topics")
+        for index, replicas in _replicas(under_ours, topic)["partitions"].items()
+    )
+    child = under_ours.nodes[J].child
+    assert child is not None
+    since = len(child.lines)
+    under_ours.stop(J)
+    answers = rf"Controlled shutdown request returned .* with {left} partitions remaining"
+    said = [line for line in child.lines[since:] if re.search(answers, line)]
+    assert len(said) == 3, child.tail()
+    until(lambda: under_ours.state(name)["leader"] == -1, "nobody leads it")
+    assert under_ours.state(name)["isr"] == [J]
+    under_ours.nodes[K].start()
+    assert under_ours.state(name)["leader"] == -1, "it lacks records"
+    under_ours.nodes[J].start()
+    under_ours.all_in_sync(name)
+    assert under_ours.leaders(name) == [J]
+
+
+@pytest.mark.parametrize("order", [(P, J, P), (J, P, J)], ids=["ours", "theirs"])
+def test_what_one_controller_has_begun_others_end(brokers: Brokers, order: tuple[int, ...]):
+    """A reassignment and a deletion wait for a broker, while the office goes to and fro."""
+    brokers.elect(order[0])
+    moved = brokers.create([J, P], via=order[0])
+    deleted = brokers.create([P, K], via=order[0])
+    brokers.stop(K)
+    rows = [{"topic": moved, "partition": 0, "replicas": [P, K]}]
+    brokers.write("/admin/reassign_partitions", {"version": 1, "partitions": rows})
+    brokers.znodes.create(f"/admin/delete_topics/{deleted}")
+    waits = {"partitions": {"0": [P, K, J]}, "adding_replicas": {"0": [K]}}
+    for controller in order:
+        brokers.elect(controller)
+        until(lambda: _replicas(brokers, moved).items() >= waits.items(), "it is begun")
+        until(lambda: brokers.state(moved)["controller_epoch"] == brokers.controller_epoch, "so")
+        until(lambda: not brokers.known(P, deleted), "nobody serves it")
+    assert _replicas(brokers, deleted) is not None
+    assert brokers.node("/admin/reassign_partitions")["partitions"] == rows
+    brokers.nodes[K].start()
+    until(lambda: brokers.node("/admin/reassign_partitions") is None, "the reassignment is done")
+    assert _replicas(brokers, moved)["partitions"] == {"0": [P, K]}
+    assert set(brokers.state(moved)["isr"]) == {P, K}
+    until(lambda: _replicas(brokers, deleted) is None, "the topic is gone")
+    assert brokers.controller == order[-1]
+    _is_known_to_all(brokers, moved, [P])

@@ -116,7 +116,13 @@ class Brokers:
                     self.znodes.delete("/controller")
             return found in wanted
 
-        until(is_elected, f"one of {wanted} is the controller")
+        def has_taken_office() -> bool:
+            if not is_elected():
+                return False
+            with self.client(self.controller) as client:
+                return client.call("describe_cluster", 0)["controller_id"] in wanted
+
+        until(has_taken_office, f"one of {wanted} is the controller")
 
     def write(self, path: str, value: Any) -> None:
         """A znode with that JSON, as tools of older releases make one."""

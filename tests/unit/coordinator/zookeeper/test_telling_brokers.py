@@ -59,6 +59,11 @@ class Broker:
         assert self.arrivals.refuses(request, self.epoch) == 0
         key = request.__api_key__
         if key == ApiKey.LEADER_AND_ISR:
+            leaders = {
+                one.leader for topic in request.topic_states for one in topic.partition_states
+            }
+            unknown = leaders - {-1, self.broker_id} - self.image.brokers.keys()
+            assert not unknown, "Apache Kafka's brokers do not follow whom they do not know"
             records, errors = self.arrivals.leader_and_isr(self.image, request)
             assert all(code == 0 for each in errors.values() for code in each.values())
         elif key == ApiKey.UPDATE_METADATA:

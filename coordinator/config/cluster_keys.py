@@ -49,8 +49,46 @@ zookeeper.connect STRING ""
     their controller there, instead of having controllers elsewhere.
 zookeeper.session.timeout.ms INT 18000 unit=ms low=1
     A broker that ZooKeeper has not heard of for so long is dead.
-zookeeper.connection.timeout.ms INT 18000 unit=ms low=1
-    How long a start waits for ZooKeeper.
+zookeeper.connection.timeout.ms INT - unit=ms low=1
+    How long a start waits for ZooKeeper; without it, as long as a session may be silent.
+zookeeper.max.in.flight.requests INT 10 low=1
+    Requests to ZooKeeper that are under way at the same time.
+zookeeper.set.acl BOOLEAN false
+    Only who logs in to ZooKeeper as this broker does may change what it writes there, and read
+    users, settings of brokers and tokens.
+fencepost.zookeeper.jaas.config PASSWORD -
+    How this broker logs in to ZooKeeper: what stands in the section Client of the file that a Java
+    broker is given, org.apache.zookeeper.server.auth.DigestLoginModule with username and password.
+zookeeper.ssl.client.enable BOOLEAN false
+    Whether connections to ZooKeeper are encrypted.
+zookeeper.clientCnxnSocket STRING -
+    With zookeeper.ssl.client.enable it must be org.apache.zookeeper.ClientCnxnSocketNetty.
+zookeeper.ssl.keystore.location STRING -
+    A PEM file with the private key and the certificate chain that this broker shows to ZooKeeper.
+zookeeper.ssl.keystore.password PASSWORD -
+    What the private key is encrypted with.
+zookeeper.ssl.keystore.type STRING PEM
+    The only form that is read is PEM.
+zookeeper.ssl.truststore.location STRING -
+    A PEM file with the certificates that those of ZooKeeper's servers are signed with.
+zookeeper.ssl.truststore.password PASSWORD -
+    Not for PEM.
+zookeeper.ssl.truststore.type STRING PEM
+    As zookeeper.ssl.keystore.type.
+zookeeper.ssl.protocol STRING TLSv1.2 of=TLSv1.2,TLSv1.3
+    The version of TLS, where zookeeper.ssl.enabled.protocols does not say more.
+zookeeper.ssl.enabled.protocols LIST "" of=TLSv1.2,TLSv1.3
+    The versions of TLS.
+zookeeper.ssl.cipher.suites LIST ""
+    As ssl.cipher.suites.
+zookeeper.ssl.endpoint.identification.algorithm STRING HTTPS
+    Whether the name in a server's certificate has to be its host's; empty for not at all.
+zookeeper.ssl.crl.enable BOOLEAN false
+    Not served: a start with it is refused.
+zookeeper.ssl.ocsp.enable BOOLEAN false
+    Not served: a start with it is refused.
+zookeeper.metadata.migration.enable BOOLEAN false
+    Not served: a start with it is refused.
 """
 
 CLUSTER_KEYS = read_keys(_BROKER)

@@ -24,6 +24,7 @@ import structlog
 from fencepost.cluster.image import UNASSIGNED
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol
 from fencepost.coordinator.config.listeners import (
     ANY_ADDRESS,
@@ -353,7 +354,10 @@ class Broker:
             needs = "zookeeper.connect needs kazoo: pip install 'fencepost[zookeeper]'"
             raise BrokerError(needs) from error
         found = ZooKeeperMember(self.config, self.roles, self._listeners.all, self._lost)
-        found.open(self.clock)
+        try:
+            found.open(self.clock)
+        except ConfigError as error:
+            raise BrokerError(str(error)) from error
         return found
 
     async def _decide(self, directory: str, threads: Threads) -> ControllerPart | None:

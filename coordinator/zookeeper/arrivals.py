@@ -60,6 +60,10 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
             if broker_id in one.replicas:
                 untold = replace(one, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD)
                 delta.replay(partition_record(topic.topic_id, index, untold))
+            elif one.adding_replicas or one.removing_replicas:
+                # Nobody will tell that a move of others' replicas was called off.
+                told = replace(one, adding_replicas=(), removing_replicas=())
+                delta.replay(partition_record(topic.topic_id, index, told))
     for broker in image.brokers.values():
         delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
     return delta.apply(image.offset + 1, image.epoch)

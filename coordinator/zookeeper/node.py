@@ -31,6 +31,7 @@ from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access import Access
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
+from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import clear_notes, load, read_config
 from fencepost.coordinator.zookeeper.notes import Notes
@@ -72,7 +73,7 @@ TakeOffice = Callable[["Loaded", Teller, int, Callable[[], None]], "Elected"]
 class ZooKeeperNode:
     """``services.zookeeper``. Belongs to the loop.
 
-    ``on_lost`` is called if the broker must stop by itself.
+    ``on_lost`` is called if the broker must stop by itself. Raises ConfigError.
     """
 
     def __init__(
@@ -86,12 +87,9 @@ class ZooKeeperNode:
     ) -> None:
         self._config, self._clock = config, clock
         self._node_id, self._listener, self._on_lost = node_id, listener, on_lost
-        self._timeout_ms = config.int("zookeeper.session.timeout.ms")
-        self.session = self._session = Session(
-            config.text("zookeeper.connect") or "",
-            timeout_ms=self._timeout_ms,
-            on_state=self._changed,
-        )
+        reach = Reach.of(config)
+        self._timeout_ms = reach.timeout_ms
+        self.session = self._session = Session(reach, self._changed)
         self.access = Access(
             self._session,
             clock,
@@ -131,8 +129,7 @@ class ZooKeeperNode:
     async def find_cluster_id(self) -> str:
         """Connect, and make what is not there yet. Raises MembershipError."""
         try:
-            timeout_ms = self._config.int("zookeeper.connection.timeout.ms")
-            await self._session.start(timeout_ms or self._timeout_ms)
+            await self._session.start()
             for path in znodes.PERSISTENT:
                 await self._session.ensure(path)
             await self._session.ensure("/cluster")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import structlog
-from kazoo.client import KazooClient, KazooState
+from kazoo.client import KazooState
 from kazoo.exceptions import (
     BadVersionError,
     KazooException,
@@ -25,7 +25,9 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
 )
 
+from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
+from fencepost.coordinator.zookeeper.kazoo_client import acl_of, client_of, problem_of
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -119,10 +121,11 @@ class Session:
     or not.
     """
 
-    def __init__(self, connect: str, *, timeout_ms: int, on_state: Callable[[State], None]) -> None:
+    def __init__(self, reach: Reach, on_state: Callable[[State], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_state, self._connect = on_state, connect
-        self._client: Any = KazooClient(connect, timeout=timeout_ms / 1000)
+        self._on_state, self._reach = on_state, reach
+        self._client: Any = client_of(reach)
+        self._in_flight = asyncio.Semaphore(reach.max_in_flight)
         self._client.add_listener(self._changed)
         self.is_connected = False
 
@@ -132,10 +135,19 @@ class Session:
         known = self._client.client_id
         return 0 if known is None else int(known[0])
 
-    async def start(self, timeout_ms: int) -> None:
+    async def start(self) -> None:
         """Connect. Raises ZooKeeperError."""
-        if not await asyncio.to_thread(self._begin, timeout_ms / 1000):
-            raise ZooKeeperError(f"ZooKeeper can not be reached at {self._connect}")
+        if not await asyncio.to_thread(self._begin, self._reach.connection_timeout_ms / 1000):
+            why = problem_of(self._client)
+            told = f": {why}" if why else ""
+            raise ZooKeeperError(f"ZooKeeper can not be reached at {self._reach.connect}{told}")
+        # Everything is under it, so it can only be made by who does not know of it.
+        path, self._client.chroot = self._client.chroot, ""
+        try:
+            if path:
+                await self.ensure(path)
+        finally:
+            self._client.chroot = path
 
     def _begin(self, timeout_s: float) -> bool:
         if not self._client.start_async().wait(timeout_s):
@@ -169,7 +181,11 @@ class Session:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(work)
 
-    async def _answer(self, asked: Any) -> Any:
+    async def _answer(self, ask: Callable[[], Any]) -> Any:
+        async with self._in_flight:
+            return await self._answered(ask())
+
+    async def _answered(self, asked: Any) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def settle() -> None:
@@ -186,7 +202,8 @@ class Session:
         except (NoNodeError, NodeExistsError, BadVersionError):
             raise
         except KazooException as error:
-            raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {error}") from error
+            why = problem_of(self._client) or str(error)
+            raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {why}") from error
 
     def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
         """Fires once; also when the connection is lost."""
@@ -196,12 +213,13 @@ class Session:
         """What a znode holds; None if it is not there, and then it is watched all the same."""
         try:
             data, stat = await self._answer(
-                self._client.get_async(path, watch=self._watch(changed))
+                partial(self._client.get_async, path, watch=self._watch(changed))
             )
         except NoNodeError:
             if changed is None:
                 return None
-            if await self._answer(self._client.exists_async(path, self._watch(changed))) is None:
+            exists = partial(self._client.exists_async, path, self._watch(changed))
+            if await self._answer(exists) is None:
                 return None
             return await self.get(path, changed)
         return Node(
@@ -211,18 +229,20 @@ class Session:
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
         """The names under a znode; none where it is not there, and then nothing is watched."""
         try:
-            asked = self._client.get_children_async(path, watch=self._watch(changed))
-            return sorted(await self._answer(asked))
+            ask = partial(self._client.get_children_async, path, watch=self._watch(changed))
+            return sorted(await self._answer(ask))
         except NoNodeError:
             return []
 
     async def sync(self) -> None:
         """Let what is read next be what all others have written by now."""
-        await self._answer(self._client.sync_async("/"))
+        await self._answer(partial(self._client.sync_async, "/"))
 
     async def ensure(self, path: str) -> None:
         """Make a persistent znode, and those above it, where they are not there."""
-        await self._answer(self._client.ensure_path_async(path))
+        await self._answer(
+            partial(self._client.ensure_path_async, path, acl=acl_of(self._reach, path))
+        )
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
         """All of it or nothing; what each has brought: a path, or a Stat. Raises RefusedError."""
@@ -231,7 +251,11 @@ class Session:
             match one:
                 case Create():
                     transaction.create(
-                        one.path, one.data, ephemeral=one.ephemeral, sequence=one.sequence
+                        one.path,
+                        one.data,
+                        acl=acl_of(self._reach, one.path),
+                        ephemeral=one.ephemeral,
+                        sequence=one.sequence,
                     )
                 case Set():
                     transaction.set_data(one.path, one.data, one.version)
@@ -239,7 +263,7 @@ class Session:
                     transaction.delete(one.path, one.version)
                 case Check():
                     transaction.check(one.path, one.version)
-        found: list[Any] = await self._answer(transaction.commit_async())
+        found: list[Any] = await self._answer(transaction.commit_async)
         for at, one in enumerate(found):
             if isinstance(one, Exception) and not isinstance(
                 one, (RolledBackError, RuntimeInconsistency)

@@ -372,7 +372,7 @@ def models() -> Iterator[None]:
         if name.startswith(f"{zookeeper.__name__}.") and hasattr(one, "_log")
     ]
     changes: list[tuple[Any, str, Any]] = [
-        (session, "KazooClient", Client),
+        (session, "client_of", Client.of),
         (channels, "ControllerConnection", Connection),
         (node, "uuid4", next_id),
         (elected, "new_topic_id", next_id),

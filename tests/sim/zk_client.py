@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
+from fencepost.coordinator.zookeeper.connection import Reach
 from tests.sim.loop import Loop
 from tests.sim.zk_server import CLOSE, ENSEMBLE, Connection, Ensemble, Op, Request
 
@@ -100,6 +101,18 @@ _Watch = Callable[[Any], None]
 
 class Client:
     """In the place of ``KazooClient``, on the node of the running loop."""
+
+    chroot = ""
+    problem = ""
+    """Of its handler, as the daemon's own has one."""
+
+    @property
+    def handler(self) -> Client:
+        return self
+
+    @classmethod
+    def of(cls, reach: Reach) -> Client:
+        return cls(reach.connect, reach.timeout_ms / 1000)
 
     def __init__(self, _connect: str, timeout: float, **_settings: Any) -> None:
         loop = cast("Loop", asyncio.get_running_loop())

@@ -6,13 +6,16 @@ import re
 import socket
 import struct
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from kazoo.client import KazooClient
 
 from fencepost.coordinator.tools.ports import hold_port
+from tests.support.certificates import Authority
 from tests.support.kafka import CACHE, ROOT, resolve
+from tests.support.kafka39 import java_command
 from tests.support.processes import Child
 from tests.support.waits import until
 
@@ -55,17 +58,28 @@ class ZooKeeper:
 
     def launch(self) -> None:
         """Start."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        settings = self._directory / "zoo.cfg"
+        lines = "".join(f"{key}={one}\n" for key, one in self._settings().items())
+        settings.write_text(f"{lines}{self.members}")
+        self.child = Child([*self._java(), self.main, str(settings)])
+
+    def _java(self) -> list[str]:
+        """The command line before the class. OracleMissingError says what is missing."""
         resolve(
             POM, {LIBS: "-DincludeScope=runtime"}, CACHE / "zookeeper.pom.xml", "zookeeper-*.jar"
         )
-        self._directory.mkdir(parents=True, exist_ok=True)
-        settings = self._directory / "zoo.cfg"
-        settings.write_text(
-            f"tickTime={TICK_MS}\ndataDir={self._directory}/data\nclientPort={self._port}\n"
-            f"clientPortAddress=127.0.0.1\n"
-            f"minSessionTimeout=400\nmaxSessionTimeout=60000\n{self.members}"
-        )
-        self.child = Child(["java", *OPTIONS, "-cp", f"{LIBS}/*", self.main, str(settings)])
+        return ["java", *OPTIONS, "-cp", f"{LIBS}/*"]
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "tickTime": str(TICK_MS),
+            "dataDir": f"{self._directory}/data",
+            "clientPort": str(self._port),
+            "clientPortAddress": "127.0.0.1",
+            "minSessionTimeout": "400",
+            "maxSessionTimeout": "60000",
+        }
 
     @property
     def mode(self) -> str | None:
@@ -169,6 +183,58 @@ def password_of(session_id: int) -> bytes:
         seed = (seed * 0x5DEECE66D + 0xB) & (1 << 48) - 1
         found += (seed >> 16).to_bytes(4, "little")
     return found
+
+
+class SecuredZooKeeper(ZooKeeper):
+    """One that also listens with TLS, and knows users by SASL's DIGEST-MD5.
+
+    It is the one of Apache Kafka 3.9, whose jars have what it takes.
+    """
+
+    def __init__(
+        self, directory: Path, authority: Authority, users: Mapping[str, str], *, wants: str
+    ) -> None:
+        """``wants`` says whether clients show a certificate: ``none`` or ``need``."""
+        super().__init__(directory)
+        held = hold_port()
+        weakref.finalize(self, held.close)
+        self.secure = f"localhost:{held.getsockname()[1]}"
+        """HOST:PORT of TLS."""
+        self._authority, self._wants = authority, wants
+        self._users = dict(users)
+
+    def set_password(self, user: str, password: str) -> None:
+        """From its next start on."""
+        self._users[user] = password
+
+    def _java(self) -> list[str]:
+        classes = java_command("")
+        known = " ".join(f'user_{user}="{password}"' for user, password in self._users.items())
+        jaas = self._directory / "jaas.conf"
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+        jaas.write_text(f"Server {{ {module} required {known}; }};\n")
+        at = classes.index("-cp")
+        return [
+            "java",
+            *OPTIONS,
+            f"-Djava.security.auth.login.config={jaas}",
+            "-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            *classes[at : at + 2],
+        ]
+
+    def _settings(self) -> dict[str, str]:
+        server = self._authority.server("zookeeper").file
+        return {
+            **super()._settings(),
+            "secureClientPort": self.secure.partition(":")[2],
+            "secureClientPortAddress": "127.0.0.1",
+            "ssl.keyStore.location": str(server),
+            "ssl.keyStore.type": "PEM",
+            "ssl.trustStore.location": str(self._authority.truststore),
+            "ssl.trustStore.type": "PEM",
+            "ssl.clientAuth": self._wants,
+            "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        }
 
 
 def _send(client: socket.socket, body: bytes) -> None:

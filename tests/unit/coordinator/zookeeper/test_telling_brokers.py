@@ -27,11 +27,13 @@ from fencepost.cluster.controller.topics import NewTopic
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
+from fencepost.cluster.image_records import partition_record
 from fencepost.cluster.records import (
     BrokerEndpoint,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
+    TopicRecord,
     UnregisterBrokerRecord,
 )
 from fencepost.coordinator.wire.api import ApiKey
@@ -409,6 +411,25 @@ def test_a_broker_that_starts_leads_nothing_before_it_is_told(scene: Scene):
     mine = starting.image.topics["t"].partitions[0]
     assert (mine.leader, mine.partition_epoch, mine.replicas) == (-1, -1, (1, 2))
     assert not starting.image.brokers
+
+
+def test_a_broker_that_starts_keeps_no_move_of_others_in_mind(scene: Scene):
+    """UpdateMetadata, all that it is told of them, does not say that one was called off."""
+    image = scene.machine.image
+    delta = MetadataDelta(image)
+    topic_id = UUID(int=77)
+    delta.replay(TopicRecord("moving", topic_id))
+    moving = PartitionRegistration(
+        (2, 3), (2, 3), 2, 0, 0, removing_replicas=(2,), adding_replicas=(3,)
+    )
+    delta.replay(partition_record(topic_id, 0, moving))
+    other, mine = (
+        Broker(broker_id, 99, delta.apply(image.offset + 2, 1)).image.topics["moving"].partitions[0]
+        for broker_id in (1, 2)
+    )
+    assert (other.adding_replicas, other.removing_replicas) == ((), ())
+    assert (other.leader, other.replicas) == (2, (2, 3))
+    assert (mine.adding_replicas, mine.removing_replicas) == ((3,), (2,)), "LeaderAndIsr tells it"
 
 
 # --- what a broker refuses ---

@@ -1,0 +1,139 @@
+"""How a broker reaches ZooKeeper: encrypted or not, as whom, and who else may see what it writes.
+
+Source: ``ZkConfigs``, ``KafkaZkClient.createZkClient``, ``ZkData.defaultAcls``; ``X509Util``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Final
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import HIDDEN, ConfigError
+from fencepost.coordinator.security.cipher_suites import chosen_suites
+from fencepost.coordinator.wire.client.security import Security, SecurityError
+from fencepost.coordinator.wire.client.tls import ssl_context
+from fencepost.coordinator.wire.jaas import JaasError, parse_jaas
+from fencepost.logcore.values import dataclass
+
+JAAS: Final = "fencepost.zookeeper.jaas.config"
+LOGIN_MODULE: Final = "org.apache.zookeeper.server.auth.DigestLoginModule"
+
+_NETTY: Final = "org.apache.zookeeper.ClientCnxnSocketNetty"
+_ENABLE, _SOCKET = "zookeeper.ssl.client.enable", "zookeeper.clientCnxnSocket"
+_KEYSTORE, _SET_ACL = "zookeeper.ssl.keystore.location", "zookeeper.set.acl"
+
+_UNSERVED: Final = {
+    "zookeeper.ssl.crl.enable": "lists of revoked certificates are not looked at",
+    "zookeeper.ssl.ocsp.enable": "nobody is asked whether a certificate was revoked",
+    "zookeeper.metadata.migration.enable": "there is no migration to controllers of a quorum",
+}
+
+_OF_CLIENTS: Final[Mapping[str, str]] = {
+    "zookeeper.ssl.keystore.location": "ssl.keystore.location",
+    # ZooKeeper has no other password for the key.
+    "zookeeper.ssl.keystore.password": "ssl.key.password",
+    "zookeeper.ssl.keystore.type": "ssl.keystore.type",
+    "zookeeper.ssl.truststore.location": "ssl.truststore.location",
+    "zookeeper.ssl.truststore.password": "ssl.truststore.password",
+    "zookeeper.ssl.truststore.type": "ssl.truststore.type",
+    "zookeeper.ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
+}
+"""What keys are called for any other client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How to connect. Two are equal where all values are; no secret is printed."""
+
+    connect: str
+    """HOST:PORT with commas between, and maybe a path."""
+    timeout_ms: int
+    """Of the session."""
+    connection_timeout_ms: int
+    """How long a start waits."""
+    max_in_flight: int
+    """Requests that are under way at the same time."""
+    tls: ssl.SSLContext | None = field(default=None, compare=False)
+    login: tuple[str, str] | None = field(default=None, repr=False)
+    """User and password of SASL's DIGEST-MD5."""
+    sets_acls: bool = False
+    """Whether what it makes is only its user's to change."""
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> Reach:
+        """What the configuration says. Raises ConfigError; files are read."""
+        for key, reason in _UNSERVED.items():
+            if config.bool(key):
+                raise ConfigError(key, "true", reason)
+        timeout_ms = config.int("zookeeper.session.timeout.ms")
+        connection = config.get("zookeeper.connection.timeout.ms")
+        found = cls(
+            connect=config.text("zookeeper.connect") or "",
+            timeout_ms=timeout_ms,
+            connection_timeout_ms=connection if isinstance(connection, int) else timeout_ms,
+            max_in_flight=config.int("zookeeper.max.in.flight.requests"),
+            tls=_tls(config),
+            login=_login(config),
+            sets_acls=config.bool(_SET_ACL),
+        )
+        has_certificate = found.tls is not None and config.text(_KEYSTORE)
+        if found.sets_acls and found.login is None and not has_certificate:
+            raise ConfigError(
+                _SET_ACL,
+                "true",
+                f"ZooKeeper has to know who writes: it needs {JAAS}, or {_ENABLE} with {_KEYSTORE}",
+            )
+        return found
+
+
+def _tls(config: BrokerConfig) -> ssl.SSLContext | None:
+    if not config.bool(_ENABLE):
+        return None
+    if config.text(_SOCKET) != _NETTY:
+        raise ConfigError(_SOCKET, config.text(_SOCKET), f"with {_ENABLE} it must be {_NETTY}")
+    properties = {client: config.text(key) or "" for key, client in _OF_CLIENTS.items()}
+    properties["security.protocol"] = "SSL"
+    protocol = config.text("zookeeper.ssl.protocol") or ""
+    versions = config.items("zookeeper.ssl.enabled.protocols") or (protocol,)
+    properties["ssl.enabled.protocols"] = ",".join(versions)
+    properties["ssl.protocol"] = max(versions)
+    suites = config.items("zookeeper.ssl.cipher.suites")
+    older, _ = chosen_suites(suites)
+    properties["ssl.cipher.suites"] = ",".join(older or suites)
+    try:
+        return ssl_context(Security.of(properties))
+    except SecurityError as error:
+        key, _, reason = str(error).partition(": ")
+        known = {client: own for own, client in _OF_CLIENTS.items()}
+        raise ConfigError(known.get(key, f"zookeeper.{key}"), HIDDEN, reason) from None
+
+
+def _login(config: BrokerConfig) -> tuple[str, str] | None:
+    text = config.text(JAAS)
+    if not text:
+        return None
+    try:
+        login = parse_jaas(text)
+    except JaasError as error:
+        raise ConfigError(JAAS, HIDDEN, str(error)) from None
+    if login.module != LOGIN_MODULE:
+        raise ConfigError(JAAS, HIDDEN, f"the only module that is served is {LOGIN_MODULE}")
+    user, password = login.options.get("username", ""), login.options.get("password", "")
+    if not user or not password:
+        raise ConfigError(JAAS, HIDDEN, "it needs username and password")
+    return user, password
+
+
+OPEN_PATH: Final = "/consumers"
+"""Where clients of older releases write by themselves."""
+
+SENSITIVE_PATHS: Final = ("/config/users", "/config/brokers", "/delegation_token/tokens")
+"""What nobody else may even read (kafka: ``SensitiveRootPaths``)."""
+
+
+def is_sensitive(path: str) -> bool:
+    """Whether passwords and secrets are there."""
+    return path.startswith(SENSITIVE_PATHS)

@@ -1,0 +1,98 @@
+"""The client's side of SASL's DIGEST-MD5, the login that ZooKeeper's servers ask brokers for.
+
+Of what it can do, authentication alone (``qop=auth``). The digests are those that the protocol
+prescribes; what keeps others from reading and guessing is TLS.
+
+Source: RFC 2831; ``SaslClientCallbackHandler``, ``SecurityUtils`` of ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Final
+from urllib.request import parse_http_list, parse_keqv_list
+
+SERVER_NAME: Final = "zk-sasl-md5"
+"""What every server of ZooKeeper is called here, whatever its host."""
+
+URI: Final = f"zookeeper/{SERVER_NAME}"
+_COUNT: Final = "00000001"
+
+
+class DigestError(ValueError):
+    """The server has not said what it must. Holds nothing that is secret."""
+
+
+class DigestMd5:
+    """One login."""
+
+    def __init__(self, user: str, password: str, *, uri: str = URI, cnonce: str = "") -> None:
+        self._user, self._password, self._uri = user, password, uri
+        self._cnonce = cnonce or secrets.token_hex(16)
+        self._proof = ""
+
+    def answer(self, challenge: bytes) -> bytes:
+        """What to say to the server's challenge. Raises DigestError."""
+        told = _fields(challenge)
+        nonce, realm = told.get("nonce"), told.get("realm", SERVER_NAME)
+        if not nonce or told.get("algorithm") != "md5-sess":
+            raise DigestError("the server's challenge is none of DIGEST-MD5")
+        if "auth" not in told.get("qop", "auth").split(","):
+            raise DigestError("the server wants more than a login")
+        secret = _md5(b":".join(map(_bytes, (self._user, realm, self._password))))
+        session = _hex(secret + f":{nonce}:{self._cnonce}".encode())
+
+        def digest(what: str) -> str:
+            parts = (session, nonce, _COUNT, self._cnonce, "auth", _hex(what.encode()))
+            return _hex(":".join(parts).encode())
+
+        self._proof = digest(f":{self._uri}")
+        fields = {
+            "charset": "utf-8",
+            "username": _quoted(self._user),
+            "realm": _quoted(realm),
+            "nonce": _quoted(nonce),
+            "nc": _COUNT,
+            "cnonce": _quoted(self._cnonce),
+            "digest-uri": _quoted(self._uri),
+            "maxbuf": "65536",
+            "response": digest(f"AUTHENTICATE:{self._uri}"),
+            "qop": "auth",
+        }
+        return ",".join(f"{key}={value}" for key, value in fields.items()).encode()
+
+    def check(self, last: bytes) -> None:
+        """Believe that the server knows the password as well. Raises DigestError."""
+        proof = _fields(last).get("rspauth", "")
+        if not self._proof or not hmac.compare_digest(proof.encode(), self._proof.encode()):
+            raise DigestError("the server does not know the password")
+
+
+def _fields(text: bytes) -> dict[str, str]:
+    try:
+        return dict(parse_keqv_list(parse_http_list(text.decode())))
+    except (ValueError, IndexError):  # the latter of an empty value
+        raise DigestError("the server's words are none of DIGEST-MD5") from None
+
+
+def _bytes(text: str) -> bytes:
+    """As ISO 8859-1 where that has all the characters, as the protocol wants it."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def _hex(data: bytes) -> str:
+    return _md5(data).hex()

@@ -1,0 +1,118 @@
+"""kazoo's client with what a broker needs besides: TLS as Kafka's settings say it, and a login.
+
+kazoo leaves SASL to a library that nobody looks after any more (pure-sasl, of 2019), and ends for
+ever where a connection breaks during a login. Here that is a connection like any other that could
+not be made, and the next one is tried.
+
+Source: ``ZooKeeperSaslClient``, ``ClientCnxnSocketNetty``.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import SASL
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+
+from fencepost.coordinator.zookeeper.connection import OPEN_PATH, Reach, is_sensitive
+from fencepost.coordinator.zookeeper.digest_md5 import DigestError, DigestMd5
+
+_log = structlog.get_logger(__name__)
+
+
+def client_of(reach: Reach) -> Any:
+    """A client that is not connected yet."""
+    found = KazooClient(
+        reach.connect,
+        timeout=reach.timeout_ms / 1000,
+        handler=_Handler(reach),
+        default_acl=acl_of(reach, "/"),  # of what is above the cluster's own path
+    )
+    if reach.login is not None:
+        found._connection = _Connection(found, reach.login)
+    return found
+
+
+def acl_of(reach: Reach, path: str) -> list[Any] | None:
+    """Who may do what with a znode that is made; None for everybody everything."""
+    if not reach.sets_acls:
+        return None
+    if path == OPEN_PATH:
+        return list(OPEN_ACL_UNSAFE)
+    return [*CREATOR_ALL_ACL, *(() if is_sensitive(path) else READ_ACL_UNSAFE)]
+
+
+def problem_of(client: Any) -> str:
+    """What last kept a client from being connected; empty if that is not known."""
+    return str(client.handler.problem)
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Makes connections, in kazoo's thread."""
+
+    def __init__(self, reach: Reach) -> None:
+        super().__init__()
+        self._reach = reach
+        self.problem = ""
+
+    def create_connection(
+        self,
+        address: tuple[str, int],
+        hostname: str | None = None,
+        timeout: float | None = None,
+        **_settings: Any,
+    ) -> socket.socket:
+        """A socket; what kazoo says of encryption is not asked."""
+        try:
+            made = socket.create_connection(address, timeout)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._reach.tls is not None:
+                made = self._reach.tls.wrap_socket(made, server_hostname=hostname)
+        except (OSError, ValueError) as error:
+            self.failed(error)
+            # Such as a certificate that is half written now: kazoo tries again for these alone.
+            raise OSError(str(error)) from error
+        if self._reach.login is None:
+            self.problem = ""
+        return made
+
+    def failed(self, error: Exception) -> None:
+        """Remember it for whoever waits, and tell it once."""
+        if str(error) != self.problem:
+            self.problem = str(error)
+            _log.warning("no connection to ZooKeeper", cause=self.problem)
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """A connection that begins with a login."""
+
+    def __init__(self, client: Any, login: tuple[str, str]) -> None:
+        super().__init__(client, client._conn_retry.copy(), logger=client.logger, sasl_options={})
+        self._login = login
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:  # noqa: ARG002 - kazoo's
+        """Log in. Raises ConnectionDropped: the server has ended it, or has not said why not."""
+        login = DigestMd5(*self._login)
+        try:
+            challenge = self._told(b"", 1, timeout)
+            login.check(self._told(login.answer(challenge), 2, timeout))
+        except (DigestError, ConnectionDropped) as error:
+            refused = DigestError(f"the login has failed: {error}")
+            self.handler.failed(refused)
+            raise ConnectionDropped(str(refused)) from error
+        self.handler.problem = ""
+
+    def _told(self, token: bytes, xid: int, timeout: float) -> bytes:
+        self._submit(SASL(token), timeout, xid)
+        header, buffer, offset = self._read_header(timeout)
+        if header.xid != xid or header.err:
+            raise DigestError(f"ZooKeeper's error {header.err}")
+        if header.zxid > 0:
+            self.client.last_zxid = header.zxid
+        return bytes(SASL.deserialize(buffer, offset)[0] or b"")

@@ -1,0 +1,183 @@
+"""How a broker reaches ZooKeeper: what its settings mean, which are refused, and its login."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.zookeeper.connection import Reach, is_sensitive
+from fencepost.coordinator.zookeeper.digest_md5 import DigestError, DigestMd5
+from tests.support.certificates import Authority
+
+NETTY = "org.apache.zookeeper.ClientCnxnSocketNetty"
+MODULE = "org.apache.zookeeper.server.auth.DigestLoginModule"
+JAAS = "fencepost.zookeeper.jaas.config"
+TLS = {"zookeeper.ssl.client.enable": "true", "zookeeper.clientCnxnSocket": NETTY}
+
+
+def reach(**settings: str) -> Reach:
+    return Reach.of(BrokerConfig({"zookeeper.connect": "a:1,b:2/x", **settings}))
+
+
+def test_kafkas_defaults():
+    found = reach()
+    assert (found.connect, found.tls, found.login, found.sets_acls) == (
+        "a:1,b:2/x",
+        None,
+        None,
+        False,
+    )
+    assert (found.timeout_ms, found.connection_timeout_ms, found.max_in_flight) == (
+        18_000,
+        18_000,
+        10,
+    )
+
+
+def test_a_start_waits_as_long_as_a_session_may_be_silent_unless_it_is_said():
+    assert reach(**{"zookeeper.session.timeout.ms": "7000"}).connection_timeout_ms == 7000
+    assert reach(**{"zookeeper.connection.timeout.ms": "5"}).connection_timeout_ms == 5
+
+
+def test_a_login_as_in_the_section_client():
+    found = reach(**{JAAS: f'{MODULE} required username="a b" password="se\\"cret";'})
+    assert found.login == ("a b", 'se"cret')
+    assert "cret" not in repr(found)
+
+
+def test_tls_as_it_is_said(tmp_path: Path):
+    authority = Authority(tmp_path)
+    files = {
+        "zookeeper.ssl.truststore.location": str(authority.truststore),
+        "zookeeper.ssl.keystore.location": str(authority.client("broker").file),
+    }
+    found = reach(**TLS, **files, **{"zookeeper.set.acl": "true"})
+    assert found.tls is not None
+    assert found.sets_acls, "the certificate says who writes"
+    context = found.tls._newest()  # type: ignore[attr-defined]
+    assert context.maximum_version == ssl.TLSVersion.TLSv1_2
+    assert context.check_hostname
+    more = {
+        "zookeeper.ssl.enabled.protocols": "TLSv1.2,TLSv1.3",
+        "zookeeper.ssl.endpoint.identification.algorithm": "",
+        "zookeeper.ssl.cipher.suites": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    }
+    tls = reach(**TLS, **files, **more).tls
+    assert tls is not None
+    context = tls._newest()  # type: ignore[attr-defined]
+    assert context.maximum_version == ssl.TLSVersion.TLSv1_3
+    assert not context.check_hostname
+    assert "ECDHE-ECDSA-AES128-GCM-SHA256" in {one["name"] for one in context.get_ciphers()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"zookeeper.ssl.crl.enable": "true"}, "zookeeper.ssl.crl.enable"),
+        ({"zookeeper.ssl.ocsp.enable": "true"}, "zookeeper.ssl.ocsp.enable"),
+        ({"zookeeper.metadata.migration.enable": "true"}, "zookeeper.metadata.migration.enable"),
+        ({"zookeeper.ssl.client.enable": "true"}, "zookeeper.clientCnxnSocket"),
+        ({"zookeeper.set.acl": "true"}, "zookeeper.set.acl"),
+        ({**TLS, "zookeeper.set.acl": "true"}, "zookeeper.set.acl"),
+        ({**TLS, "zookeeper.ssl.truststore.type": "JKS"}, "zookeeper.ssl.truststore.type"),
+        ({**TLS, "zookeeper.ssl.keystore.location": "/no"}, "zookeeper.ssl.keystore.location"),
+        ({**TLS, "zookeeper.ssl.truststore.password": "x"}, "zookeeper.ssl.truststore.password"),
+        (
+            {**TLS, "zookeeper.ssl.endpoint.identification.algorithm": "x"},
+            "zookeeper.ssl.endpoint.identification.algorithm",
+        ),
+        ({**TLS, "zookeeper.ssl.cipher.suites": "NONE"}, "zookeeper.ssl.cipher.suites"),
+        ({JAAS: "secret"}, JAAS),
+        ({JAAS: f'{MODULE} required username="secret";'}, JAAS),
+        ({JAAS: 'com.sun.security.auth.module.Krb5LoginModule required a="secret";'}, JAAS),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(settings: dict[str, str], key: str):
+    with pytest.raises(ConfigError) as caught:
+        reach(**settings)
+    assert caught.value.key == key
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("zookeeper.max.in.flight.requests", "0"),
+        ("zookeeper.session.timeout.ms", "0"),
+        ("zookeeper.connection.timeout.ms", "soon"),
+        ("zookeeper.ssl.protocol", "SSLv3"),
+        ("zookeeper.ssl.enabled.protocols", "TLSv1.1"),
+        ("zookeeper.sync.time.ms", "2000"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(key: str, value: str):
+    with pytest.raises(ConfigError, match=key):
+        BrokerConfig({key: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/config/users", True),
+        ("/config/users/a", True),
+        ("/config/brokers/<default>", True),
+        ("/config/topics/users", False),
+        ("/brokers/ids/1", False),
+    ],
+)
+def test_what_nobody_else_may_read(path: str, expected: bool):
+    assert is_sensitive(path) is expected
+
+
+# --- the login ---
+
+CHALLENGE = (
+    b'realm="elwood.innosoft.com",nonce="OA6MG9tEQGm2hh",qop="auth",algorithm=md5-sess,'
+    b"charset=utf-8"
+)
+
+
+def example() -> DigestMd5:
+    """That of RFC 2831, section 4."""
+    return DigestMd5("chris", "secret", uri="imap/elwood.innosoft.com", cnonce="OA6MHXh6VqTrRk")
+
+
+def test_the_login_of_the_protocols_own_example():
+    login = example()
+    answer = login.answer(CHALLENGE)
+    assert b"response=d388dad90d4bbd760a152321f2143af7" in answer
+    assert b'username="chris"' in answer
+    assert b"secret" not in answer
+    login.check(b"rspauth=ea40f60335c427b5527b84dbabcdfffd")
+
+
+@pytest.mark.parametrize(
+    "last", [b"", b"rspauth=", b"rspauth=ea40f60335c427b5527b84dbabcdfffe", b"\xff"]
+)
+def test_a_server_that_does_not_know_the_password_is_not_believed(last: bytes):
+    login = example()
+    login.answer(CHALLENGE)
+    with pytest.raises(DigestError):
+        login.check(last)
+    with pytest.raises(DigestError):
+        example().check(last)
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        b"",
+        b"\xff",
+        b"nonce",
+        CHALLENGE.replace(b"md5-sess", b"md5"),
+        CHALLENGE.replace(b'qop="auth"', b'qop="auth-conf"'),
+        CHALLENGE.replace(b'nonce="OA6MG9tEQGm2hh"', b'nonce=""'),
+    ],
+)
+def test_what_is_no_challenge_is_not_answered(challenge: bytes):
+    with pytest.raises(DigestError):
+        example().answer(challenge)

@@ -1,6 +1,7 @@
 """Whether the simulation finds bugs on purpose.
 
-``python -m tests.sim.planted`` plays seeds with each of them and prints how many it took.
+``python -m tests.sim.planted`` plays seeds with each of them and prints how many it took; with
+``--world zookeeper`` those of clusters on ZooKeeper, and also steps of scripts.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Final
 
+from tests.sim import cluster, swarm, zk_cluster, zk_steps, zk_swarm
 from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS
-from tests.sim.cluster import play
-from tests.sim.swarm import draw_options
+from tests.sim.bugs_zookeeper import ZOOKEEPER
+from tests.sim.run import KRAFT
+from tests.sim.run import ZOOKEEPER as ON_ZOOKEEPER
 
 
 def _function(where: Any) -> FunctionType:
@@ -53,8 +56,18 @@ def planted(bug: Bug) -> Iterator[None]:
             function.__code__ = code
 
 
-def seeds_until_found(bug: Bug, first: int, most: int) -> tuple[int, str] | None:
+WORLDS: Final = {
+    KRAFT: (BUGS, cluster.play, swarm.draw_options),
+    ON_ZOOKEEPER: (ZOOKEEPER, zk_cluster.play, zk_swarm.draw_options),
+}
+"""Bugs, and what is played to find them."""
+
+
+def seeds_until_found(
+    bug: Bug, first: int, most: int, world: str = KRAFT
+) -> tuple[int, str] | None:
     """How many seeds from ``first`` on it takes, and what is said then; None: more than that."""
+    _, play, draw_options = WORLDS[world]
     with planted(bug):
         for count in range(1, most + 1):
             seed = first + count - 1
@@ -67,26 +80,50 @@ def seeds_until_found(bug: Bug, first: int, most: int) -> tuple[int, str] | None
     return None
 
 
+def steps_until_found(bug: Bug, every: int = 1) -> tuple[int, str] | None:
+    """The same with the steps of scripts, in their order, of which one in ``every`` is played."""
+    count = 0
+    with planted(bug):
+        for script in zk_steps.SCRIPTS:
+            try:
+                for step in zk_steps.steps(script, every):
+                    count += 1
+                    zk_steps.play(script, step)
+            except Exception as error:  # noqa: BLE001 - any failure is a find
+                return count, f"{script}: {type(error).__name__}: {error}"
+    return None
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=int, default=5, help="how often each is searched for")
     parser.add_argument("--most", type=int, default=400, help="seeds of a search")
     parser.add_argument("--only", default="", help="bugs whose name has this")
+    parser.add_argument("--world", choices=WORLDS, default=KRAFT)
+    parser.add_argument("--every", type=int, default=1, help="steps of which one is played")
     parser.add_argument("--tell", action="store_true", help="what was said")
     given = parser.parse_args()
-    print("| planted bug | median of seeds | most |\n|---|---|---|")
-    for bug in BUGS:
+    has_steps = given.world == ON_ZOOKEEPER
+    head = ["planted bug", "median of seeds", "most", *(["steps"] if has_steps else [])]
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    for bug in WORLDS[given.world][0]:
         if given.only not in bug.name:
             continue
         found = [
-            seeds_until_found(bug, 1 + 10_000 * one, given.most) for one in range(given.searches)
+            seeds_until_found(bug, 1 + 10_000 * one, given.most, given.world)
+            for one in range(given.searches)
         ]
         counts = [given.most + 1 if one is None else one[0] for one in found]
         median = statistics.median(counts)
         shown = f"{median:g}" if median <= given.most else "not found"
         worst = max(counts) if max(counts) <= given.most else f"over {given.most}"
-        print(f"| {bug.name} | {shown} | {worst} |", flush=True)
+        cells = [bug.name, shown, worst]
+        if has_steps:
+            stepped = steps_until_found(bug, given.every)
+            cells.append("not found" if stepped is None else str(stepped[0]))
+            found.append(stepped)
+        print(f"| {' | '.join(cells)} |", flush=True)
         if given.tell:
             for one in found:
                 print("    ", None if one is None else one[1][:200])

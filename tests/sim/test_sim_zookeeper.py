@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from tests.sim import zk_steps
+from tests.sim.bugs_zookeeper import ZOOKEEPER
+from tests.sim.planted import planted
 from tests.sim.zk_cluster import play
 
 SEEDS = 12
@@ -56,6 +58,12 @@ good: neither did the controller tell those that came, nor did they look by them
 @pytest.mark.parametrize(("script", "step"), DELETED_UNHEARD)
 def test_deletions_that_were_not_heard_of(script: str, step: zk_steps.Step) -> None:
     zk_steps.play(script, step)
+
+
+def test_bugs_on_purpose_are_changes_of_the_code_of_today() -> None:
+    for bug in ZOOKEEPER:
+        with planted(bug):
+            pass
 
 
 def test_a_seed_is_one_history() -> None:

@@ -1,0 +1,246 @@
+"""Bugs on purpose in what a cluster on ZooKeeper has of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fencepost.cluster.controller import brokers
+from fencepost.coordinator.zookeeper import telling, writes, znodes
+from fencepost.coordinator.zookeeper.arrivals import Arrivals
+from fencepost.coordinator.zookeeper.channels import _Channel
+from fencepost.coordinator.zookeeper.elected import Elected
+from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+from fencepost.coordinator.zookeeper.store import Store
+from tests.sim.bug import Bug
+from tests.sim.zk_broker import ZooKeeperBroker
+
+ZOOKEEPER: Final = (
+    # --- sessions and elections ---
+    Bug(
+        "a controller writes without a look at its epoch",
+        ((writes.fenced, "Check(znodes.CONTROLLER_EPOCH, epoch_version),", ""),),
+    ),
+    Bug(
+        "whoever is elected takes the epoch for what he has read",
+        (
+            (
+                ZooKeeperNode._elect,
+                "Set(znodes.CONTROLLER_EPOCH, str(epoch).encode(), known.version)",
+                "Set(znodes.CONTROLLER_EPOCH, str(epoch).encode())",
+            ),
+        ),
+    ),
+    Bug(
+        "a registration outlives its session",
+        (
+            (ZooKeeperNode._changed, "self.broker_epoch = -1", "pass"),
+            (
+                ZooKeeperNode._register,
+                "self._registered_by == session_id and self.broker_epoch >= 0",
+                "self.broker_epoch >= 0",
+            ),
+        ),
+    ),
+    Bug(
+        "who has resigned keeps his node",
+        ((ZooKeeperNode._look_at_controller, "mine and self.elected is None", "False"),),
+    ),
+    Bug(
+        "a controller goes on when its connection is lost",
+        ((ZooKeeperNode._changed, 'self._resign(f"the session is {state.value}")', "pass"),),
+    ),
+    Bug(
+        "a controller goes on that is none any more",
+        (
+            (ZooKeeperNode._changed, 'self._resign(f"the session is {state.value}")', "pass"),
+            (
+                ZooKeeperNode._look_at_controller,
+                'self._resign("another controller was elected")',
+                "pass",
+            ),
+            (Store._write_all, "self._on_refused()", "pass"),
+        ),
+    ),
+    Bug(
+        "the controller's node is looked at once",
+        (
+            (
+                ZooKeeperNode._look_at_controller,
+                "self._session.get(znodes.CONTROLLER, changed)",
+                "self._session.get(znodes.CONTROLLER)",
+            ),
+        ),
+    ),
+    Bug(
+        "a controller stays that could not write",
+        ((Store._write_all, "self._on_refused()", "pass"),),
+    ),
+    # --- brokers ---
+    Bug(
+        "brokers are looked at once",
+        (
+            (
+                Elected._look_at_brokers,
+                "read_brokers(self._session, lambda path: self._watches.once(path, changed))",
+                "read_brokers(self._session)",
+            ),
+        ),
+    ),
+    Bug(
+        "who is back in another session was never away",
+        (
+            (
+                brokers.appeared,
+                "known is not None and known.epoch != seen.broker_epoch and not known.fenced",
+                "False",
+            ),
+            (
+                brokers.appeared,
+                "known is None or known.epoch != seen.broker_epoch",
+                "known is None",
+            ),
+        ),
+    ),
+    Bug(
+        "who was gone before the election stays in ISRs",
+        (
+            (
+                Elected._look_at_brokers,
+                "alive(self.store.image).keys() | self._in_sync()",
+                "alive(self.store.image).keys()",
+            ),
+        ),
+    ),
+    Bug(
+        "a new controller does not tell what there is",
+        ((Elected.start, "self._written(before, self.store.image)", "pass"),),
+    ),
+    Bug(
+        "brokers are told what ZooKeeper has not taken yet",
+        (
+            (
+                Store._take,
+                "self._changes.append(",
+                "self._on_written(self.image, after); self._changes.append(",
+            ),
+            (Store._write, "self._on_written(change.before, change.after)", "pass"),
+        ),
+    ),
+    Bug(
+        "a broker that does not answer is told nothing more of it",
+        (
+            (
+                _Channel._run,
+                "await asyncio.sleep(RETRY_MS / 1000)",
+                "self._queue.popleft(); await asyncio.sleep(RETRY_MS / 1000)",
+            ),
+        ),
+    ),
+    Bug(
+        "a broker hears a controller of an earlier epoch",
+        ((Arrivals.refuses, "body.controller_epoch < self.controller_epoch", "False"),),
+    ),
+    Bug(
+        "a broker takes an older state of a partition",
+        ((Arrivals.update_metadata, "old is None or _age(now) > _age(old)", "True"),),
+    ),
+    Bug(
+        "a broker refuses what is told while ZooKeeper does not answer",
+        ((ZooKeeperNode._settings_of, "await asyncio.sleep(RETRY_MS / 1000)", "raise"),),
+    ),
+    Bug(
+        "the timers of a controller that has resigned go on",
+        ((Elected.resign, "self.active.rest()", "pass"),),
+    ),
+    # --- partitions ---
+    Bug(
+        "a state is written over whatever is there",
+        (
+            (
+                writes.Writer._change,
+                "Set(path, self._state(now), was.partition_epoch)",
+                "Set(path, self._state(now))",
+            ),
+        ),
+    ),
+    Bug(
+        "notes of ISRs are deleted, not followed",
+        ((Elected._look_at_isrs, "await self._reread(topic, index)", "pass"),),
+    ),
+    Bug(
+        "the node of a topic does not tell what is added",
+        (
+            (
+                writes.assignment_of,
+                "of({index: one.adding_replicas for index, one in parts.items()})",
+                "{}",
+            ),
+        ),
+    ),
+    Bug(
+        "a removed replica is not stopped",
+        ((telling._tell, "if broker_id not in now.replicas:", "if False:"),),
+    ),
+    Bug(
+        "an AlterPartition is answered before it is written",
+        ((ZooKeeperBroker._answer_once_written, "on_its_way is None", "True"),),
+    ),
+    # --- deletion ---
+    Bug(
+        "the next controller does not go on deleting",
+        ((Elected._being_deleted, "if node is not None:", "if False:"),),
+    ),
+    Bug(
+        "who comes back keeps what was deleted",
+        (
+            (
+                Elected._written,
+                "waiting & came if name not in before.topics else ()",
+                "()",
+            ),
+        ),
+    ),
+    Bug(
+        "who comes is not told of deletions under way",
+        ((Elected._written, "[*self._parts.values()]", "()"),),
+    ),
+    Bug(
+        "nobody looks for topics that are gone",
+        ((ZooKeeperNode._registered, "self._mark(_TOPICS)", "pass"),),
+    ),
+    Bug(
+        "the settings of a deleted topic stay",
+        ((Elected._finish_deletions, 'settings or ""', '""'),),
+    ),
+    Bug(
+        "marks of others are not looked at",
+        (
+            (
+                Elected._look_at_deletions,
+                "self._session.children(znodes.DELETE_TOPICS, self._marks(_DELETIONS))",
+                "self._session.children(znodes.DELETE_TOPICS)",
+            ),
+        ),
+    ),
+    # --- others ---
+    Bug(
+        "settings are looked at once",
+        (
+            (
+                ZooKeeperNode._look_at_settings,
+                "partial(self._mark, _SETTINGS)",
+                "",
+            ),
+        ),
+    ),
+    Bug(
+        "the next controller gives the last block of producer ids again",
+        (
+            (
+                znodes.next_producer_id_of,
+                '["block_end"]) + 1',
+                '["block_start"])',
+            ),
+        ),
+    ),
+)

@@ -36,7 +36,7 @@ from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
 
 NONE, STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 0, 11, 77
-FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
+FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 74, 100, 103
 """Kafka's error codes."""
 
 UNKNOWN_EPOCH: Final = -1
@@ -44,6 +44,9 @@ UNKNOWN_EPOCH: Final = -1
 
 UNTOLD: Final = -1
 """The epochs of a partition that this broker was told nothing of."""
+
+MAX_GONE: Final = 10_000
+"""Deleted topics that are kept in mind."""
 
 _NO_INCARNATION: Final = UUID(int=0)
 
@@ -77,6 +80,15 @@ class Arrivals:
         self.controller_epoch = 0
         """The highest that it has heard of."""
         self.controller_id = -1
+        self._gone: dict[UUID, None] = {}
+        """The last topics that were deleted: what is said of them arrives late."""
+
+    def forget(self, topic_id: UUID) -> RemoveTopicRecord:
+        """A topic is gone, and its id is never given again."""
+        self._gone[topic_id] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+        return RemoveTopicRecord(topic_id)
 
     def refuses(self, body: Entity, broker_epoch: int) -> int:
         """The error of a request of somebody who is no controller, or means a former life."""
@@ -103,6 +115,10 @@ class Arrivals:
                 for one in told.partition_states:
                     mine[one.partition_index] = INCONSISTENT_TOPIC_ID
                 continue
+            if told.topic_id in self._gone:
+                for one in told.partition_states:
+                    mine[one.partition_index] = UNKNOWN_TOPIC_ID
+                continue
             states: dict[int, PartitionRegistration] = {}
             for one in told.partition_states:
                 index, now = one.partition_index, _led(one)
@@ -121,15 +137,21 @@ class Arrivals:
         self, image: MetadataImage, body: Entity, broker_epoch: int
     ) -> list[MetadataRecord]:
         """Records."""
-        records: list[MetadataRecord] = [*self._brokers(image, body.live_brokers, broker_epoch)]
+        # It may come before the answer to the registration that it names.
+        own_epoch = max(broker_epoch, body.broker_epoch)
+        records: list[MetadataRecord] = [*self._brokers(image, body.live_brokers, own_epoch)]
         for told in body.topic_states:
             known = image.topics.get(told.topic_name)
             if any(one.leader == LEADER_DURING_DELETE for one in told.partition_states):
-                if known is not None and known.topic_id == told.topic_id:
-                    records.append(RemoveTopicRecord(known.topic_id))
+                if told.topic_id is not None:
+                    removal = self.forget(told.topic_id)
+                    if known is not None and known.topic_id == told.topic_id:
+                        records.append(removal)
+                continue
+            if told.topic_id in self._gone:
                 continue
             if known is not None and known.topic_id != told.topic_id:
-                records.append(RemoveTopicRecord(known.topic_id))
+                records.append(self.forget(known.topic_id))
                 known = None
             states: dict[int, PartitionRegistration] = {}
             for one in told.partition_states:

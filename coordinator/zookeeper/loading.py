@@ -77,7 +77,7 @@ async def load(session: Session) -> Loaded:
         session.children(znodes.TOPICS), session.children(znodes.DELETE_TOPICS)
     )
     seen = await read_brokers(session)
-    topics = await read_topics(session, [*{*names, *marked}])
+    topics = await read_topics(session, sorted({*names, *marked}))
     configs = await read_configs(session)
     ids = await session.get(znodes.PRODUCER_IDS)
     known = {one.name: one for one in topics}

@@ -21,7 +21,7 @@ import structlog
 
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
-from fencepost.cluster.records import BrokerEndpoint, MetadataRecord, RemoveTopicRecord
+from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.replication.errors import MembershipError
@@ -311,7 +311,7 @@ class ZooKeeperNode:
                 and not any(self._node_id in part.replicas for part in topic.partitions)
             ]
             self._maybe_gone.clear()
-            self._take([RemoveTopicRecord(one.topic_id) for one in gone])
+            self._take([self._arrivals.forget(one.topic_id) for one in gone])
 
     # --- election ---
 

@@ -289,7 +289,7 @@ class Consumer(Client):
             return
         key, broker = self.key(self.index), leader
         if self.prefers_followers and not self._avoids_followers:
-            broker = self.draw.choice(self.replicas[self.index])
+            broker = self.draw.choice(self.replicas[self.index] or (leader,))
         self._avoids_followers = max(self._avoids_followers - 1, 0)
         request = Consume(
             key,

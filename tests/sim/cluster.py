@@ -297,8 +297,8 @@ class Cluster:
         if not self.members:
             return []
         topics = self.invariants.image.topics
-        if GROUPS_TOPIC not in topics:
-            return ["there is no topic for groups"]
+        if not {TOPIC, GROUPS_TOPIC} <= topics.keys():
+            return ["there is no topic to read, or none for groups"]
         leader = topics[GROUPS_TOPIC].partitions[SHARD].leader
         shard = self.processes[leader].groups.active if leader in self.processes else None
         if shard is None:

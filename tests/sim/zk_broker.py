@@ -285,7 +285,7 @@ class ZooKeeperBroker(Process):
     def _receive(self, sender: str, request: Any, reply: Answer) -> None:
         if not hasattr(request, "__api_key__"):
             super()._receive(sender, request, reply)
-        elif not self._cluster.before_told(self, request):
+        elif not self._cluster.before_told(self, request) and self.loop.is_alive:
             with self.loop.running():
                 background.spawn(self._told(request, reply), "serve")
 

@@ -1,0 +1,85 @@
+"""What a controller tells may arrive late, and before the broker knows of its own registration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import (
+    BrokerEndpoint,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from fencepost.coordinator.wire.api import ApiKey
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper import arrivals, znodes
+from fencepost.coordinator.zookeeper.arrivals import Arrivals
+from fencepost.coordinator.zookeeper.loading import broker_record
+from fencepost.coordinator.zookeeper.telling import Controller, told
+
+TOPIC_ID, EPOCH = UUID(int=7 << 64), 41
+
+
+def _after(image: MetadataImage, records: Sequence[MetadataRecord]) -> MetadataImage:
+    delta = MetadataDelta(image)
+    for record in records:
+        delta.replay(record)
+    return delta.apply(image.offset + 1, 1)
+
+
+def _requests(before: MetadataImage, after: MetadataImage) -> dict[int, Entity]:
+    """What broker 1 is told, by API key."""
+    teller = Controller(1, 1, "PLAINTEXT")
+    return {one.__api_key__: one for broker, one in told(before, after, teller) if broker == 1}
+
+
+BROKER = broker_record(
+    znodes.BrokerNode(1, (BrokerEndpoint("PLAINTEXT", "h", 1, 0),), None, takes_envelopes=True),
+    EPOCH,
+)
+BEFORE = _after(
+    MetadataImage(),
+    [
+        BROKER,
+        TopicRecord("t", TOPIC_ID),
+        PartitionRecord(
+            topic_id=TOPIC_ID,
+            partition_id=0,
+            replicas=(1,),
+            isr=(1,),
+            removing_replicas=(),
+            adding_replicas=(),
+            leader=1,
+            leader_epoch=0,
+            partition_epoch=0,
+        ),
+    ],
+)
+
+
+def test_a_deleted_topic_does_not_come_back() -> None:
+    broker = Arrivals(1)
+    made = _requests(MetadataImage(), BEFORE)
+    gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
+    image = MetadataImage()
+    for one in (made[ApiKey.UPDATE_METADATA], gone[ApiKey.UPDATE_METADATA]):
+        image = _after(image, broker.update_metadata(image, one, EPOCH))
+        assert ("t" in image.topics) == (one is made[ApiKey.UPDATE_METADATA])
+    late = made[ApiKey.LEADER_AND_ISR]
+    assert broker.leader_and_isr(image, late) == (
+        [],
+        {TOPIC_ID: {0: arrivals.UNKNOWN_TOPIC_ID}},
+    )
+    image = _after(image, broker.update_metadata(image, made[ApiKey.UPDATE_METADATA], EPOCH))
+    assert not image.topics
+
+
+def test_its_own_epoch_is_told_before_it_knows_that_it_is_registered() -> None:
+    """It asked for changes of ISRs as broker epoch -1, and was refused for good."""
+    told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
+    records = Arrivals(1).update_metadata(MetadataImage(), told_early, -1)
+    assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

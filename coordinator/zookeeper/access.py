@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -36,6 +36,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn, tell
 from fencepost.coordinator.security.acl import Permission, ResourceType
+from fencepost.coordinator.wire.steps import finish
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
@@ -87,10 +88,8 @@ LONG_BYTES: Final = 32_768
 class _Pending:
     """Changes on their way to ZooKeeper."""
 
-    def __init__(self, changes: Iterable[Change]) -> None:
-        self.by_path: dict[str, list[Change]] = {}
-        for one in changes:
-            self.by_path.setdefault(formats.path_of(one.record), []).append(one)
+    def __init__(self, by_path: Mapping[str, Sequence[Change]]) -> None:
+        self.by_path = by_path
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -202,12 +201,12 @@ class Access:
 
     # --- writing ---
 
-    def change(self, changes: Sequence[Change]) -> asyncio.Future[None]:
-        """Have changes made; done once they are, and known here.
+    def change(self, by_path: Mapping[str, Sequence[Change]]) -> asyncio.Future[None]:
+        """Have changes of znodes made; done once they are, and known here.
 
         It raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
         """
-        pending = _Pending(changes)
+        pending = _Pending(by_path)
         self._queue.append(pending)
         self._wake.set()
         return pending.done
@@ -293,7 +292,10 @@ class Access:
         for path in changes:
             if done and transaction.size > MAX_TRANSACTION_BYTES:
                 break
-            transaction.change(path)
+            if transaction.takes_long(path):
+                await asyncio.to_thread(transaction.change, path)
+            else:
+                transaction.change(path)
             done.append(path)
         writes = transaction.all()
         if writes:
@@ -314,6 +316,12 @@ class _Transaction:
         """How many go, by what is above them."""
         self.size = 0
         """Bytes, about."""
+
+    def takes_long(self, path: str) -> bool:
+        """Whether somebody else should have the loop meanwhile."""
+        node = self._nodes[path]
+        size = 0 if node is None else len(node.data)
+        return size > LONG_BYTES or len(self._changes[path]) > MAX_RECORDS
 
     def change(self, path: str) -> None:
         """Write one znode, if it changes. Raises NotOurFormatError, PolicyViolationError."""
@@ -378,7 +386,18 @@ class ChangedMetadata(ObservedMetadata):
 
         Raises MetadataUnavailableError for what the controller has to do.
         """
-        return self._access.change([self._change_of(one) for one in records])
+        return finish(self.append_in_steps(records))
+
+    def append_in_steps(
+        self, records: Sequence[MetadataRecord | bytes]
+    ) -> Generator[None, None, asyncio.Future[None]]:
+        """The same, in steps."""
+        by_path: dict[str, list[Change]] = {}
+        for record in records:
+            change = self._change_of(record)
+            by_path.setdefault(formats.path_of(change.record), []).append(change)
+            yield
+        return self._access.change(by_path)
 
     def _change_of(self, record: MetadataRecord | bytes) -> Change:
         match record:

@@ -210,7 +210,8 @@ def test_znodes_are_kept_from_others_as_kafka_does(
 
 
 def begin(tmp_path: Path, told: Mapping[str, object]) -> Broker:
-    return Broker(tmp_path / unique("broker"), "127.0.0.1:0", {"node.id": 1, **told})
+    alone = {"node.id": 1, "controlled.shutdown.enable": False}
+    return Broker(tmp_path / unique("broker"), "127.0.0.1:0", {**alone, **told})
 
 
 def test_a_certificate_is_a_login_as_well(

@@ -6,6 +6,7 @@ before there was any.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,10 @@ from typing import Any, Final
 import pytest
 from kazoo.exceptions import NoNodeError
 
+from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.tools.ports import hold_port
-from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password
+from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password, stored_key
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper.access_znodes import Change
 from tests.support.cluster import Cluster, unique
@@ -475,6 +477,33 @@ def test_nobody_loses_a_rule_where_all_write_at_once(place: Place):
     # Who has just been told nothing knows of it all the same when he is asked to change it.
     assert place.allow(JAVA, rule(name, "last")) == ["none"]
     assert place.drop(OTHER, name=name, pattern=PatternType.LITERAL) == 46
+
+
+def test_the_first_user_comes_with_a_start(zookeeper: ZooKeeper, tmp_path: Path):
+    """And stays as he is at the next one, whatever that says."""
+
+    async def scenario() -> None:
+        chroot = f"{zookeeper.connect}/{unique('first')}/of/all"
+        for password in ("first", "second"):
+            broker = Broker(
+                tmp_path / "data",
+                config={
+                    **SETTINGS,
+                    "listeners": "PLAINTEXT://127.0.0.1:0,LOGIN://127.0.0.1:0",
+                    "zookeeper.connect": chroot,
+                    "node.id": 1,
+                    "inter.broker.listener.name": "PLAINTEXT",
+                    "controlled.shutdown.enable": "false",
+                },
+                add_scram=[f"SCRAM-SHA-512=[name=one,password={password}]"],
+            )
+            async with broker:
+                one = broker.services.users.credential("one", SCRAM_MECHANISMS["SCRAM-SHA-512"])
+                assert one is not None
+                salted = salted_password(one.mechanism, "first", one.salt, one.iterations)
+                assert one.stored_key == stored_key(one.mechanism, salted)
+
+    asyncio.run(scenario())
 
 
 def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -11,6 +11,7 @@ from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.cluster_promote import promote, stand_alone
 from fencepost.coordinator.cli.features import COLUMNS as FEATURE_COLUMNS
 from fencepost.coordinator.cli.features import feature_levels
+from fencepost.coordinator.cli.history import history_options, show
 from fencepost.coordinator.cli.output import (
     CommandGroup,
     counted,
@@ -18,7 +19,9 @@ from fencepost.coordinator.cli.output import (
     shared_options,
     table_options,
     text_of,
+    utc,
 )
+from fencepost.coordinator.history.entries import CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,16 +106,21 @@ def describe(session: Session, form: str) -> None:
     """Show how a cluster is: brokers, controller, and partitions that are not as they should be.
 
     STATE is `up` or `fenced`: registered, and without a session. CONTROLLER is `active`, `voter`
-    or nothing. LEADS are the partitions a broker leads, PREFERRED those it is to lead, IN_SYNC the
-    replicas of it that are in the ISR, METADATA_LAG the records of the metadata log it has not
-    read.
+    or nothing; of a controller elected on ZooKeeper the history tells since when, and why. LEADS
+    are the partitions a broker leads, PREFERRED those it is to lead, IN_SYNC the replicas of it
+    that are in the ISR, METADATA_LAG the records of the metadata log it has not read.
     """
     from fencepost.coordinator.cli.queries import replicas
 
     known, quorum = replicas.brokers(session), replicas.quorum(session)
     partitions = replicas.partition_states(session)
     min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
+    controller = session.controller if quorum is None else quorum.controller
+    election = None if quorum is not None else _election(session, controller)
     brokers = [_broker_row(one, quorum, partitions) for one in known]
+    if replicas.is_elected_of_brokers(session):
+        for known_one in brokers:
+            known_one["controller"] = "active" if known_one["broker"] == controller else None
     moving = _reassigning(session)
     problems = []
     for one in partitions:
@@ -134,8 +142,10 @@ def describe(session: Session, form: str) -> None:
     if form == "json":
         told: dict[str, object] = {
             "cluster_id": cluster_id,
-            "controller": session.controller if quorum is None else quorum.controller,
-            "controller_epoch": None if quorum is None else quorum.epoch,
+            "controller": controller,
+            "controller_epoch": quorum.epoch if quorum is not None else election and election.epoch,
+            "controller_since": election and election.since,
+            "controller_cause": election and election.cause,
             "metadata_offset": None if quorum is None else quorum.high_watermark,
             "brokers": brokers,
             "health": health,
@@ -147,6 +157,9 @@ def describe(session: Session, form: str) -> None:
     if quorum is not None:
         head += f", controller {quorum.controller} in epoch {quorum.epoch}"
         head += f", metadata at offset {quorum.high_watermark}"
+    elif election is not None:
+        head += f", controller {controller} in epoch {election.epoch} since {election.since}"
+        head += f": {election.cause}"
     click.echo(head)
     emit(brokers, STATE_COLUMNS, form)
     counts = [
@@ -193,6 +206,34 @@ def unregister(session: Session, broker: int, *, execute: bool) -> None:
         return
     replicas.unregister(session, broker)
     click.echo(f"broker {broker} is forgotten")
+
+
+@command.command("history")
+@history_options
+def history(session: Session, **options: Any) -> None:
+    """Tell what became of the cluster, and why: brokers that came and went, topics deleted.
+
+    Where brokers elect their controller on ZooKeeper: who it was, by which epoch, and why.
+    What it decided about partitions, `fencepost topics history` tells.
+    """
+    show(session, CLUSTER, **options)
+
+
+class _Election(NamedTuple):
+    epoch: int
+    since: str
+    cause: str
+
+
+def _election(session: Session, controller: int) -> _Election | None:
+    """How the controller came into office; None where the history does not tell, or is behind."""
+    from fencepost.coordinator.cli.queries import replicas
+    from fencepost.coordinator.cli.queries.entries import last_election
+
+    last = last_election(session) if replicas.is_elected_of_brokers(session) else None
+    if last is None or last.detail["controller"] != controller:
+        return None
+    return _Election(int(last.detail["epoch"]), utc(last.at_ms), str(last.detail["cause"]))
 
 
 def _broker_row(

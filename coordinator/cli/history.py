@@ -61,6 +61,8 @@ def show(
 ) -> None:
     """Print the entries of ``subjects``, oldest first; with ``follow`` as JSON lines, or in lines.
 
+    Without subjects it is all of the scope.
+
     That nothing is told of a group or id is no error, as on a broker that keeps no history; but it
     must exist.
     """
@@ -79,8 +81,12 @@ def show(
         where = Where(time=begin_ms)
     # Of several the line has to say which it is about.
     columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
-    keys = {encode_key(scope, subject) for subject in subjects}
-    entries = entries_of(session, where, keys=keys, follow=follow)
+    keys = {encode_key(scope, subject) for subject in subjects} or None
+    entries = (
+        entry
+        for entry in entries_of(session, where, keys=keys, follow=follow)
+        if entry.scope == scope
+    )
     if begin_ms is not None:
         # One write holds what happened in some milliseconds, and is found by its last moment.
         entries = (entry for entry in entries if entry.at_ms >= begin_ms)
@@ -139,6 +145,9 @@ def _change(detail: Mapping[str, Any]) -> str | None:
     moved = _replica_change(detail)
     if moved is not None:
         return moved
+    if "controller" in detail:
+        former = f"{detail['former']} → " if detail.get("former") is not None else ""
+        return f"controller {former}{detail['controller']}, epoch {detail['epoch']}"
     if detail.get("old_epoch") is not None and detail.get("epoch") is not None:
         return f"epoch {detail['old_epoch']} → {detail['epoch']}"
     old = detail.get("old_generation")

@@ -109,6 +109,7 @@ class ZooKeeperMember(Member):
     async def serve(self, services: Services, image: MetadataImage) -> None:
         """Begin, without an office in the cluster; :meth:`served` has to follow."""
         services.zookeeper = self._node
+        self._node.remember = services.decided
         publisher = await self._begin(services, image)
         self._node.follow(publisher.publish, image)
 

@@ -18,7 +18,7 @@ from fencepost.logcore.values import dataclass
 
 GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
 """The scopes: what a subject is the id of; a partition's is topic and index, as its directory's,
-the cluster's a broker or a feature."""
+the cluster's a broker, a feature, a topic that is deleted, or the controller."""
 
 ENTRY_VERSION = 1
 """The layout of the values. Readers pass over a higher number."""

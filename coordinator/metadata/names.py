@@ -14,6 +14,9 @@ SHARE_GROUP_STATE = "__share_group_state"
 HISTORY_TOPIC = "__fencepost_history"
 """One partition, written by the broker alone, read by anybody who may read topics."""
 
+CONTROLLER_SUBJECT = "controller"
+"""Where brokers elect one, the history's entries of this subject tell who it was, and why."""
+
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
 """Topics that Metadata marks as internal and that clients may not write to."""
 

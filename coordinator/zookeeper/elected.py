@@ -69,6 +69,7 @@ from fencepost.coordinator.zookeeper.telling import (
 from fencepost.coordinator.zookeeper.telling import Controller as Teller
 from fencepost.coordinator.zookeeper.watches import Changed, Watches
 from fencepost.coordinator.zookeeper.writes import assignment_of
+from fencepost.logcore.machine import Event
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.quorum_log import QuorumLog
@@ -123,6 +124,7 @@ class Elected:
         self._channels = channels(self._answered)
         self._image = MetadataImage()
         """What ZooKeeper has, and brokers are told."""
+        self._remember = remember
         self._deleting: dict[str, set[int]] = {}
         """Topics that are being deleted, and the brokers that may still have something of them."""
         self._parts: dict[str, TopicImage] = {}
@@ -446,6 +448,7 @@ class Elected:
             self._mark(_REASSIGNMENTS)
         for topic, is_there in changed:
             if not is_there:
+                self._tell_of_deletion(topic.name)
                 self._parts[topic.name] = topic
                 self._deleting[topic.name] = {
                     replica for one in topic.partitions for replica in one.replicas
@@ -456,6 +459,15 @@ class Elected:
         for name, waiting in self._deleting.items():
             for broker_id in waiting & came if name not in before.topics else ():
                 self._stop(name, broker_id, after)
+
+    def _tell_of_deletion(self, name: str) -> None:
+        cause = "DeleteTopics"
+        if name in self._loaded.deleting:
+            cause = "it was under way when the controller was elected"
+        elif name in self.store.marked:
+            cause = "somebody has marked it in ZooKeeper"
+        begun = Event("topic-deletion-began", f"topic {name}", {"cause": cause})
+        self._remember(begun, None, None)
 
     def _stop(self, name: str, broker_id: int, image: MetadataImage) -> None:
         states = [
@@ -499,4 +511,9 @@ class Elected:
             await self.store.do([*writes, Delete(znodes.delete_path(name))])
             del self._deleting[name], self._parts[name]
             self.store.forget(name)
+            self._remember(
+                Event("topic-deleted", f"topic {name}", {"cause": "every replica of it is gone"}),
+                None,
+                "answer StopReplica",
+            )
             _log.info("topic deleted", topic=name)

@@ -12,7 +12,7 @@ Source: ``KafkaServer.startup``, ``KafkaController.elect``, ``KafkaZkClient.regi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
@@ -24,6 +24,7 @@ from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
 from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, spawn, tell
 from fencepost.coordinator.wire.schema import Entity
@@ -47,8 +48,10 @@ from fencepost.coordinator.zookeeper.session import (
 )
 from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
 from fencepost.coordinator.zookeeper.telling import Controller as Teller
+from fencepost.logcore.machine import Event
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.controller.active import Remember
     from fencepost.coordinator.zookeeper.elected import Elected
     from fencepost.coordinator.zookeeper.loading import Loaded
     from fencepost.logcore.clock import Clock
@@ -111,6 +114,10 @@ class ZooKeeperNode:
         self.controller_id = -1
         self.takes_envelopes = True
         """Whether the latest controller answers clients by way of other brokers."""
+        self._former: tuple[int, int] | None = None
+        """The controller that was seen last, and its session."""
+        self.remember: Remember | None = None
+        """Keeps for the history who came into office here and left it, and why."""
         self.broker_epoch = -1
         """-1 while the broker is not registered."""
         self.in_controlled_shutdown = False
@@ -323,6 +330,7 @@ class ZooKeeperNode:
             self._resign("there is no controller")
             await self._elect()
             return
+        self._former = znodes.controller_of(node.data), node.owner
         mine = node.owner == self._session.session_id
         if mine and self.elected is None:
             # It has resigned: whoever comes now, be it this one, has a later epoch.
@@ -367,6 +375,11 @@ class ZooKeeperNode:
             self._mark(_CONTROLLER)
             return
         _log.info("elected controller", controller_epoch=epoch)
+        former, cause = await self._why_elected(epoch)
+        self._tell_of_office(
+            "controller-elected",
+            {"former": former, "controller": self._node_id, "epoch": epoch, "cause": cause},
+        )
         await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
         teller = Teller(self._node_id, epoch, self._listener)
@@ -374,6 +387,21 @@ class ZooKeeperNode:
             self.elected = self._take_office(loaded, teller, done[1].version, self._can_not_go_on)
             self.elected.start()
         self._mark(_CONTROLLER)
+
+    async def _why_elected(self, epoch: int) -> tuple[int | None, str]:
+        """Who was controller before, as far as this broker knows, and why that one is no more."""
+        if self._former is None:
+            first = "nobody was before" if epoch == 1 else "nobody was when this broker looked"
+            return None, first
+        former, session = self._former
+        known = await self._session.get(znodes.broker_path(former))
+        if known is not None and known.owner == session:
+            return former, f"broker {former} has given it up"
+        return former, f"the session of broker {former} has ended"
+
+    def _tell_of_office(self, kind: str, detail: Mapping[str, object]) -> None:
+        if self.remember is not None:
+            self.remember(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
 
     def _can_not_go_on(self) -> None:
         """Give up the office; this one or another is elected in a moment."""
@@ -384,6 +412,8 @@ class ZooKeeperNode:
         elected, self.elected = self.elected, None
         if elected is not None:
             _log.info("resigns as controller", cause=why)
+            told = {"controller": self._node_id, "epoch": elected.store.epoch, "cause": why}
+            self._tell_of_office("controller-resigned", told)
             elected.resign()
             self.controller_id, self.controller = -1, None
 

@@ -9,6 +9,7 @@ import signal
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -21,6 +22,7 @@ from tests.support.raw import RawClient
 from tests.support.waits import until, until_true
 from tests.support.zookeeper import ZooKeeper
 from tests.support.zookeeper_brokers import Brokers
+from tests.wire.command_line import cli
 
 A, B, C, D = 1005, 1011, 1012, 1013
 """The ids of the example that the documents give."""
@@ -373,6 +375,70 @@ def test_a_controller_that_was_asleep_decides_nothing_any_more(brokers: Brokers)
     name = brokers.create([old, others[0]], via=old)
     assert brokers.state(name)["controller_epoch"] == brokers.controller_epoch
     assert brokers.state(name)["leader"] == old
+
+
+def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers):
+    elections = _history(brokers, "controller-elected")
+    first = elections[0]
+    assert (first["detail"]["controller"], first["detail"]["epoch"]) == (A, 1)
+    assert (first["change"], first["why"]) == (f"controller {A}, epoch 1", "nobody was before")
+    epochs = [one["detail"]["epoch"] for one in elections]
+    assert epochs == sorted(set(epochs)), "each came later than the one before"
+
+    old, epoch = brokers.controller, brokers.controller_epoch
+    brokers.znodes.delete("/controller")  # as is done by hand, to have another one elected
+    until(lambda: brokers.controller is not None and brokers.controller_epoch > epoch, "elected")
+    epoch = brokers.controller_epoch
+
+    def told() -> Any:
+        shown = json.loads(_cli(brokers, "cluster", "describe", "--format", "json"))
+        return shown if shown["controller_epoch"] == epoch else None
+
+    shown = until(told, "the history tells of it", poll_s=0.5)
+    assert shown["controller"] == brokers.controller
+    assert shown["controller_cause"] == f"broker {old} has given it up"
+    roles = {one["broker"]: one["controller"] for one in shown["brokers"]}
+    assert roles == {one: "active" if one == shown["controller"] else None for one in roles}
+    head = _cli(brokers, "cluster", "describe").splitlines()[0]
+    assert (
+        f"controller {shown['controller']} in epoch {epoch} since {shown['controller_since']}"
+        in head
+    )
+    resigned = _history(brokers, "controller-resigned")[-1]
+    assert resigned["detail"] == {
+        "controller": old,
+        "epoch": epoch - 1,
+        "cause": "there is no controller",
+    }
+    ended = f"the session of broker {first['detail']['controller']} has ended"
+    assert ended in {one["why"] for one in elections}, "that one was killed"
+
+
+def test_the_picture_says_what_was_deleted_and_why(brokers: Brokers):
+    name, marked = brokers.create([A, B]), brokers.create([B, C])
+    with brokers.client(B) as client:
+        answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)
+        assert answer["responses"][0]["error_code"] == "none", answer
+    brokers.znodes.create(f"/admin/delete_topics/{marked}")
+    causes = {name: "DeleteTopics", marked: "somebody has marked it in ZooKeeper"}
+
+    def told() -> bool:
+        gone = {one["subject"] for one in _history(brokers, "topic-deleted")}
+        return {f"topic {one}" for one in causes} <= gone
+
+    until(told, "the history tells of it", poll_s=0.5)
+    began = {one["subject"]: one["why"] for one in _history(brokers, "topic-deletion-began")}
+    assert {one: began[f"topic {one}"] for one in causes} == causes
+
+
+def _cli(brokers: Brokers, *arguments: str) -> str:
+    return cli(brokers.nodes[A].bootstrap, *arguments).stdout
+
+
+def _history(brokers: Brokers, what: str) -> list[Any]:
+    """The entries of a kind, oldest first."""
+    rows = json.loads(_cli(brokers, "cluster", "history", "--format", "json"))
+    return [one for one in rows if one["what"] == what]
 
 
 # --- in this process, where sessions can be ended ---

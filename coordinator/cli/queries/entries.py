@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from fencepost.coordinator.cli.queries.reader import Reader
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.cli.queries.where import BEGINNING, Where
-from fencepost.coordinator.history.entries import Entry, decode_value
-from fencepost.coordinator.metadata.names import HISTORY_TOPIC
+from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, encode_key
+from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
 from fencepost.coordinator.wire.client.client import ApiError
 
 LOOK_AGAIN_S = 0.5
@@ -49,6 +49,13 @@ def entries_of(
         yield from found
     else:
         yield from sorted(found, key=lambda entry: entry.at_ms)
+
+
+def last_election(session: Session) -> Entry | None:
+    """Of the controller, where brokers elect it on ZooKeeper; None where nobody tells of it."""
+    keys = {encode_key(CLUSTER, CONTROLLER_SUBJECT)}
+    elections = [one for one in entries_of(session, keys=keys) if one.what == "controller-elected"]
+    return max(elections, key=lambda one: int(one.detail["epoch"]), default=None)
 
 
 def _of(reader: Reader, keys: Collection[bytes] | None) -> Iterator[Entry]:

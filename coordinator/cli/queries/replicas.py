@@ -174,9 +174,14 @@ class Quorum(NamedTuple):
     log_ends: Mapping[int, int]
 
 
+def is_elected_of_brokers(session: Session) -> bool:
+    """Whether the controller is one of the brokers, elected on ZooKeeper: there is no quorum."""
+    return ApiKey.DESCRIBE_QUORUM not in session.client.versions()
+
+
 def quorum(session: Session) -> Quorum | None:
     """The quorum of controllers; None where there is none, or where it may not be seen."""
-    if ApiKey.DESCRIBE_QUORUM not in session.client.versions():
+    if is_elected_of_brokers(session):
         return None
     answer = session.client.call(
         "DescribeQuorum",

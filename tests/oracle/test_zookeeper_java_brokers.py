@@ -33,6 +33,7 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "1",
     "transaction.state.log.replication.factor": "3",
     "auto.leader.rebalance.enable": "false",
+    "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
     "replica.high.watermark.checkpoint.interval.ms": "200",
 }

@@ -35,8 +35,6 @@ def session(master: str = "local[2]", **settings: str) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        # How long a Python worker may take to connect: on a busy machine the 15 s are too short.
-        "spark.python.authenticate.socketTimeout": "120s",
         **settings,
     }
     return SparkSession.builder.master(master).config(map=dict(told)).getOrCreate()

@@ -224,9 +224,13 @@ async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]
 
 
 async def read_config(session: Session, kind: int, name: str) -> dict[str, str] | None:
-    """The settings of one resource; None where it has no node."""
+    """The settings of one resource; None where it has no node, none where nobody can read it."""
     path = znodes.config_path(kind, name)
     node = None if path is None else await session.get(path)
     if path is None or node is None:
         return None
-    return znodes.config_of(path, node.data)
+    try:
+        return znodes.config_of(path, node.data)
+    except NotOurFormatError as error:
+        _log.error("settings in ZooKeeper passed over", cause=str(error))
+        return {}

@@ -568,6 +568,7 @@ def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
     # All of that is there as well when a broker starts.
     place.stop(OTHER)
     znodes.set(path, b"{")
+    znodes.set(f"/config/topics/{topic}", b"no JSON")
     place.nodes[OTHER].start()
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"
     told_by_other = place.rules(OTHER, name=topic)

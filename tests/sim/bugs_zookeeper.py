@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fencepost.cluster.controller import brokers
-from fencepost.coordinator.zookeeper import telling, writes, znodes
+from fencepost.coordinator.zookeeper import writes, znodes
 from fencepost.coordinator.zookeeper.arrivals import Arrivals
 from fencepost.coordinator.zookeeper.channels import _Channel
 from fencepost.coordinator.zookeeper.elected import Elected
@@ -176,10 +176,6 @@ ZOOKEEPER: Final = (
                 "{}",
             ),
         ),
-    ),
-    Bug(
-        "a removed replica is not stopped",
-        ((telling._tell, "if broker_id not in now.replicas:", "if False:"),),
     ),
     Bug(
         "an AlterPartition is answered before it is written",

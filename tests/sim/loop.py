@@ -12,10 +12,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
-from typing import Any, cast
+from typing import Any, Final, cast
 from weakref import WeakSet
 
 from tests.sim.network import Node
+
+LATE: Final = 0.01
+LATE_MS: Final = 600
+"""How often the loop is late to hear of another thread, and how late at most."""
 
 
 class Loop(asyncio.AbstractEventLoop):
@@ -26,6 +30,7 @@ class Loop(asyncio.AbstractEventLoop):
         self._incarnation = node.incarnation
         self._ready: deque[asyncio.Handle] = deque()
         self._is_armed = False
+        self._heard_ms = 0
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     @property
@@ -55,9 +60,9 @@ class Loop(asyncio.AbstractEventLoop):
         self._is_armed = False
         with self.running():
             for _ in range(len(self._ready)):
-                handle = self._ready.popleft()
                 if not self.is_alive:
-                    return
+                    return  # what is ready stays here until the history ends
+                handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()
         if self._ready:
@@ -71,7 +76,20 @@ class Loop(asyncio.AbstractEventLoop):
         self._arm()
         return handle
 
-    call_soon_threadsafe = call_soon
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """From another thread: now and then the loop hears of it late, but in order."""
+        scheduler = self.node.scheduler
+        late_ms = scheduler.draw.randint(0, LATE_MS) if scheduler.chance(LATE) else 0
+        handle = asyncio.Handle(callback, args, self, context)
+        self._heard_ms = max(self._heard_ms, scheduler.now + late_ms)
+        self.node.after(self._heard_ms - scheduler.now, self._hear, handle)
+        return handle
+
+    def _hear(self, handle: asyncio.Handle) -> None:
+        self._ready.append(handle)
+        self._arm()
 
     # --- time ---
 

@@ -122,14 +122,15 @@ class Marking(Deletion):
 class Reassignment(Script):
     """A partition goes to the one broker that has no replica of it, and another one."""
 
+    original: tuple[int, ...] = ()
     target: tuple[int, ...] = ()
 
     def begin(self) -> None:
         known = self.cluster.truth.image.topics[TOPIC].partitions[0]
         if not self.target:
             new = next(one for one in self.cluster.ids if one not in known.replicas)
-            self.target = new, known.replicas[1]
-        if known.replicas != self.target and not known.adding_replicas:
+            self.original, self.target = known.replicas, (new, known.replicas[1])
+        if known.replicas == self.original:
             self.cluster.controller.reassign(TOPIC, 0, self.target)
         self.cluster.scheduler.after(AGAIN_MS, self.begin)
 

@@ -83,6 +83,9 @@ NEVER_MS: Final = 10 * 365 * 86_400_000
 GO_ON_AT_ONCE: Final = 200
 """Reassignments that one decision goes on with."""
 
+MAX_GONE: Final = 1_000
+"""Deleted topics that brokers are told of which come."""
+
 _BROKERS, _TOPICS, _DELETIONS, _ISRS, _GONE = "brokers", "topics", "deletions", "ISRs", "gone"
 _ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elections"
 _LOG_DIRS, _REPLICAS = "log directories", "replicas"
@@ -127,8 +130,8 @@ class Elected:
         self._remember = remember
         self._deleting: dict[str, set[int]] = {}
         """Topics that are being deleted, and the brokers that may still have something of them."""
-        self._parts: dict[str, TopicImage] = {}
-        """These topics as they were."""
+        self._parts, self._gone = dict[str, TopicImage](), dict[str, TopicImage]()
+        """These topics as they were, and those whose deletion has ended: a broker may be away."""
         self.store = Store(
             config,
             session,
@@ -437,7 +440,9 @@ class Elected:
         """A change holds: tell it."""
         self._image = after
         self._channels.follow(after)
-        for broker_id, request in told(before, after, self._teller, [*self._parts.values()]):
+        gone = (self._gone | self._parts).items()
+        deleted = [topic for name, topic in gone if name not in after.topics]
+        for broker_id, request in told(before, after, self._teller, deleted):
             self._channels.send(broker_id, request)
         changed = [
             (topic, topic_id in after.topics_by_id)
@@ -509,7 +514,10 @@ class Elected:
             others = (znodes.partitions_path(name), znodes.topic_path(name), settings or "")
             writes += [Delete(one) for one in others if await self._session.get(one) is not None]
             await self.store.do([*writes, Delete(znodes.delete_path(name))])
-            del self._deleting[name], self._parts[name]
+            del self._deleting[name]
+            self._gone[name] = self._parts.pop(name)
+            if len(self._gone) > MAX_GONE:
+                del self._gone[next(iter(self._gone))]
             self.store.forget(name)
             self._remember(
                 Event("topic-deleted", f"topic {name}", {"cause": "every replica of it is gone"}),

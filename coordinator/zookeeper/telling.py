@@ -68,11 +68,11 @@ def told(
     before: MetadataImage,
     after: MetadataImage,
     controller: Controller,
-    deleting: Sequence[TopicImage] = (),
+    deleted: Sequence[TopicImage] = (),
 ) -> Iterator[tuple[int, Entity]]:
     """Requests, each with the broker that it is for.
 
-    ``deleting`` are topics whose deletion was told before: a broker that comes may know them.
+    ``deleted`` are topics whose deletion was told before: a broker that comes may know them.
     """
     was, now = alive(before), alive(after)
     came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
@@ -80,7 +80,7 @@ def told(
     everything = _everything(after) if came else ()
     for broker_id, broker in sorted(now.items()) if came else ():
         # Apache Kafka's brokers follow nobody of whom they do not know that he lives.
-        parts, going = (everything, deleting) if broker_id in came else ((), ())
+        parts, going = (everything, deleted) if broker_id in came else ((), ())
         yield broker_id, _update(after, controller, broker, parts, going)
     each: dict[int, _ForOne] = defaultdict(_ForOne)
     for topic, index, old in changed:

@@ -198,7 +198,11 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "who comes is not told of deletions under way",
-        ((Elected._written, "[*self._parts.values()]", "()"),),
+        ((Elected._written, "(self._gone | self._parts).items()", "()"),),
+    ),
+    Bug(
+        "who comes is not told of deletions that have ended",
+        ((Elected._written, "(self._gone | self._parts).items()", "self._parts.items()"),),
     ),
     Bug(
         "nobody looks for topics that are gone",

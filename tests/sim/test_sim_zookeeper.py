@@ -49,6 +49,7 @@ def test_more_steps(script: str) -> None:
 
 DELETED_UNHEARD = (
     ("marking", zk_steps.Step(1, zk_steps.EXPIRE)),
+    ("marking", zk_steps.Step(2, zk_steps.EXPIRE_ANOTHER)),
     *(("deletion", zk_steps.Step(number, zk_steps.EXPIRE_ANOTHER)) for number in range(5, 13)),
 )
 """A broker that is not registered just then heard nothing of a deletion, and knew the topic for

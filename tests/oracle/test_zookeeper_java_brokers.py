@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from tests.support.cluster import unique
+from tests.support.kafka39 import Kafka39
 from tests.support.mixed import JAVA, PYTHON
 from tests.support.waits import until
 from tests.support.zookeeper import ZooKeeper
@@ -359,3 +360,28 @@ def test_what_one_controller_has_begun_others_end(brokers: Brokers, order: tuple
     until(lambda: _replicas(brokers, deleted) is None, "the topic is gone")
     assert brokers.controller == order[-1]
     _is_known_to_all(brokers, moved, [P])
+
+
+def test_replicas_of_a_lost_directory_lead_nothing_until_it_is_back(under_ours: Brokers):
+    """A broker of Apache Kafka with two directories leaves a note, and answers what was there."""
+    broker = under_ours.nodes[K]
+    lost = broker.data_dir.parent / "lost"
+    under_ours.stop(K)
+    assert isinstance(broker, Kafka39)
+    broker.tell({"log.dirs": f"{broker.data_dir},{lost}"})
+    broker.start()
+    name = under_ours.create([K, P])
+    under_ours.all_in_sync(name)
+    assert (lost / f"{name}-0").exists(), "an empty directory is the first to get replicas"
+    away = lost.rename(lost.with_name("away"))
+    lost.write_text("no directory")
+    until(lambda: under_ours.leaders(name) == [P], "the other one leads")
+    until(lambda: under_ours.isrs(name) == [{P}], "it has left the ISR")
+    assert under_ours.node(f"/brokers/ids/{K}") is not None, "the broker lives"
+    assert not under_ours.znodes.get_children("/log_dir_event_notification")
+    _is_known_to_all(under_ours, name, [P])
+    under_ours.stop(K)
+    lost.unlink()
+    away.rename(lost)
+    broker.start()
+    under_ours.all_in_sync(name)

@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from tests.sim import zk_steps
+from tests.sim.bug import Bug
 from tests.sim.bugs_zookeeper import ZOOKEEPER
-from tests.sim.planted import planted
+from tests.sim.planted import planted, seeds_until_found, steps_until_found
+from tests.sim.run import ZOOKEEPER as ON_ZOOKEEPER
 from tests.sim.zk_cluster import play
 
 SEEDS = 12

@@ -134,7 +134,8 @@ class Ended:
 
 TRIED = {
     "direct": ("direct", {}),
-    "claims": ("direct", {"unsafe": "claims"}),
+    "marks": ("direct", {"unsafe": "claims"}),
+    "sums": ("direct", {"unsafe": "claims"}),
     "prepared": ("prepared", {}),
     "sizes": ("prepared", {"unsafe": "attempts,offsets"}),
     "offsets": ("prepared", {"unsafe": "attempts,sizes"}),
@@ -153,7 +154,7 @@ def tried_twice(
     with Cluster(bootstrap) as cluster:
         for name, (mode, crash) in TRIED.items():
             folder = tmp_path_factory.mktemp(name)
-            step = "task finished" if mode in {"staged", "auto"} else "mid write"
+            step = "task finished" if name in {"sums", "staged", "auto"} else "mid write"
             job = new_job(cluster, bootstrap, folder, mode=mode, options=SMALL)
             jobs[name] = faulty(job, folder, step, "raise", **crash)
     child = drivers.start(*jobs.values(), master="local[2,4]")
@@ -185,11 +186,14 @@ def test_staged_tasks_may_be_tried_again(
     assert_exactly_once(cluster, tried_twice[name].job)
 
 
-def test_what_a_second_attempt_has_written_beside_the_first_does_not_add_up(
-    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster
+@pytest.mark.parametrize(
+    ("name", "told"), [("marks", "can't be told"), ("sums", "the transaction holds")]
+)
+def test_a_second_attempt_beside_the_first_finds_its_mark_or_does_not_add_up(
+    spark: SparkSession, tried_twice: dict[str, Ended], cluster: Cluster, name: str, told: str
 ) -> None:
-    ended = tried_twice["claims"]
-    assert "the transaction holds" in ended.told
+    ended = tried_twice[name]
+    assert told in ended.told
     run(spark, again(ended.job))
     assert_exactly_once(cluster, ended.job)
 

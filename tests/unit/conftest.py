@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from fencepost.logcore.fs import OsFileSystem
+from fencepost.logcore.log_file import LogFile
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A real kill closes them; here hundreds would pile up, and some clients bear 1,024 at most."""
     left: set[int] = set()
     openers = OsFileSystem.open, OsFileSystem.open_for_reading
-    close = OsFileSystem.close
+    close, retire = OsFileSystem.close, LogFile.retire
 
     def opening(fs: OsFileSystem, path: str, *, create: bool = False) -> int:
         handle = openers[0](fs, path, create=create)
@@ -31,10 +32,16 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         left.discard(handle)
         close(fs, handle)
 
+    def retiring(file: LogFile) -> None:
+        # It closes its handle when it dies: by then the number would be another test's.
+        left.discard(file._handle)
+        retire(file)
+
+    monkeypatch.setattr(LogFile, "retire", retiring)
     monkeypatch.setattr(OsFileSystem, "open", opening)
     monkeypatch.setattr(OsFileSystem, "open_for_reading", opening_for_reading)
     monkeypatch.setattr(OsFileSystem, "close", closing)
     yield
-    for handle in left:
+    while left:  # what dies meanwhile closes its own
         with suppress(OSError):
-            close(OsFileSystem(), handle)
+            close(OsFileSystem(), left.pop())

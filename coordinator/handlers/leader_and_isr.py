@@ -15,7 +15,9 @@ async def run(ctx: Context) -> Entity:
     """Answer once it has been applied."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make = ctx.respond
-    error, errors = await ctx.broker.on_zookeeper.leader_and_isr(ctx.body)
+    error, errors = await ctx.broker.on_zookeeper.leader_and_isr(
+        ctx.body, ctx.connection.session.connected_s
+    )
     return make.LeaderAndIsrResponse(
         error_code=error,
         topics=tuple(

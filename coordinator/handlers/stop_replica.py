@@ -15,7 +15,9 @@ async def run(ctx: Context) -> Entity:
     """Answer once it has been applied."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make = ctx.respond
-    error, errors = await ctx.broker.on_zookeeper.stop_replica(ctx.body)
+    error, errors = await ctx.broker.on_zookeeper.stop_replica(
+        ctx.body, ctx.connection.session.connected_s
+    )
     return make.StopReplicaResponse(
         error_code=error,
         partition_errors=tuple(

@@ -14,5 +14,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 async def run(ctx: Context) -> Entity:
     """Answer once it has been applied."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
-    error = await ctx.broker.on_zookeeper.update_metadata(ctx.body)
+    error = await ctx.broker.on_zookeeper.update_metadata(
+        ctx.body, ctx.connection.session.connected_s
+    )
     return ctx.respond.UpdateMetadataResponse(error_code=error)

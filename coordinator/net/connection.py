@@ -156,8 +156,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername") or ("", 0)
         self.peer_host, self.peer_port = plain_host(str(peer[0])), int(peer[1])
-        self.session = replace(self.session, host=self.peer_host)
         self.last_active = self._loop.time()
+        self.session = replace(self.session, host=self.peer_host, connected_s=self.last_active)
         self._server.admit(self)
         if not self.listener.is_tls:
             self._socket = socket_of(transport)

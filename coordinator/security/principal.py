@@ -50,6 +50,8 @@ class Session:
     """How it has logged in by SASL."""
     expires_at_ms: int | None = None
     """When its login ends, by the broker's clock; None for never (KIP-368)."""
+    connected_s: float = 0.0
+    """When it connected, by the loop's time: which of two connections is the later one."""
 
 
 def plain_host(host: str) -> str:

@@ -80,6 +80,8 @@ class Arrivals:
         self.controller_epoch = 0
         """The highest that it has heard of."""
         self.controller_id = -1
+        self._connected_s = 0.0
+        """When that controller's latest connection was made, by the loop's time."""
         self._gone: dict[UUID, None] = {}
         """The last topics that were deleted: what is said of them arrives late."""
 
@@ -90,13 +92,21 @@ class Arrivals:
             del self._gone[next(iter(self._gone))]
         return RemoveTopicRecord(topic_id)
 
-    def refuses(self, body: Entity, broker_epoch: int) -> int:
-        """The error of a request of somebody who is no controller, or means a former life."""
+    def refuses(self, body: Entity, broker_epoch: int, connected_s: float) -> int:
+        """The error of a request of somebody who is no controller, or means a former life.
+
+        A controller has one connection at a time. What comes over an earlier one, that it has given
+        up, it has said again since: it is older than what is known, and nobody waits for the
+        answer. That one broker lives has no epoch that would show it.
+        """
         if body.controller_epoch < self.controller_epoch:
+            return STALE_CONTROLLER_EPOCH
+        if body.controller_epoch == self.controller_epoch and connected_s < self._connected_s:
             return STALE_CONTROLLER_EPOCH
         if body.broker_epoch < broker_epoch:
             return STALE_BROKER_EPOCH
         self.controller_epoch, self.controller_id = body.controller_epoch, body.controller_id
+        self._connected_s = connected_s
         return NONE
 
     # --- LeaderAndIsr ---

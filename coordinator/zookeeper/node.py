@@ -482,20 +482,25 @@ class ZooKeeperNode:
 
     # --- what the controller tells ---
 
-    async def leader_and_isr(self, body: Entity) -> tuple[int, dict[UUID, dict[int, int]]]:
-        """The error of a LeaderAndIsr, and those of its partitions."""
+    async def leader_and_isr(
+        self, body: Entity, connected_s: float
+    ) -> tuple[int, dict[UUID, dict[int, int]]]:
+        """The error of a LeaderAndIsr, and those of its partitions.
+
+        Of all that a controller tells: ``connected_s`` is when its connection was made.
+        """
         async with self._arriving:
-            error, settings = await self._settings_of(body)
+            error, settings = await self._settings_of(body, connected_s)
             if error:
                 return error, {}
             records, errors = self._arrivals.leader_and_isr(self._image, body)
             self._take([*records, *settings])
             return 0, errors
 
-    async def update_metadata(self, body: Entity) -> int:
+    async def update_metadata(self, body: Entity, connected_s: float) -> int:
         """The error of an UpdateMetadata."""
         async with self._arriving:
-            error, settings = await self._settings_of(body)
+            error, settings = await self._settings_of(body, connected_s)
             if error:
                 return error
             records = self._arrivals.update_metadata(self._image, body, self.broker_epoch)
@@ -504,14 +509,16 @@ class ZooKeeperNode:
                 self._known.set_result(None)
             return 0
 
-    async def _settings_of(self, body: Entity) -> tuple[int, list[MetadataRecord]]:
+    async def _settings_of(
+        self, body: Entity, connected_s: float
+    ) -> tuple[int, list[MetadataRecord]]:
         """Why it is refused, and the settings of topics that are new here.
 
         They come with the topic, as its log needs them. While ZooKeeper does not answer it waits:
         the controller takes any answer for the end of it, and would not say it again.
         """
         while True:
-            if refused := self._arrivals.refuses(body, self.broker_epoch):
+            if refused := self._arrivals.refuses(body, self.broker_epoch, connected_s):
                 return refused, []
             try:
                 return 0, await self._read_settings_of(body)
@@ -529,10 +536,12 @@ class ZooKeeperNode:
                 records += new_settings(TOPIC_RESOURCE, name, {}, values)
         return records
 
-    async def stop_replica(self, body: Entity) -> tuple[int, list[tuple[str, int, int]]]:
+    async def stop_replica(
+        self, body: Entity, connected_s: float
+    ) -> tuple[int, list[tuple[str, int, int]]]:
         """The error of a StopReplica, and those of its partitions by topic and index."""
         async with self._arriving:
-            if error := self._arrivals.refuses(body, self.broker_epoch):
+            if error := self._arrivals.refuses(body, self.broker_epoch, connected_s):
                 return error, []
             records, errors = self._arrivals.stop_replica(self._image, body)
             self._take(records)

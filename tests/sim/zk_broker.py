@@ -68,6 +68,13 @@ class ControlledShutdown(NamedTuple):
     broker_epoch: int
 
 
+class Told(NamedTuple):
+    """What a controller tells over one of its connections."""
+
+    request: Any
+    connected_s: float
+
+
 class ZooKeeperBroker(Process):
     """One process."""
 
@@ -283,18 +290,19 @@ class ZooKeeperBroker(Process):
     # --- what it is told ---
 
     def _receive(self, sender: str, request: Any, reply: Answer) -> None:
-        if not hasattr(request, "__api_key__"):
+        if not isinstance(request, Told):
             super()._receive(sender, request, reply)
-        elif not self._cluster.before_told(self, request) and self.loop.is_alive:
+        elif not self._cluster.before_told(self, request.request) and self.loop.is_alive:
             with self.loop.running():
-                background.spawn(self._told(request, reply), "serve")
+                background.spawn(self._told(*request, reply), "serve")
 
-    async def _told(self, request: Any, reply: Answer) -> None:
+    async def _told(self, request: Any, connected_s: float, reply: Answer) -> None:
         key, version = request.__api_key__, request.__version__
         ctx = SimpleNamespace(
             body=request,
             respond=response_factory(key, version),
             broker=SimpleNamespace(on_zookeeper=self.zookeeper),
+            connection=SimpleNamespace(session=SimpleNamespace(connected_s=connected_s)),
             require_on_cluster=lambda _operation: None,
         )
         answer = await cast("Any", TOLD[key])(ctx)
@@ -315,8 +323,13 @@ class Connection:
     def __init__(self, client_id: str, _security: Any) -> None:
         self._loop = cast("Loop", asyncio.get_running_loop())
         self._network = self._loop.network  # type: ignore[attr-defined]
+        self._client_id = client_id
+        self._connect()
+
+    def _connect(self) -> None:
+        """Go on over another one: what is under way on this one may arrive all the same."""
         self._network.numbers += 1
-        self._purpose = f"{client_id} {self._network.numbers}"
+        self._number = self._network.numbers
 
     async def ask(self, to: tuple[str, int], request: Any, *, timeout_ms: float) -> Any:
         """The answer; raises OSError where there is none."""
@@ -329,13 +342,14 @@ class Connection:
         self._network.call(
             self._loop.node,
             to[0],
-            request,
+            Told(request, self._number),
             answered,
             timeout_ms=int(timeout_ms),
-            purpose=self._purpose,
+            purpose=f"{self._client_id} {self._number}",
         )
         found = await future
         if found is None:
+            self._connect()
             raise OSError("no answer")
         return found
 

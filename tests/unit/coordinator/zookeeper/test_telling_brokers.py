@@ -48,6 +48,9 @@ from fencepost.coordinator.zookeeper.writes import Writer, fenced
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
 FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
 
+CONNECTED_S = 10.0
+"""When the controller has connected."""
+
 
 class Broker:
     """A broker, as far as it takes what it is told."""
@@ -58,7 +61,7 @@ class Broker:
         self.image = before_it_is_told(image, broker_id)
 
     def take(self, request: Any) -> None:
-        assert self.arrivals.refuses(request, self.epoch) == 0
+        assert self.arrivals.refuses(request, self.epoch, CONNECTED_S) == 0
         key = request.__api_key__
         if key == ApiKey.LEADER_AND_ISR:
             leaders = {
@@ -443,10 +446,23 @@ def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: S
     scene.create("t", (1, 2))
     request, arrivals = _last(scene, 4), scene.brokers[1].arrivals
     arrivals.controller_epoch = 2
-    assert arrivals.refuses(request, 0) == STALE_CONTROLLER_EPOCH
+    assert arrivals.refuses(request, 0, CONNECTED_S) == STALE_CONTROLLER_EPOCH
     arrivals.controller_epoch = 1
-    assert arrivals.refuses(request, request.broker_epoch + 1) == STALE_BROKER_EPOCH
-    assert arrivals.refuses(request, request.broker_epoch) == 0
+    epoch = request.broker_epoch
+    assert arrivals.refuses(request, epoch + 1, CONNECTED_S) == STALE_BROKER_EPOCH
+    assert arrivals.refuses(request, epoch, CONNECTED_S) == 0
+
+
+def test_what_comes_over_a_connection_that_was_given_up_is_refused(scene: Scene):
+    """It was said again, and more since: who lives has no epoch that would show what is older."""
+    scene.create("t", (1, 2))
+    request, arrivals = _last(scene, 6), scene.brokers[1].arrivals
+    epoch = request.broker_epoch
+    assert arrivals.refuses(request, epoch, CONNECTED_S + 1) == 0
+    assert arrivals.refuses(request, epoch, CONNECTED_S) == STALE_CONTROLLER_EPOCH
+    # Of the next controller nothing was heard yet, whenever it has connected.
+    arrivals.controller_epoch -= 1
+    assert arrivals.refuses(request, epoch, CONNECTED_S - 1) == 0
 
 
 def test_a_late_leader_and_isr_changes_nothing(scene: Scene):

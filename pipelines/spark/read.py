@@ -38,7 +38,7 @@ from fencepost.pipelines.spark.columns import HEADERS, Columns, decode
 from fencepost.pipelines.spark.errors import BrokerError, DataLossError
 from fencepost.pipelines.spark.offsets import DATA_LOSS_HINT, Range
 from fencepost.pipelines.spark.options import SourceOptions
-from fencepost.pipelines.spark.worker import settle
+from fencepost.pipelines.spark.worker import prompt, settle
 
 FETCH_WAIT_MS = 500
 MOST_MS = ((1 << 63) - 1) // 1000
@@ -101,6 +101,7 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
 
     Raises :class:`DataLossError` if a part of it is gone and the options do not allow that.
     """
+    prompt()
     link = options.link
     position = wanted.start
     patience = options.timeout_ms / 1000

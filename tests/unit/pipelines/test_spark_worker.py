@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 import weakref
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from types import ModuleType
 import pytest
 
 from fencepost.pipelines.spark import worker
-from fencepost.pipelines.spark.worker import settle
+from fencepost.pipelines.spark.worker import prompt, settle
 
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(worker, "_modules_seen", 0)
+    monkeypatch.setattr(worker, "_to_jvm", None)
     yield
     gc.unfreeze()
 
@@ -57,3 +59,20 @@ def test_modules_that_came_later_are_left_alone_too(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "imported_once_more", ModuleType("m"))
     settle()
     assert more.isdisjoint(id(one) for one in gc.get_objects()), "what is frozen is not listed"
+
+
+def test_the_connection_to_the_jvm_is_found_among_other_files() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    pair = socket.socketpair()
+    with near, far, pair[0], pair[1]:
+        prompt()
+        for end in (near, far):
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert worker._to_jvm is not None
+        found = {one.getsockname() for one in worker._to_jvm}
+        assert {near.getsockname(), far.getsockname()} <= found
+        assert all(one.family != socket.AF_UNIX for one in worker._to_jvm)
+        for one in worker._to_jvm:
+            one.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from uuid import UUID
 
 from fencepost.cluster.alter_partition import AlterPartitionRequest
-from fencepost.cluster.controller import brokers, isr, reassignments, topics
+from fencepost.cluster.controller import brokers, isr
 from fencepost.cluster.controller.errors import (
     ClusterError,
     IneligibleReplicaError,
@@ -26,10 +26,9 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.heartbeats import Heartbeat as ControllerHeartbeat
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.errors import Errors
-from fencepost.cluster.image import MetadataImage, PartitionRegistration
+from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, PartitionRegistration
 from fencepost.cluster.isr import AlteredPartition
 from fencepost.cluster.lifecycle import Heartbeat, HeartbeatAnswer, Registration
 from fencepost.cluster.observer import (
@@ -55,12 +54,12 @@ from tests.sim.invariants import BrokenInvariantError, differences
 from tests.sim.messages import AllocateIds
 from tests.sim.metadata_log import MetadataLog
 from tests.sim.network import Answer, Node
+from tests.sim.operators import Operators
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
 CONTROLLER: Final = "c"
-TOPIC_RESOURCE: Final = 2
 NODE_ID: Final = 100
 FETCH_WAIT_MS: Final = 250
 MAX_BATCHES: Final = 20
@@ -98,8 +97,10 @@ class _Waiting:
     is_done: bool = False
 
 
-class ControllerNode:
+class ControllerNode(Operators):
     """The only controller there is."""
+
+    refusal = ClusterError
 
     def __init__(self, cluster: Cluster, node: Node) -> None:
         self.cluster = cluster
@@ -184,6 +185,10 @@ class ControllerNode:
         for event in outcome.events:
             self.node.say(f"{event.kind} {event.subject} {dict(event.detail)}")
         return outcome.answer
+
+    def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
+        """Have it decide, and do so; the answer. Raises ClusterError."""
+        return self._carry_out(decision(self.machine))
 
     def _append(self, records: Sequence[MetadataRecord]) -> None:
         base = self.next_offset
@@ -289,7 +294,7 @@ class ControllerNode:
 
     def _alter_partition(self, request: AlterPartitionRequest, reply: Answer) -> None:
         try:
-            reply(altered(lambda decision: self._carry_out(decision(self.machine)), request))
+            reply(altered(self.decide, request))
         except StaleBrokerEpochError:
             reply(int(Errors.STALE_BROKER_EPOCH))
 
@@ -305,29 +310,9 @@ class ControllerNode:
 
     # --- what operators ask for ---
 
-    def _try(self, decide: Callable[[], Outcome[Any]], what: str) -> bool:
-        if not self.node.is_up or self.node.paused_until_ms > self.cluster.scheduler.now:
-            return False
-        try:
-            answers = self._carry_out(decide())
-        except ClusterError as error:
-            self.node.say(f"{what} is refused: {type(error).__name__}")
-            return False
-        said = "".join(f", {type(one).__name__}" for one in refusals(answers))
-        self.node.say(what + said)
-        return not said
-
-    def create_topic(self, name: str, partitions: int, factor: int) -> bool:
-        """Make a topic; False if that can not be now."""
-        draw = self.cluster.scheduler.draw
-        topic_id = UUID(int=draw.getrandbits(128) | 1 << 100)
-        wanted = topics.NewTopic(name, partitions, factor)
-        return self._try(
-            lambda: self.machine.create_topic(
-                wanted, topic_id=topic_id, draw=draw, check_configs=lambda *_: None
-            ),
-            f"creates {name} with {partitions} partitions",
-        )
+    def _asked(self) -> ControllerNode | None:
+        is_there = self.node.is_up and self.node.paused_until_ms <= self.cluster.scheduler.now
+        return self if is_there else None
 
     def alter_config(self, name: str, value: str) -> None:
         """Give a topic another ``retention.ms``."""
@@ -339,38 +324,7 @@ class ControllerNode:
         topic = self.machine.image.topics.get(name)
         if topic is None:
             return False
-        return self._try(lambda: self.machine.delete_topic(topic.topic_id), f"deletes {name}")
-
-    def add_partition(self, name: str, count: int) -> bool:
-        """Give a topic so many partitions."""
-        draw = self.cluster.scheduler.draw
-        return self._try(
-            lambda: self.machine.create_partitions(name, count, assignments=None, draw=draw),
-            f"gives {name} {count} partitions",
-        )
-
-    def reassign(self, name: str, index: int, replicas: tuple[int, ...] | None) -> bool:
-        """Begin a reassignment, or call it off."""
-        item = reassignments.Reassign(name, index, replicas)
-        return self._try(
-            lambda: self.machine.alter_partition_reassignments([item]),
-            f"reassigns {name}-{index} to {replicas}",
-        )
-
-    def elect_preferred(self) -> bool:
-        """Elect the preferred leaders of all partitions."""
-        return self._try(
-            lambda: self.machine.elect_leaders(Election.PREFERRED, None),
-            "elects preferred leaders",
-        )
-
-
-def refusals(answers: Any) -> list[DomainError]:
-    """What of a request for many was refused."""
-    if not isinstance(answers, list):
-        return []
-    parts = [one[-1] if isinstance(one, tuple) else one for one in answers]
-    return [one for one in parts if isinstance(one, DomainError)]
+        return self._try(lambda one: one.delete_topic(topic.topic_id), f"deletes {name}")
 
 
 def _altered(answer: PartitionRegistration | DomainError) -> int | AlteredPartition:

@@ -11,7 +11,7 @@ from tests.sim.faults import Faults
 from tests.sim.process import Process
 from tests.sim.shards import quiet
 from tests.sim.zk_broker import ZooKeeperBroker, models
-from tests.sim.zk_faults import Operators, ZooKeeperFaults
+from tests.sim.zk_faults import ZooKeeperFaults, ZooKeeperOperators
 from tests.sim.zk_server import ENSEMBLE, Ensemble
 from tests.sim.zk_swarm import ZooKeeperOptions, draw_options
 from tests.sim.zk_truth import Truth
@@ -38,7 +38,7 @@ class ZooKeeperCluster(Cluster):
         """Told once it is served; True keeps its answer from being sent."""
 
     def _controller(self) -> Any:
-        return Operators(self)
+        return ZooKeeperOperators(self)
 
     def _faults(self) -> Faults:
         return ZooKeeperFaults(self)

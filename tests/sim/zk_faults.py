@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
-from uuid import UUID
+from typing import TYPE_CHECKING, cast
 
-from fencepost.cluster.controller import reassignments, topics
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.partition_change import Election
+from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.cluster.records import ConfigRecord
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.logcore.machine import DomainError
-from tests.sim.controller import TOPIC_RESOURCE, refusals
 from tests.sim.faults import TOPIC, Faults
+from tests.sim.operators import Operators
 from tests.sim.zk_client import Client
 from tests.sim.zk_server import ENSEMBLE, Op
 from tests.sim.zk_truth import TOOL
@@ -27,8 +24,11 @@ if TYPE_CHECKING:
 LOOK_AGAIN_MS = 400
 
 
-class Operators:
+class ZooKeeperOperators(Operators):
     """Ask whoever takes himself for the active controller."""
+
+    cluster: ZooKeeperCluster
+    refusal = DomainError
 
     def __init__(self, cluster: ZooKeeperCluster) -> None:
         self.cluster = cluster
@@ -44,31 +44,6 @@ class Operators:
             if one.zookeeper.elected is not None and one.node.paused_until_ms <= scheduler.now
         ]
         return scheduler.draw.choice(found) if found else None
-
-    def _try(self, decision: Callable[[Controller], Outcome[Any]], what: str) -> bool:
-        broker = self._asked()
-        if broker is None:
-            return False
-        try:
-            answers = broker.decide(decision)
-        except DomainError as error:
-            broker.node.say(f"{what} is refused: {type(error).__name__}")
-            return False
-        said = "".join(f", {type(one).__name__}" for one in refusals(answers))
-        broker.node.say(what + said)
-        return not said
-
-    def create_topic(self, name: str, partitions: int, factor: int) -> bool:
-        """Ask for a topic."""
-        draw = self.cluster.scheduler.draw
-        topic_id = UUID(int=draw.getrandbits(128) | 1 << 100)
-        wanted = topics.NewTopic(name, partitions, factor)
-        return self._try(
-            lambda one: one.create_topic(
-                wanted, topic_id=topic_id, draw=draw, check_configs=lambda *_: None
-            ),
-            f"creates {name} with {partitions} partitions",
-        )
 
     def alter_config(self, name: str, value: str) -> None:
         """Give a topic another ``retention.ms``."""
@@ -87,28 +62,6 @@ class Operators:
             return Outcome(None) if topic is None else one.delete_topic(topic.topic_id)
 
         return self._try(decision, f"deletes {name}")
-
-    def add_partition(self, name: str, count: int) -> bool:
-        """Give a topic so many partitions."""
-        draw = self.cluster.scheduler.draw
-        return self._try(
-            lambda one: one.create_partitions(name, count, assignments=None, draw=draw),
-            f"gives {name} {count} partitions",
-        )
-
-    def reassign(self, name: str, index: int, replicas: tuple[int, ...] | None) -> bool:
-        """Begin a reassignment, or call it off."""
-        item = reassignments.Reassign(name, index, replicas)
-        return self._try(
-            lambda one: one.alter_partition_reassignments([item]),
-            f"reassigns {name}-{index} to {replicas}",
-        )
-
-    def elect_preferred(self) -> bool:
-        """Elect the preferred leaders of all partitions."""
-        return self._try(
-            lambda one: one.elect_leaders(Election.PREFERRED, None), "elects preferred leaders"
-        )
 
 
 class ZooKeeperFaults(Faults):

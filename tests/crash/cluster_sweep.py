@@ -8,10 +8,7 @@ nobody else has must give it up, and may die at that.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from tests.crash.crashing_cluster import (
     Seen,
 )
 from tests.crash.stubborn_client import RefusedError, StubbornClient
+from tests.crash.sweeps import Sweep, points_of
 
 Act = Callable[[CrashingCluster, Layout, bytes, int], bool]
 """A transaction with a value and an offset, from its claim to its end; whether it is committed."""
@@ -160,23 +158,6 @@ class Bench:
         ]
 
 
-def points_of(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Point]:
-    """The points of what happened both times."""
-    wanted = Counter(event.what for event in events) & Counter(event.what for event in others)
-    numbers: Counter[str] = Counter()
-    for event in events:
-        numbers[event.what] += 1
-        if numbers[event.what] > wanted[event.what]:
-            continue
-        sides = [Where.BEFORE, Where.AFTER]
-        if event.tearable:
-            sides.insert(1, Where.TORN)
-        elif "Fetch" in event.what:
-            sides = [Where.BEFORE]  # after it is before whatever comes next
-        for side in sides:
-            yield Point(side, numbers[event.what], event.what)
-
-
 def is_of_transaction(what: str, node_id: int) -> bool:
     """Whether a fetch is of the partition by whose write it is named."""
     message, _, write = what.partition(" | write ")
@@ -189,82 +170,18 @@ def is_of_transaction(what: str, node_id: int) -> bool:
     return leader == (node_id if message.startswith("answer") else int(message.split()[-1]))
 
 
-@dataclass(frozen=True)
-class Result:
-    """What became of a point: what the broker was killed at, if it was, and what was wrong."""
+def sweep(home: Path, jobs: int, *, bug: str = "", patience_s: float = 60) -> Sweep[Bench, Place]:
+    """So many clusters at a time, below ``home``."""
 
-    place: Place
-    killed: list[str]
-    problem: str
+    def opened(folder: Path) -> Bench:
+        return Bench(CrashingCluster(folder, bug=bug, patience_s=patience_s).start())
 
-
-class Sweep:
-    """Several clusters that share the points among them.
-
-    One in which something was wrong is left as it is, and another takes its place.
-    """
-
-    def __init__(self, home: Path, jobs: int, *, bug: str = "", patience_s: float = 60) -> None:
-        self.results: list[Result] = []
-        self._home, self._jobs, self._bug, self._patience_s = home, jobs, bug, patience_s
-        self._opened = 0
-        self._lock = threading.Lock()
-
-    @property
-    def problems(self) -> list[str]:
-        """Of each point at which anything was wrong."""
-        return [one.problem for one in self.results if one.problem]
-
-    def run(self, look: Callable[[Bench], Sequence[Place]], *, to_the_first: bool = False) -> None:
-        """Try the points that ``look`` finds, all or up to the first that is wrong."""
-        first = self._bench()
-        try:
-            places = iter(look(first))
-        except BaseException:
-            first.cluster.close()
-            raise
-        benches = (first, *[None] * (self._jobs - 1))
-        with ThreadPoolExecutor(self._jobs) as threads:
-            for one in [
-                threads.submit(self._work, bench, places, to_the_first) for bench in benches
-            ]:
-                one.result()
-
-    def _bench(self) -> Bench:
-        with self._lock:
-            self._opened += 1
-            home = self._home / f"cluster-{self._opened}"
-        cluster = CrashingCluster(home, bug=self._bug, patience_s=self._patience_s)
-        return Bench(cluster.__enter__())
-
-    def _work(self, bench: Bench | None, places: Iterator[Place], to_the_first: bool) -> None:
-        while True:
-            with self._lock:
-                is_over = to_the_first and self.problems
-                place = None if is_over else next(places, None)
-            if place is None:
-                break
-            bench = bench or self._bench()
-            result = _tried(bench, place)
-            with self._lock:
-                self.results.append(result)
-            if result.problem:
-                print(result.problem, flush=True)
-                bench.cluster.close()
-                bench = None
-        if bench is not None:
-            bench.cluster.close()
+    return Sweep(home, jobs, opened, _try)
 
 
-def _tried(bench: Bench, place: Place) -> Result:
-    killed: list[str] = []
-    try:
-        with bench.cluster.killed_at(place.node_id, place.point, killed, then=place.then):
-            bench.live(place.scenario)
-            if place.then is not None:
-                bench.cluster.settle()  # the comeback is over
-        bench.check(place.scenario.layout)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
-        where = bench.cluster.home.name
-        return Result(place, killed, f"{place}: {type(error).__name__}: {error} ({where})")
-    return Result(place, killed, "")
+def _try(bench: Bench, place: Place, killed: list[str]) -> None:
+    with bench.cluster.killed_at(place.node_id, place.point, killed, then=place.then):
+        bench.live(place.scenario)
+        if place.then is not None:
+            bench.cluster.settle()  # the comeback is over
+    bench.check(place.scenario.layout)

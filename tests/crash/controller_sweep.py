@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from fencepost.coordinator.tools.sweep.points import Event, Point
-from tests.crash.cluster_sweep import points_of
 from tests.crash.elected_cluster import BROKERS, DATA, MOVED, ElectedCluster
+from tests.crash.sweeps import Sweep, points_of
 from tests.support.waits import until
 from tests.support.zookeeper import ZooKeeper
 
@@ -224,81 +224,14 @@ SCENARIOS = (
 # --- the sweep ---
 
 
-@dataclass(frozen=True)
-class Result:
-    """What became of a point: what was reached, if it was, and what was wrong."""
-
-    place: Place
-    reached: list[str]
-    problem: str
+def sweep(home: Path, zookeeper: ZooKeeper, jobs: int) -> Sweep[Bench, Place]:
+    """So many clusters at a time on one ZooKeeper, below ``home``."""
+    return Sweep(home, jobs, lambda folder: Bench(ElectedCluster(folder, zookeeper).start()), _try)
 
 
-class Sweep:
-    """Several clusters on one ZooKeeper that share the points among them.
-
-    One in which something was wrong is left as it is, and another takes its place.
-    """
-
-    def __init__(
-        self, home: Path, zookeeper: ZooKeeper, jobs: int, *, patience_s: float = 60
-    ) -> None:
-        self.results: list[Result] = []
-        self._home, self._zookeeper, self._jobs = home, zookeeper, jobs
-        self._patience_s, self._opened = patience_s, 0
-        self._lock = threading.Lock()
-
-    @property
-    def problems(self) -> list[str]:
-        """Of each point at which anything was wrong."""
-        return [one.problem for one in self.results if one.problem]
-
-    def run(self, look: Callable[[Bench], Sequence[Place]]) -> None:
-        """Try the points that ``look`` finds."""
-        first = self._bench()
-        try:
-            places = iter(look(first))
-        except BaseException:
-            first.cluster.close()
-            raise
-        benches = (first, *[None] * (self._jobs - 1))
-        with ThreadPoolExecutor(self._jobs) as threads:
-            for one in [threads.submit(self._work, bench, places) for bench in benches]:
-                one.result()
-
-    def _bench(self) -> Bench:
-        with self._lock:
-            self._opened += 1
-            home = self._home / f"cluster-{self._opened}"
-        cluster = ElectedCluster(home, self._zookeeper, patience_s=self._patience_s)
-        return Bench(cluster.__enter__())
-
-    def _work(self, bench: Bench | None, places: Iterator[Place]) -> None:
-        while True:
-            with self._lock:
-                place = next(places, None)
-            if place is None:
-                break
-            bench = bench or self._bench()
-            result = _tried(bench, place)
-            with self._lock:
-                self.results.append(result)
-            if result.problem:
-                print(result.problem, flush=True)
-                bench.cluster.close()
-                bench = None
-        if bench is not None:
-            bench.cluster.close()
-
-
-def _tried(bench: Bench, place: Place) -> Result:
-    reached: list[str] = []
-    try:
-        bench.begin(place.scenario)
-        with bench.faulty(place, reached):
-            bench.live(place.scenario)
-            bench.cluster.rest()
-        bench.cluster.check()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
-        where = bench.cluster.home.name
-        return Result(place, reached, f"{place}: {type(error).__name__}: {error} ({where})")
-    return Result(place, reached, "")
+def _try(bench: Bench, place: Place, reached: list[str]) -> None:
+    bench.begin(place.scenario)
+    with bench.faulty(place, reached):
+        bench.live(place.scenario)
+        bench.cluster.rest()
+    bench.cluster.check()

@@ -7,21 +7,16 @@ different brokers, or all on one, by which names are used: see :class:`Layout`.
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from fencepost.coordinator.runtime.key_partition import java_string_hash
-from fencepost.coordinator.tools.sweep.daemon import Daemon, DaemonError, Settings, preload
+from fencepost.coordinator.tools.sweep.daemon import Daemon, DaemonError, Settings
 from fencepost.coordinator.tools.sweep.points import Event, Point
-from fencepost.testing import Cluster as InProcess
 from tests.crash.brokers import Brokers
 from tests.crash.named_points import Naming
-from tests.crash.stubborn_client import StubbornClient
 from tests.support.cluster import READ_COMMITTED
 from tests.support.raw import Answer
 
@@ -89,20 +84,8 @@ class Seen:
         self.end = 0
 
 
-@functools.cache
-def preload_brokers() -> None:
-    """Have all processes forked with what a broker imports, also at its first requests."""
-    with InProcess(1) as cluster:
-        cluster.topic("warm")
-        client = StubbornClient(cluster.bootstrap, "warm", version=2)
-        client.transaction("warm", "warm", 0, [b"warm"], offset=1, commit=True)
-        client.close()
-    ours = ("kio.schema.", "fencepost.", "tests.crash.")
-    preload(sorted(name for name in sys.modules if name.startswith(ours)))
-
-
 class CrashingCluster(Brokers[Daemon]):
-    """The processes, and what is looked at from outside. A context manager."""
+    """The processes, and what is looked at from outside."""
 
     def __init__(
         self,
@@ -133,28 +116,15 @@ class CrashingCluster(Brokers[Daemon]):
         ports.update((port_of(one), node_id) for node_id, one in brokers.items())
         super().__init__(home, brokers, patience_s=patience_s)
 
-    def __enter__(self) -> Self:
-        preload_brokers()
-        try:
-            self.controller.start()
-            with ThreadPoolExecutor(len(self.brokers)) as threads:
-                list(threads.map(Daemon.start, self.brokers.values()))
-            self._create()
-            self.settle()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _start(self) -> None:
+        self.controller.start()
+        super()._start()
 
     def close(self) -> None:
         super().close()
         self.controller.close()
 
     def _create(self) -> None:
-        """Make the topics, the internal ones too, with the replicas where they are wanted."""
         for topic in dict.fromkeys(name for name, _ in REPLICAS):
             self.until(lambda name=topic: self._is_created(name), f"{topic} is there")
 

@@ -17,13 +17,12 @@ import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import Producer
 from kazoo.exceptions import NoNodeError
@@ -36,7 +35,6 @@ from fencepost.coordinator.zookeeper.session import Check, Session, Write
 from fencepost.logcore.batch import decode_records, iter_headers
 from fencepost.logcore.fs import OsFileSystem
 from tests.crash.brokers import Brokers
-from tests.crash.crashing_cluster import preload_brokers
 from tests.crash.named_points import NamedCounter
 from tests.support.cluster import unique
 from tests.support.failover import PATIENCE
@@ -291,7 +289,7 @@ class Writer(threading.Thread):
 
 
 class ElectedCluster(Brokers[HeldDaemon]):
-    """The processes, and what ZooKeeper holds of them. A context manager."""
+    """The processes, and what ZooKeeper holds of them."""
 
     def __init__(self, home: Path, zookeeper: ZooKeeper, *, patience_s: float = 60) -> None:
         self._zookeeper = zookeeper
@@ -304,7 +302,6 @@ class ElectedCluster(Brokers[HeldDaemon]):
             told = {**common, "node.id": str(node_id)}
             return HeldDaemon(Settings(place / "data", place / "broker.log", told, Held()))
 
-        preload_brokers()
         super().__init__(home, {one: node(one) for one in BROKERS}, patience_s=patience_s)
         self.znodes = zookeeper.client()
         self.znodes.chroot = chroot
@@ -312,22 +309,14 @@ class ElectedCluster(Brokers[HeldDaemon]):
         self.seen = Seen()
         self._checked = dict.fromkeys(PARTITIONS, 0)
 
-    def __enter__(self) -> Self:
-        try:
-            with ThreadPoolExecutor(len(self.brokers)) as threads:
-                list(threads.map(Daemon.start, self.brokers.values()))
-            for topic, replicas in ASSIGNED.items():
-                self.until(lambda topic=topic, parts=replicas: self.create(topic, parts), "created")
-            self.settle()
-            self._watch()
-            self.writer.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def _start(self) -> None:
+        super()._start()
+        self._watch()
+        self.writer.start()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _create(self) -> None:
+        for topic, replicas in ASSIGNED.items():
+            self.until(lambda topic=topic, parts=replicas: self.create(topic, parts), "created")
 
     def close(self) -> None:
         if self.writer.is_alive():

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from fencepost.coordinator.tools.sweep.points import Point, Where, spread
-from tests.crash.cluster_sweep import COMEBACKS, COMMIT, SCENARIOS, Bench, Place, Sweep
+from tests.crash.cluster_sweep import COMEBACKS, COMMIT, SCENARIOS, Bench, Place, sweep
 from tests.crash.crashing_cluster import BROKERS, FORCED
+from tests.crash.sweeps import swept
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
 
@@ -39,29 +38,17 @@ def chosen(places: Sequence[Place], count: int) -> Sequence[Place]:
     return spread(places, count)
 
 
-def swept(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) -> list[Place]:
-    """Try a share of CLUSTER_POINTS, print how it went, and return all points that there are."""
-    places: list[Place] = []
+def tried(home: Path, look: Callable[[Bench], Sequence[Place]], share: float) -> list[Place]:
+    """Try a share of CLUSTER_POINTS; all points that there are."""
 
-    def choose(bench: Bench) -> Sequence[Place]:
-        places.extend(look(bench))
+    def choose(places: Sequence[Place]) -> Sequence[Place]:
         return places if POINTS == "all" else chosen(places, max(1, round(int(POINTS) * share)))
 
-    sweep, began = Sweep(home, JOBS), time.monotonic()
-    sweep.run(choose)
-    kills = Counter(one.place.scenario.name for one in sweep.results if one.killed)
-    spent_s = time.monotonic() - began
-    print(f"{len(sweep.results)} of {len(places)} points in {spent_s:.0f} s, killed at {kills}")
-    for one in sweep.results:
-        if not (one.problem or one.killed):
-            print(f"not reached: {one.place}")
-    assert sweep.problems == []
-    assert kills.total() >= 0.8 * len(sweep.results)
-    return places
+    return swept(sweep(home, JOBS), look, choose, lambda place: place.scenario.name)
 
 
 def test_a_transaction_survives_the_death_of_any_broker_at_any_step(tmp_path: Path) -> None:
-    places = swept(
+    places = tried(
         tmp_path,
         lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],
         share=0.8,
@@ -79,7 +66,7 @@ def test_a_transaction_survives_the_death_of_any_broker_at_any_step(tmp_path: Pa
 
 
 def test_a_comeback_is_killed_too(tmp_path: Path) -> None:
-    places = swept(
+    places = tried(
         tmp_path,
         lambda bench: [one for place in COMEBACKS for one in bench.comeback(place)],
         share=0.2,
@@ -101,8 +88,8 @@ def test_what_is_broken_on_purpose_is_found(
     tmp_path: Path, bug: str, node_id: int, where: str, problem: str
 ) -> None:
     place = Place(COMMIT, node_id, Point(Where.AFTER, 1, where))
-    sweep = Sweep(tmp_path, 1, bug=bug, patience_s=10)
+    tries = sweep(tmp_path, 1, bug=bug, patience_s=10)
     # An answer may be late, and a follower early.
-    sweep.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
-    print(len(sweep.results), sweep.problems)
-    assert any(problem in one for one in sweep.problems)
+    tries.run(lambda _: [place] * MOST_TRIES, to_the_first=True)
+    print(len(tries.results), tries.problems)
+    assert any(problem in one for one in tries.problems)

@@ -9,15 +9,14 @@ CONTROLLER_POINTS says how many points are tried: ``all``, or so many of them.
 from __future__ import annotations
 
 import os
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fencepost.coordinator.tools.sweep.points import spread
-from tests.crash.controller_sweep import SCENARIOS, Bench, Place, Sweep
+from tests.crash.controller_sweep import SCENARIOS, sweep
+from tests.crash.sweeps import swept
 from tests.support.kafka import OracleMissingError, unavailable
 from tests.support.zookeeper import ZooKeeper
 
@@ -55,25 +54,12 @@ def zookeeper(tmp_path: Path) -> Iterator[ZooKeeper]:
 
 
 def test_a_controller_may_be_lost_at_any_step(tmp_path: Path, zookeeper: ZooKeeper) -> None:
-    places: list[Place] = []
-
-    def choose(bench: Bench) -> Sequence[Place]:
-        for scenario in SCENARIOS:
-            places.extend(bench.places(scenario))
-        return places if POINTS == "all" else spread(places, int(POINTS))
-
-    sweep, began = Sweep(tmp_path, zookeeper, JOBS), time.monotonic()
-    sweep.run(choose)
-    done = Counter(
-        (one.place.scenario.name, one.place.fault) for one in sweep.results if one.reached
+    places = swept(
+        sweep(tmp_path, zookeeper, JOBS),
+        lambda bench: [one for scenario in SCENARIOS for one in bench.places(scenario)],
+        lambda places: places if POINTS == "all" else spread(places, int(POINTS)),
+        lambda place: (place.scenario.name, place.fault),
     )
-    spent_s = time.monotonic() - began
-    print(f"{len(sweep.results)} of {len(places)} points in {spent_s:.0f} s, faults at {done}")
-    for one in sweep.results:
-        if not (one.problem or one.reached):
-            print(f"not reached: {one.place}")
-    assert sweep.problems == []
-    assert done.total() >= 0.8 * len(sweep.results)
     for name, steps in STEPS.items():
         seen = {one.point.kind for one in places if one.scenario.name == name}
         assert steps <= seen, (name, steps - seen)

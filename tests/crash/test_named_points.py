@@ -6,8 +6,8 @@ import pytest
 
 from fencepost.coordinator.tools.sweep.points import Event, Point, Where
 from fencepost.coordinator.wire.api import ApiKey
-from tests.crash.cluster_sweep import points_of
 from tests.crash.named_points import Heads, NamedCounter
+from tests.crash.sweeps import points_of
 
 
 class Death(Exception):  # noqa: N818 - stands for SIGKILL

@@ -1,0 +1,157 @@
+"""Trying places at which something goes wrong, shared among several clusters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from fencepost.coordinator.tools.sweep.points import Event, Point, Where
+from tests.crash.brokers import Brokers
+
+
+class Bench(Protocol):
+    """A cluster, and how far it has come."""
+
+    @property
+    def cluster(self) -> Brokers[Any]:
+        """Closed when its places are over."""
+
+
+B = TypeVar("B", bound=Bench)
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Result(Generic[P]):
+    """What became of a place: the steps at which it was reached, and what was wrong."""
+
+    place: P
+    reached: list[str]
+    problem: str
+
+
+class Sweep(Generic[B, P]):
+    """Several clusters that share the places among them.
+
+    One in which something was wrong is left as it is, and another takes its place.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        jobs: int,
+        open_bench: Callable[[Path], B],
+        try_place: Callable[[B, P, list[str]], None],
+    ) -> None:
+        """``try_place`` notes the step at which a place was reached; it raises what is wrong."""
+        self.results: list[Result[P]] = []
+        self._home, self._jobs = home, jobs
+        self._open_bench, self._try_place = open_bench, try_place
+        self._opened = 0
+        self._lock = threading.Lock()
+
+    @property
+    def problems(self) -> list[str]:
+        """Of each place at which anything was wrong."""
+        return [one.problem for one in self.results if one.problem]
+
+    def run(self, look: Callable[[B], Sequence[P]], *, to_the_first: bool = False) -> None:
+        """Try the places that ``look`` finds, all or up to the first that is wrong."""
+        first = self._bench()
+        try:
+            places = iter(look(first))
+        except BaseException:
+            first.cluster.close()
+            raise
+        benches = (first, *[None] * (self._jobs - 1))
+        with ThreadPoolExecutor(self._jobs) as threads:
+            for one in [
+                threads.submit(self._work, bench, places, to_the_first) for bench in benches
+            ]:
+                one.result()
+
+    def _bench(self) -> B:
+        with self._lock:
+            self._opened += 1
+            home = self._home / f"cluster-{self._opened}"
+        return self._open_bench(home)
+
+    def _work(self, bench: B | None, places: Iterator[P], to_the_first: bool) -> None:
+        while True:
+            with self._lock:
+                is_over = to_the_first and self.problems
+                place = None if is_over else next(places, None)
+            if place is None:
+                break
+            bench = bench or self._bench()
+            result = self._tried(bench, place)
+            with self._lock:
+                self.results.append(result)
+            if result.problem:
+                print(result.problem, flush=True)
+                bench.cluster.close()
+                bench = None
+        if bench is not None:
+            bench.cluster.close()
+
+    def _tried(self, bench: B, place: P) -> Result[P]:
+        reached: list[str] = []
+        problem = ""
+        try:
+            self._try_place(bench, place, reached)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
+            where = bench.cluster.home.name
+            problem = f"{place}: {type(error).__name__}: {error} ({where})"
+        return Result(place, reached, problem)
+
+
+def swept(
+    sweep: Sweep[B, P],
+    look: Callable[[B], Sequence[P]],
+    choose: Callable[[Sequence[P]], Sequence[P]],
+    kind: Callable[[P], object],
+) -> list[P]:
+    """Try the chosen ones, print how it went by ``kind``, and return all places that there are.
+
+    Nothing may be wrong, and hardly any may not be reached.
+    """
+    places: list[P] = []
+
+    def chosen(bench: B) -> Sequence[P]:
+        places.extend(look(bench))
+        return choose(places)
+
+    began = time.monotonic()
+    sweep.run(chosen)
+    spent_s = time.monotonic() - began
+    done = Counter(kind(one.place) for one in sweep.results if one.reached)
+    print(f"{len(sweep.results)} of {len(places)} points in {spent_s:.0f} s, reached {done}")
+    for one in sweep.results:
+        if not (one.problem or one.reached):
+            print(f"not reached: {one.place}")
+    assert sweep.problems == []
+    assert done.total() >= 0.8 * len(sweep.results)
+    return places
+
+
+def points_of(events: Sequence[Event], others: Sequence[Event]) -> Iterator[Point]:
+    """The points of what happened both times."""
+    wanted = Counter(event.what for event in events) & Counter(event.what for event in others)
+    numbers: Counter[str] = Counter()
+    for event in events:
+        numbers[event.what] += 1
+        if numbers[event.what] > wanted[event.what]:
+            continue
+        sides = [Where.BEFORE, Where.AFTER]
+        if event.tearable:
+            sides.insert(1, Where.TORN)
+        elif "Fetch" in event.what:
+            sides = [Where.BEFORE]  # after it is before whatever comes next
+        for side in sides:
+            yield Point(side, numbers[event.what], event.what)

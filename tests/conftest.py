@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.support.kafka import Kafka
     from tests.support.secured import Secured
     from tests.support.targets import Target
+    from tests.support.zookeeper import ZooKeeper
 
 for name, is_repeatable in (("repeatable", True), ("explore", False)):
     settings.register_profile(
@@ -117,15 +118,18 @@ def fencepost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """One Apache Kafka, and one JVM, for the whole session."""
-    from tests.support.kafka import Kafka, OracleMissingError, unavailable
+    from tests.support.kafka import Kafka, served
 
-    broker = Kafka(tmp_path_factory.mktemp("kafka"))
-    try:
-        broker.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
-    yield broker
-    broker.stop()
+    yield from served(Kafka(tmp_path_factory.mktemp("kafka")))
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
+    """One for all: each cluster has a path of its own there."""
+    from tests.support.kafka import served
+    from tests.support.zookeeper import ZooKeeper
+
+    yield from served(ZooKeeper(tmp_path_factory.mktemp("zookeeper")), "ZooKeeper")
 
 
 @pytest.fixture(scope="session")
@@ -162,17 +166,15 @@ def secured(
 ) -> Iterator[Secured]:
     """A broker of the kind that ``--target`` names, which asks its clients who they are."""
     from tests.support import secured
-    from tests.support.kafka import OracleMissingError, unavailable
+    from tests.support.kafka import required
 
     home = tmp_path_factory.mktemp("secured")
     target = request.config.getoption("--target")
     if target == "container":
         pytest.skip("the container's listener is open")
     broker = secured.SecuredKafka(home) if target == "kafka" else secured.SecuredFencepost(home)
-    try:
+    with required():
         broker.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     secured.add_users(broker)
     yield broker
     broker.stop()
@@ -181,13 +183,10 @@ def secured(
 @pytest.fixture(scope="session")
 def java_tools() -> Path:
     """The folder of Apache Kafka's jars, for its command-line tools."""
-    from tests.support.kafka import OracleMissingError, jars, unavailable
+    from tests.support.kafka import jars, required
 
-    try:
+    with required():
         return jars()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
-        raise
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.console.scenes import TOKEN
+from tests.support.kafka import unavailable
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = [
@@ -26,6 +27,8 @@ SCREENSHOTS = Path(os.environ.get("CONSOLE_SCREENSHOTS", "build/console-screensh
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """Debian's; Playwright downloads none."""
+    if not Path(CHROMIUM).exists():
+        unavailable("it needs Debian's", "Chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.browsing import CHROMIUM, Tab, chromium, tab
+from tests.console.browsing import Tab, chromium, tab
 from tests.console.scenes import (
     MARKUP,
     commit,
@@ -24,7 +24,6 @@ from tests.console.scenes import (
 )
 from tests.support.cluster import Cluster, unique
 from tests.support.daemon import Daemon
-from tests.support.kafka import unavailable
 
 expect.set_options(timeout=30_000)
 pytestmark = pytest.mark.timeout(120)
@@ -32,8 +31,6 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if not Path(CHROMIUM).exists():
-        unavailable("it needs Debian's", judge="Chromium")
     with chromium() as started:
         yield started
 

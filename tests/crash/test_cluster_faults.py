@@ -45,7 +45,7 @@ from tests.support.failover import (
     settled,
     turn,
 )
-from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.kafka import required
 from tests.support.mixed import MixedCluster, Node
 from tests.support.pipeline import Clients
 
@@ -69,10 +69,9 @@ def nodes(layout: str, tmp_path: Path) -> Iterator[Nodes]:
     brokers, controllers = layout.split("/")
     made = MixedCluster(tmp_path, brokers, SETTINGS, controllers=controllers)
     try:
-        made.start()
+        with required():
+            made.start()
         yield Nodes(made)
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     finally:
         Nodes(made).stop()
 

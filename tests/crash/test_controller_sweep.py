@@ -9,7 +9,6 @@ CONTROLLER_POINTS says how many points are tried: ``all``, or so many of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import pytest
 from fencepost.coordinator.tools.sweep.points import spread
 from tests.crash.controller_sweep import SCENARIOS, sweep
 from tests.crash.sweeps import swept
-from tests.support.kafka import OracleMissingError, unavailable
 from tests.support.zookeeper import ZooKeeper
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(14_400)]
@@ -40,17 +38,6 @@ STEPS = {
     "deletion": {"create /admin/delete_topics/new-*", "ask STOP_REPLICA"},
 }
 """Steps that each scenario must have been counted to have."""
-
-
-@pytest.fixture
-def zookeeper(tmp_path: Path) -> Iterator[ZooKeeper]:
-    server = ZooKeeper(tmp_path / "zookeeper")
-    try:
-        server.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing), "ZooKeeper")
-    yield server
-    server.stop()
 
 
 def test_a_controller_may_be_lost_at_any_step(tmp_path: Path, zookeeper: ZooKeeper) -> None:

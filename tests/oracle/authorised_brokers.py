@@ -35,7 +35,7 @@ from tests.oracle.deliberate import Kind
 from tests.oracle.tracer import PASSING, _fitting, leaves
 from tests.support.cluster import GROUP, TRANSACTION, Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, OracleMissingError, unavailable
+from tests.support.kafka import Kafka, required
 from tests.support.raw import Answer, ConnectionLostError, _entity, errors_in
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
@@ -624,10 +624,8 @@ def pair_of_brokers(root: Path, settings: Mapping[str, str] = GUARDED) -> Iterat
     """Both of them, with an authorizer and a listener that asks for a password."""
     (root / "kafka").mkdir()
     kafka = GuardedKafka(root / "kafka", settings)
-    try:
+    with required():
         kafka.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     try:
         daemon = GuardedDaemon(root / "fencepost", settings)
         daemon.start()

@@ -1,9 +1,8 @@
-"""What is made once, for all that look at it: a broker's files after one history, a ZooKeeper."""
+"""What is made once, for all that look at it: a broker's files after one history."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from tests.oracle.interchange import (
 )
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, OracleMissingError, unavailable
+from tests.support.kafka import Kafka
 from tests.support.waits import until
-from tests.support.zookeeper import ZooKeeper
 
 
 @dataclass
@@ -77,15 +75,3 @@ def by_fencepost(tmp_path_factory: pytest.TempPathFactory) -> Written:
     finally:
         daemon.child.kill()
     return Written(records, groups, producer, images)
-
-
-@pytest.fixture(scope="session")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    """One for all: each cluster has a path of its own there."""
-    server = ZooKeeper(tmp_path_factory.mktemp("zookeeper"))
-    try:
-        server.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing), "ZooKeeper")
-    yield server
-    server.stop()

@@ -14,20 +14,14 @@ from fencepost.console.overview import overview_view
 from fencepost.console.topics import topic_view
 from fencepost.coordinator.cli.queries.session import Session
 from tests.support.cluster import unique
-from tests.support.kafka import KafkaCluster, OracleMissingError, run_tool, unavailable
+from tests.support.kafka import KafkaCluster, run_tool, served
 from tests.support.waits import until
 from tests.wire.command_line import cli
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    brokers = KafkaCluster(tmp_path_factory.mktemp("kafka-cluster"))
-    try:
-        brokers.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
-    yield brokers
-    brokers.stop()
+    yield from served(KafkaCluster(tmp_path_factory.mktemp("kafka-cluster")))
 
 
 def rows(three: KafkaCluster, *arguments: str, status: int = 0) -> Any:

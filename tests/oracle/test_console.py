@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.console.browsing import CHROMIUM, chromium, tab
+from tests.console.browsing import chromium, tab
 from tests.console.scenes import commit, fence, members, open_transaction, running, write
 from tests.support.cluster import Cluster, unique
-from tests.support.kafka import unavailable
 
 pytestmark = pytest.mark.oracle
 
 
 def test_the_pages_on_apache_kafka(kafka, tmp_path):
-    if not Path(CHROMIUM).exists():
-        unavailable("it needs Debian's", judge="Chromium")
     bootstrap = kafka.bootstrap
     group = unique("reads")
     with Cluster(bootstrap) as cluster:

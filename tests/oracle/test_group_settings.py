@@ -14,7 +14,7 @@ from tests.oracle.traces_groups import ready
 from tests.oracle.traces_migration import alive, join, leave, logged, stable, sync
 from tests.oracle.traces_offsets import commit
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, OracleMissingError, unavailable
+from tests.support.kafka import Kafka, required
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
 
@@ -151,10 +151,8 @@ Brokers = tuple[Kafka, Daemon]
 def started(tmp_path_factory: pytest.TempPathFactory, own: dict[str, str]) -> Iterator[Brokers]:
     settings = {**SETTINGS, **own}
     kafka = Kafka(tmp_path_factory.mktemp("kafka"), settings)
-    try:
+    with required():
         kafka.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     daemon = Daemon(tmp_path_factory.mktemp("fencepost"), settings).start()
     yield kafka, daemon
     daemon.stop()

@@ -18,7 +18,7 @@ from tests.lives.life import Life
 from tests.lives.lockstep import Difference, LockStep
 from tests.oracle.deliberate import NOT_DRAWN, Kind, kind_of
 from tests.support.daemon import Daemon
-from tests.support.kafka import Kafka, OracleMissingError, unavailable
+from tests.support.kafka import Kafka, required
 
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(7200)]
 
@@ -86,10 +86,8 @@ def brokers(root: Path) -> Iterator[tuple[str, str]]:
     """Addresses of a Fencepost and an Apache Kafka that no life was led on yet."""
     (root / "kafka").mkdir(parents=True)
     kafka = Kafka(root / "kafka")
-    try:
+    with required():
         kafka.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     try:
         daemon = Daemon(root / "fencepost").start()
         try:

@@ -14,7 +14,7 @@ from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from tests.support.cluster import Cluster, unique
-from tests.support.kafka import Kafka, OracleMissingError, java_command, unavailable
+from tests.support.kafka import Kafka, java_command, required
 
 FILES = 300
 ALPHABET = "ab  \t\f=:#!\\\\\\\n\n\r\\u00e9\\ud83d\\ude00\\n\\t\\qü"
@@ -56,10 +56,8 @@ def run_source(home: Path, name: str, source: str, *arguments: str) -> list[str]
     """Compile and run one Java file; the lines that it prints."""
     path = home / f"{name}.java"
     path.write_text(source)
-    try:
+    with required():
         command = java_command(str(path), *arguments)
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return done.stdout.splitlines()
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.support.cluster import Cluster, unique
-from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.kafka import served
 from tests.support.mixed import PYTHON
 from tests.support.raw import Answer, ConnectionLostError
 from tests.support.waits import until
@@ -31,13 +31,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    found = Ensemble(tmp_path_factory.mktemp("ensemble"))
-    try:
-        found.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing), "ZooKeeper")
-    yield found
-    found.stop()
+    yield from served(Ensemble(tmp_path_factory.mktemp("ensemble")), "ZooKeeper")
 
 
 @pytest.fixture

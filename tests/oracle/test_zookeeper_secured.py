@@ -17,7 +17,7 @@ from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.kazoo_client import client_of
 from tests.support.certificates import Authority
 from tests.support.cluster import unique
-from tests.support.kafka import OracleMissingError, unavailable
+from tests.support.kafka import served
 from tests.support.kafka39 import Kafka39
 from tests.support.member import Member
 from tests.support.raw import RawClient
@@ -46,12 +46,7 @@ def secured(
 ) -> Iterator[SecuredZooKeeper]:
     home = tmp_path_factory.mktemp("secured")
     server = SecuredZooKeeper(home, authority, {USER: PASSWORD}, wants="want")
-    try:
-        server.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing), "ZooKeeper")
-    yield server
-    server.stop()
+    yield from served(server, "ZooKeeper")
 
 
 def settings(secured: SecuredZooKeeper, authority: Authority, chroot: str) -> dict[str, str]:

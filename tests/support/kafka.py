@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import pytest
 
@@ -46,6 +48,16 @@ LOG4J = """\
 """
 
 
+class Server(Protocol):
+    """What can be started and stopped."""
+
+    def start(self) -> object: ...
+    def stop(self) -> None: ...
+
+
+S = TypeVar("S", bound=Server)
+
+
 class OracleMissingError(Exception):
     """Something that the judge needs is not on this machine."""
 
@@ -56,6 +68,23 @@ def unavailable(missing: str, judge: str = "Apache Kafka") -> None:
     if os.environ.get("REQUIRE_ORACLE") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+@contextmanager
+def required(judge: str = "Apache Kafka") -> Iterator[None]:
+    """For what begins with a judge: :func:`unavailable` if anything of it is missing."""
+    try:
+        yield
+    except OracleMissingError as missing:
+        unavailable(str(missing), judge)
+
+
+def served(server: S, judge: str = "Apache Kafka") -> Iterator[S]:
+    """The rest of a fixture whose server is a judge."""
+    with required(judge):
+        server.start()
+    yield server
+    server.stop()
 
 
 def jars() -> Path:

@@ -27,13 +27,11 @@ SHOWN = "nothing was changed; --execute does it"
 
 @contextmanager
 def _kafka(directory: Path) -> Iterator[str]:
-    from tests.support.kafka import Kafka, OracleMissingError, unavailable
+    from tests.support.kafka import Kafka, required
 
     broker = Kafka(directory, GUARDED)
-    try:
+    with required():
         broker.start()
-    except OracleMissingError as missing:
-        unavailable(str(missing))
     try:
         yield broker.bootstrap
     finally:

@@ -40,8 +40,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     if missing := engine_missing():
         unavailable(missing, "a container engine")
     context = tmp_path_factory.mktemp("image") / "context"
-    hidden = shutil.ignore_patterns(".git", ".venv", ".cache", "build", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT, context, symlinks=True, ignore=hidden)
+    # What tools keep for themselves changes while it is copied, if others run here.
+    hidden = (".git", ".venv", ".*cache", ".hypothesis", "build", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, context, symlinks=True, ignore=shutil.ignore_patterns(*hidden))
     wheels = context / "build" / "wheelhouse"
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, context)
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, "setuptools>=77")

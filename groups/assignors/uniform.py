@@ -10,8 +10,12 @@ Source: Kafka's ``UniformAssignor`` (homogeneous and heterogeneous builders).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import groupby
+from operator import itemgetter
+from typing import Final
 
 from fencepost.groups.assignors.model import (
     GroupAssignment,
@@ -19,6 +23,9 @@ from fencepost.groups.assignors.model import (
     TopicIdPartition,
     member_order,
 )
+
+MIN_GAP: Final = 2
+"""A move makes two members more even if one has so many partitions more than the other."""
 
 
 class UniformAssignor:
@@ -92,62 +99,90 @@ def _homogeneous(
 
 
 # --- different subscriptions ---------------------------------------------------------------------
+#
+# A member is its rank in the order of names here, and how full it is one number: its count times
+# the size of the crowd, plus its rank. So the fullest of some members is the largest of their
+# numbers, the first in order of equally full ones has the smallest, and heaps keep up with moves.
 
 
 def _heterogeneous(
     group: GroupSpec, kept: dict[str, list[TopicIdPartition]]
 ) -> dict[str, list[TopicIdPartition]]:
-    subscribers: dict[bytes, list[str]] = {}
-    for member_id in kept:
-        for topic_id in group.members[member_id].topic_ids:
-            subscribers.setdefault(topic_id, []).append(member_id)
+    names, crowd = list(kept), len(kept)
+    fullness = [len(mine) * crowd + rank for rank, mine in enumerate(kept.values())]
+    subscribers: dict[bytes, list[int]] = defaultdict(list)
+    for rank, name in enumerate(names):
+        for topic_id in group.members[name].topic_ids:
+            subscribers[topic_id].append(rank)
     # Topics with the fewest subscribers first: the others leave more freedom to even things out.
     topic_ids = sorted(subscribers, key=lambda topic_id: (len(subscribers[topic_id]), topic_id))
-    given: dict[str, list[TopicIdPartition]] = {
-        member_id: list(mine) for member_id, mine in kept.items()
-    }
-    rank = {member_id: position for position, member_id in enumerate(kept)}
-    for partition in _unassigned(group, topic_ids, given):
-        emptiest = min(subscribers[partition[0]], key=lambda name: (len(given[name]), rank[name]))
-        given[emptiest].append(partition)
-    _even_out(given, topic_ids, subscribers, rank)
+    owned: dict[bytes, dict[int, list[TopicIdPartition]]] = {one: {} for one in topic_ids}
+    for rank, mine in enumerate(kept.values()):
+        for partition in mine:
+            owned[partition[0]].setdefault(rank, []).append(partition)
+    for topic_id, loose in groupby(_unassigned(group, topic_ids, kept), key=itemgetter(0)):
+        queue = [fullness[rank] for rank in subscribers[topic_id]]
+        heapify(queue)
+        for partition in loose:
+            fuller = queue[0] + crowd
+            rank = fuller % crowd
+            owned[topic_id].setdefault(rank, []).append(partition)
+            fullness[rank] = fuller
+            heapreplace(queue, fuller)
+    _even_out(owned, subscribers, fullness)
+    given: dict[str, list[TopicIdPartition]] = {name: [] for name in names}
+    for owners in owned.values():
+        for rank, partitions in owners.items():
+            given[names[rank]] += partitions
     return given
 
 
 def _even_out(
-    given: dict[str, list[TopicIdPartition]],
-    topic_ids: Sequence[bytes],
-    subscribers: dict[bytes, list[str]],
-    rank: dict[str, int],
+    owned: dict[bytes, dict[int, list[TopicIdPartition]]],
+    subscribers: dict[bytes, list[int]],
+    fullness: list[int],
 ) -> None:
-    """Move single partitions while that helps.
+    """Move single partitions while that helps, topic by topic in the order of ``owned``.
 
     Each move lowers the sum of the squares of the members' counts, so there is an end.
     """
-    by_topic: dict[tuple[str, bytes], list[TopicIdPartition]] = {}
-    count = {member_id: len(mine) for member_id, mine in given.items()}
-    for member_id, mine in given.items():
-        for partition in mine:
-            by_topic.setdefault((member_id, partition[0]), []).append(partition)
+    crowd, of = len(fullness), fullness.__getitem__
     moved = True
     while moved:
         moved = False
-        for topic_id in topic_ids:
-            names = subscribers[topic_id]
-            while True:
-                owners = [name for name in names if by_topic.get((name, topic_id))]
-                if not owners:
-                    break
-                fullest = max(owners, key=lambda name: (count[name], rank[name]))
-                emptiest = min(names, key=lambda name: (count[name], rank[name]))
-                if count[fullest] - count[emptiest] < 2:
-                    break
-                partition = by_topic[fullest, topic_id].pop()
-                by_topic.setdefault((emptiest, topic_id), []).append(partition)
-                count[fullest] -= 1
-                count[emptiest] += 1
+        # No move makes a member emptier than that, so most topics need no look at subscribers.
+        least = min(fullness) // crowd
+        for topic_id, owners in owned.items():
+            fullest = max(map(of, owners), default=0) // crowd
+            if fullest - least < MIN_GAP:
+                continue
+            ranks = subscribers[topic_id]
+            if fullest - min(map(of, ranks)) // crowd >= MIN_GAP:
+                _even_out_topic(owners, ranks, fullness)
                 moved = True
-    for mine in given.values():
-        mine.clear()
-    for (member_id, _), partitions in by_topic.items():
-        given[member_id].extend(partitions)
+
+
+def _even_out_topic(
+    owners: dict[int, list[TopicIdPartition]], subscribers: list[int], fullness: list[int]
+) -> None:
+    """Move partitions of one topic while that helps."""
+    crowd = len(fullness)
+    full, empty = [-fullness[rank] for rank in owners], [fullness[rank] for rank in subscribers]
+    heapify(full)
+    heapify(empty)
+    while True:
+        # What a member's number was before a move is still in the heaps, and passed over here.
+        while fullness[(giver := -full[0] % crowd)] != -full[0] or giver not in owners:
+            heappop(full)
+        while fullness[(taker := empty[0] % crowd)] != empty[0]:
+            heappop(empty)
+        if fullness[giver] // crowd - fullness[taker] // crowd < MIN_GAP:
+            return
+        owners.setdefault(taker, []).append(owners[giver].pop())
+        if not owners[giver]:
+            del owners[giver]
+        fullness[giver] -= crowd
+        fullness[taker] += crowd
+        for rank in (giver, taker):
+            heappush(full, -fullness[rank])
+            heappush(empty, fullness[rank])

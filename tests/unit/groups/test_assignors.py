@@ -18,6 +18,7 @@ from fencepost.groups.assignors.model import (
 )
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
+from tests.support.stalls import watched_loop
 
 TOPICS = tuple(bytes([number]) * 16 for number in range(1, 5))
 T, U = TOPICS[:2]
@@ -198,3 +199,30 @@ def test_the_registry_is_bounded():
     for wrong in ([], [*full, Custom("more")], [Custom("c"), Custom("c")]):
         with pytest.raises(ValueError, match="assignors"):
             AssignorRegistry(wrong)
+
+
+def crowd(members: int, topics: int, partitions: int, held: int = 0) -> GroupSpec:
+    """Members that want every other topic or all of them; the first holds some of the first."""
+    ids = [number.to_bytes(16) for number in range(topics)]
+    holds = frozenset((ids[0], index) for index in range(held))
+    return GroupSpec(
+        {
+            f"m{number:05}": MemberSpec(
+                None, frozenset(ids[:: 1 + number % 2]), frozenset() if number else holds
+            )
+            for number in range(members)
+        },
+        dict.fromkeys(ids, partitions),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "group",
+    [crowd(1000, 2, 5000), crowd(1000, 100, 10), crowd(1000, 2, 5000, held=5000)],
+    ids=["two large topics", "many topics", "all are held by one"],
+)
+def test_a_crowd_with_different_subscriptions_holds_the_loop_for_no_long_turn(group):
+    with watched_loop() as watch:
+        watch.time(lambda: run(UniformAssignor(), group), "assign")
+    watch.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.data.storage import Storage
@@ -15,6 +15,7 @@ from fencepost.coordinator.runtime.errors import (
     CoordinatorNotAvailableError,
     ShardError,
 )
+from fencepost.coordinator.runtime.late_imports import load
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
@@ -41,6 +42,9 @@ class ShardedCoordinator:
     how long an answer waits for other replicas. With ``all_in_sync`` nothing is written while fewer
     replicas are in sync than ``min.insync.replicas``.
     """
+
+    MODULES: ClassVar[Sequence[str]] = ()
+    """What the machine is made of; see :func:`load`."""
 
     def __init__(
         self,
@@ -152,15 +156,24 @@ class ShardedCoordinator:
             if one.leader == here
         )
 
+    @property
+    def _is_open(self) -> bool:
+        # In a cluster the elections say what is served here.
+        in_cluster = self._replicas.image is not None
+        return self._shards.is_open or (in_cluster and self._count_partitions() > 0)
+
     def open_in_steps(self, key: str | None = None) -> Steps[None]:
         """Create the topic and its shards if they are not there.
 
-        A step for each partition, which makes a directory and files. With a ``key`` only its own is
+        A step for each module that is not loaded yet, and for each partition, which makes a
+        directory and files. With a ``key`` only its own is
         waited for: a first client gets its answer before the others are opened behind it. Raises
         CoordinatorNotAvailableError if the topic can't be made.
         """
-        if self._shards.is_open or (self._replicas.image is not None and self._count_partitions()):
-            return  # in a cluster the elections say what is served here
+        if not self._is_open:
+            yield from load(self.MODULES)
+        if self._is_open:  # by now
+            return
         name = self._shards.topic
         try:
             led = list(self._led(self._metadata.ensure_internal_topic(name)))

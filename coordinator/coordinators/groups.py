@@ -17,6 +17,7 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.metadata import GROUP_VERSION
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.background import each_in_turn
+from fencepost.coordinator.runtime.late_imports import GROUP_MODULES
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.groups.assignors.model import Assignor, AssignorRegistry
 from fencepost.groups.assignors.range import RangeAssignor
@@ -55,6 +56,8 @@ BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
 
 class GroupCoordinator(ShardedCoordinator):
     """``services.groups``: every group of this broker."""
+
+    MODULES = GROUP_MODULES
 
     def __init__(self, storage: Storage, remember: Remember) -> None:
         interval = "offsets.retention.check.interval.ms"

@@ -38,6 +38,7 @@ from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.errors import CoordinatorNotAvailableError, ShardError
+from fencepost.coordinator.runtime.late_imports import TXN_MODULES
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
@@ -82,6 +83,8 @@ class TxnCoordinator(ShardedCoordinator):
     ``complete_offsets`` ends a transaction on an offsets partition, which its group coordinator
     does.
     """
+
+    MODULES = TXN_MODULES
 
     def __init__(
         self, storage: Storage, remember: Remember, *, complete_offsets: CompleteOffsets

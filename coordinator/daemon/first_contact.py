@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from importlib import import_module
 from typing import NamedTuple
 
 from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.runtime.late_imports import (
+    GROUP_MODULES,
+    NEW_TOPIC_MODULES,
+    TXN_MODULES,
+    load,
+)
 from fencepost.coordinator.wire import ApiKey
 from fencepost.coordinator.wire.codec import prepare
 
@@ -31,13 +36,7 @@ _PARTS = (
     # How every client begins, and a transactional producer.
     _Part((), ((ApiKey.API_VERSIONS, 3), (ApiKey.METADATA, 13))),
     _Part(
-        (
-            "txn.commands",
-            "txn.state",
-            "txn.records",
-            "txn.init_producer",
-            "txn.machine",
-        ),
+        TXN_MODULES,
         (
             (ApiKey.FIND_COORDINATOR, 2),
             (ApiKey.INIT_PRODUCER_ID, 4),
@@ -47,30 +46,10 @@ _PARTS = (
         ),
     ),
     # How a topic is made, also one that was only asked for.
-    _Part(
-        ("cluster.controller.placement", "cluster.controller.configs", "cluster.controller.topics"),
-        ((ApiKey.CREATE_TOPICS, 4),),
-    ),
+    _Part(NEW_TOPIC_MODULES, ((ApiKey.CREATE_TOPICS, 4),)),
     # How a member of a group begins.
     _Part(
-        (
-            "groups.consumer_commands",
-            "groups.commands",
-            "groups.records",
-            "groups.consumer_records",
-            "groups.reconcile",
-            "groups.regex",
-            "groups.consumer_group",
-            "groups.classic_group",
-            "groups.consumer_target",
-            "groups.classic_rebalance",
-            "groups.conversion",
-            "groups.consumer_members",
-            "groups.classic",
-            "groups.consumer",
-            "groups.admin",
-            "groups.machine",
-        ),
+        GROUP_MODULES,
         (
             (ApiKey.JOIN_GROUP, 5),
             (ApiKey.SYNC_GROUP, 3),
@@ -90,9 +69,8 @@ MESSAGES = tuple(message for part in _PARTS for message in part.messages)
 async def prepare_first_contact(registry: Registry) -> None:
     """Load modules, handlers and :data:`MESSAGES` in their order."""
     for part in _PARTS:
-        for name in part.modules:
+        for _ in load(part.modules):
             await asyncio.sleep(0)
-            import_module(f"fencepost.{name}")
         for key, version in part.messages:
             await asyncio.sleep(0)
             registry.handler(key)

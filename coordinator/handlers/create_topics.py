@@ -21,6 +21,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_topic, open_coordinator
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -35,6 +36,7 @@ NOT_SHOWN = -1
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
 def run(ctx: Context) -> Work[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
+    yield from load(NEW_TOPIC_MODULES)
     topics = yield from each_topic(ctx, _create)
     for topic in topics:
         if topic.error_code is ErrorCode.none and not ctx.body.validate_only:

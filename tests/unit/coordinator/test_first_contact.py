@@ -7,9 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fencepost.coordinator.daemon.first_contact import MESSAGES
 from tests.support.daemon import ROOT
 from tests.support.raw import encode
+
+LARGEST_PIECE = 8
+"""Modules that one step imports at most: one, and what that needs."""
 
 PREPARED = """
 import asyncio, json, sys
@@ -118,3 +123,30 @@ def test_a_broker_that_stands_alone_imports_nothing_of_a_cluster(tmp_path: Path)
     shells = ("coordinator.controller.", "coordinator.replication.")
     errors = {f"{one}errors" for one in shells}
     assert {one for one in loaded if one.startswith(shells)} <= errors
+
+
+OPENED = """
+import asyncio, json, sys
+from pathlib import Path
+from tests.unit.coordinator.services import Services
+async def main():
+    services = await Services(Path(sys.argv[1])).start()
+    before, pieces = set(sys.modules), []
+    for _ in getattr(services, sys.argv[2]).open_in_steps("id"):
+        pieces.append(sorted(one for one in set(sys.modules) - before if "fencepost" in one))
+        before = set(sys.modules)
+    await services.stop()
+    print(json.dumps(pieces))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("coordinator", ["groups", "txns"])
+def test_who_comes_before_all_is_loaded_has_it_loaded_in_steps(
+    tmp_path: Path, coordinator: str
+) -> None:
+    command = [sys.executable, "-c", OPENED, str(tmp_path), coordinator]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    pieces = json.loads(done.stdout.splitlines()[-1])
+    assert sum(map(len, pieces)) > LARGEST_PIECE
+    assert max(map(len, pieces)) <= LARGEST_PIECE, pieces

@@ -1,0 +1,55 @@
+"""Imports that are left for later, in steps: nobody waits for all modules of a part at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable
+from importlib import import_module
+
+# Each in an order in which every module, with what it needs, is a piece small enough for a turn.
+
+GROUP_MODULES = (
+    "groups.consumer_commands",
+    "groups.commands",
+    "groups.records",
+    "groups.consumer_records",
+    "groups.reconcile",
+    "groups.regex",
+    "groups.consumer_group",
+    "groups.classic_group",
+    "groups.consumer_target",
+    "groups.classic_rebalance",
+    "groups.conversion",
+    "groups.consumer_members",
+    "groups.classic",
+    "groups.consumer",
+    "groups.admin",
+    "groups.machine",
+)
+"""What the machine of groups is made of."""
+
+TXN_MODULES = (
+    "txn.commands",
+    "txn.state",
+    "txn.records",
+    "txn.init_producer",
+    "txn.machine",
+)
+"""What that of transactions is made of."""
+
+NEW_TOPIC_MODULES = (
+    "cluster.controller.placement",
+    "cluster.controller.configs",
+    "cluster.controller.topics",
+    "coordinator.metadata.controller_settings",
+)
+"""What making a topic takes."""
+
+
+def load(names: Iterable[str]) -> Generator[None, None, None]:
+    """Import modules of this package that are not there yet, one a step."""
+    for name in names:
+        module = f"fencepost.{name}"
+        if module not in sys.modules:
+            import_module(module)
+            yield

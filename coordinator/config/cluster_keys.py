@@ -51,6 +51,9 @@ zookeeper.session.timeout.ms INT 18000 unit=ms low=1
     A broker that ZooKeeper has not heard of for so long is dead.
 zookeeper.connection.timeout.ms INT - unit=ms low=1
     How long a start waits for ZooKeeper; without it, as long as a session may be silent.
+control.plane.listener.name STRING -
+    The listener on which brokers reach the controller on ZooKeeper, and it reaches them; without
+    it, that of the brokers among themselves.
 zookeeper.max.in.flight.requests INT 10 low=1
     Requests to ZooKeeper that are under way at the same time.
 zookeeper.set.acl BOOLEAN false

@@ -21,6 +21,7 @@ from fencepost.coordinator.config.listener_config import ListenerConfig, Securit
 LISTENERS, ADVERTISED = "listeners", "advertised.listeners"
 PROTOCOLS = "listener.security.protocol.map"
 BETWEEN_BROKERS = "inter.broker.listener.name"
+CONTROL_PLANE = "control.plane.listener.name"
 INSECURE = "fencepost.insecure"
 CONTROLLER_LISTENERS = "controller.listener.names"
 
@@ -85,10 +86,29 @@ def between_brokers(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
     if name is None:
         protocol = SecurityProtocol(config.text("security.inter.broker.protocol") or "PLAINTEXT")
         return protocol.value, protocol
+    return _named(config, BETWEEN_BROKERS, name)
+
+
+def _named(config: BrokerConfig, key: str, name: str) -> tuple[str, SecurityProtocol]:
     protocols = _protocols(config)
     if name.upper() not in protocols:
-        raise ConfigError(BETWEEN_BROKERS, name, f"{PROTOCOLS} has no such listener")
+        raise ConfigError(key, name, f"{PROTOCOLS} has no such listener")
     return name.upper(), protocols[name.upper()]
+
+
+def control_plane(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
+    """Name and protocol of the listener for brokers and a controller on ZooKeeper. ConfigError.
+
+    It is that of the brokers among themselves unless it is named.
+    """
+    name = config.text(CONTROL_PLANE)
+    if name is None:
+        return between_brokers(config)
+    found = _named(config, CONTROL_PLANE, name)
+    if found[0] == between_brokers(config)[0]:
+        reason = f"it should have a different value from {BETWEEN_BROKERS}"
+        raise ConfigError(CONTROL_PLANE, name, reason)
+    return found
 
 
 def controller_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:

@@ -9,6 +9,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.config.listener_config import SecurityProtocol
 from fencepost.coordinator.config.listeners import (
+    CONTROL_PLANE,
     CONTROLLER_LISTENERS,
     LISTENERS,
     PROTOCOLS,
@@ -63,6 +64,9 @@ def roles_of(config: BrokerConfig) -> Roles:
             reason = f"a node has no roles where {ZOOKEEPER} is set: every broker is a candidate"
             raise ConfigError(ROLES, config.get(ROLES), reason)
         return Roles(is_broker=True, is_controller=False, elects=True)
+    if config.text(CONTROL_PLANE):
+        reason = f"it is for brokers on ZooKeeper, and {ZOOKEEPER} is not set"
+        raise ConfigError(CONTROL_PLANE, config.text(CONTROL_PLANE), reason)
     if not roles:
         raise ConfigError(ROLES, "", "a node is a broker, a controller, or both")
     voters = _voters(config)

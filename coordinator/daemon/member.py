@@ -108,14 +108,14 @@ class Member:
         listeners: Mapping[str, ListenerConfig],
         on_lost: Callable[[MembershipError], None],
     ) -> None:
-        name, _ = between_brokers(config)
-        if name not in listeners:
-            raise ConfigError(
-                BETWEEN_BROKERS,
-                name,
-                "it must be a listener name defined in advertised.listeners. The valid options"
-                f" based on currently configured listeners are {','.join(listeners)}",
-            )
+        for key, name in self._listeners_within(config).items():
+            if name not in listeners:
+                raise ConfigError(
+                    key,
+                    name,
+                    "it must be a listener name defined in advertised.listeners. The valid options"
+                    f" based on currently configured listeners are {','.join(listeners)}",
+                )
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._way_to_controllers(config, roles)
         self._membership: Membership | None = None
@@ -126,6 +126,10 @@ class Member:
         self._directories: Directories | None = None
         self._directory_id = UNASSIGNED
         self._verifier: Verifier | None = None
+
+    def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
+        """The listeners that others of the cluster need, by what names them. Raises ConfigError."""
+        return {BETWEEN_BROKERS: between_brokers(config)[0]}
 
     def _way_to_controllers(self, config: BrokerConfig, roles: Roles) -> Quorum:
         """How controllers are found, and spoken with. Raises ConfigError."""

@@ -17,7 +17,7 @@ import structlog
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.config.listeners import between_brokers
+from fencepost.coordinator.config.listeners import CONTROL_PLANE, control_plane
 from fencepost.coordinator.config.roles import Roles
 from fencepost.coordinator.daemon.member import Member
 from fencepost.coordinator.data.replicas import Replicas
@@ -58,12 +58,15 @@ class ZooKeeperMember(Member):
             self._config,
             clock,
             node_id=self._config.int("node.id"),
-            listener=between_brokers(self._config)[0],
+            listener=control_plane(self._config)[0],
             on_lost=self._on_lost,
         )
 
+    def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
+        return {**super()._listeners_within(config), CONTROL_PLANE: control_plane(config)[0]}
+
     def _way_to_controllers(self, config: BrokerConfig, _roles: Roles) -> Quorum:
-        name, protocol = between_brokers(config)
+        name, protocol = control_plane(config)
         mechanism = config.text("sasl.mechanism.inter.broker.protocol") or ""
         return Quorum(
             bootstrap=(),
@@ -134,7 +137,7 @@ class ZooKeeperMember(Member):
             loaded,
             lambda answered: Channels(
                 node_id=controller.broker_id,
-                listener=controller.listener,
+                listener=self._quorum.listener,
                 security=self._quorum.security,
                 timeout_ms=self._quorum.socket_timeout_ms,
                 answered=answered,

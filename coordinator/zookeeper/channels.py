@@ -90,7 +90,7 @@ class _Channel:
 
 
 class Channels:
-    """The channels of a controller. ``listener`` is the one by which brokers find each other."""
+    """The channels of a controller. ``listener`` is the one on which it reaches brokers."""
 
     def __init__(
         self,

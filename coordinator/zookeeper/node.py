@@ -23,6 +23,7 @@ from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
 from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.listeners import between_brokers
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
@@ -76,7 +77,8 @@ TakeOffice = Callable[["Loaded", Teller, int, Callable[[], None]], "Elected"]
 class ZooKeeperNode:
     """``services.zookeeper``. Belongs to the loop.
 
-    ``on_lost`` is called if the broker must stop by itself. Raises ConfigError.
+    ``listener`` is the one on which brokers and the controller reach each other. ``on_lost`` is
+    called if the broker must stop by itself. Raises ConfigError.
     """
 
     def __init__(
@@ -382,7 +384,7 @@ class ZooKeeperNode:
         )
         await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
-        teller = Teller(self._node_id, epoch, self._listener)
+        teller = Teller(self._node_id, epoch, between_brokers(self._config)[0])
         if self._take_office is not None and self._session.is_connected:
             self.elected = self._take_office(loaded, teller, done[1].version, self._can_not_go_on)
             self.elected.start()

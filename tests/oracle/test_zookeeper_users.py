@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ from kazoo.exceptions import NoNodeError
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
-from fencepost.coordinator.tools.ports import hold_port
 from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password, stored_key
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper.access_znodes import Change
@@ -28,7 +26,7 @@ from tests.support.kafka39 import ACLS, CONFIGS, run_tool
 from tests.support.raw import ConnectionLostError, RawClient
 from tests.support.waits import until
 from tests.support.zookeeper import ZooKeeper
-from tests.support.zookeeper_brokers import Brokers
+from tests.support.zookeeper_listeners import ListeningBrokers
 from tests.unit.coordinator.logging_in import ScramClient
 
 pytestmark = pytest.mark.oracle
@@ -57,26 +55,12 @@ SETTINGS: Final = {
 Rule = dict[str, Any]
 
 
-class Place(Brokers):
+class Place(ListeningBrokers):
     """Two brokers of ours, of which the first is the controller, and one of Apache Kafka."""
 
     def __init__(self, home: Path, zookeeper: ZooKeeper) -> None:
-        self.logins: dict[int, str] = {}
-        """Where users log in, by broker."""
-
-        def of_each(node_id: int) -> Mapping[str, str]:
-            held = [hold_port() for _ in range(2)]
-            for one in held:
-                weakref.finalize(self, one.close)
-            clear, login = (f"127.0.0.1:{one.getsockname()[1]}" for one in held)
-            self.logins[node_id], self.clear[node_id] = login, clear
-            return {"listeners": f"PLAINTEXT://{clear},LOGIN://{login}"}
-
-        self.clear: dict[int, str] = {}
         layout = {OURS: "P", OTHER: "P", JAVA: "J"}
-        super().__init__(home, zookeeper, layout, SETTINGS, of_each=of_each)
-        for node_id, address in self.clear.items():
-            self.nodes[node_id].bootstrap = address
+        super().__init__(home, zookeeper, layout, SETTINGS, ["LOGIN"])
         self.znodes.ensure_path("/")
         run_tool(
             CONFIGS,
@@ -118,7 +102,7 @@ class Place(Brokers):
         self, at: int, user: str, password: str, mechanism: str = "SCRAM-SHA-512"
     ) -> RawClient | None:
         """A connection on which a user has logged in; None if he may not."""
-        client = RawClient(self.logins[at])
+        client = RawClient(self.listeners[at]["LOGIN"])
         try:
             client.call("sasl_handshake", 1, mechanism=mechanism)
             scram = ScramClient(user, password, SCRAM_MECHANISMS[mechanism])

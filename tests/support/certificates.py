@@ -73,16 +73,20 @@ class Authority:
         hosts: Sequence[str] = (),
         valid: tuple[int, int] = (-1, 365),
         password: str = "",
+        is_both: bool = False,
     ) -> Certificate:
         """Sign a certificate; ``valid`` is from and to, in days from now.
 
-        With ``hosts`` it is a server's, without it a client's. With ``password`` its key is
+        With ``hosts`` it is a server's, without it a client's, or a server's that goes to others
+        as a client as well (``is_both``). With ``password`` its key is
         encrypted.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         now = dt.datetime.now(dt.UTC)
         parts = [x509.NameAttribute(oid, value) for oid, value in subject_name or subject(name)]
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH] if hosts else []
+        if is_both or not hosts:
+            usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
         its_authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(
             self._certificate.public_key()  # type: ignore[arg-type]
         )
@@ -95,7 +99,7 @@ class Authority:
             .not_valid_before(now + valid[0] * DAY)
             .not_valid_after(now + valid[1] * DAY)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(its_authority, critical=False)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False

@@ -83,6 +83,7 @@ def test_a_controller() -> None:
         ({"controller.quorum.bootstrap.servers": "a"}, "no address of the form HOST:PORT"),
         ({"controller.quorum.voters": "a:1"}, "no voter of the form ID@HOST:PORT"),
         ({"controller.quorum.voters": "101@a:1"}, "the node id 101 must not be included"),
+        ({"control.plane.listener.name": "PLAINTEXT"}, "zookeeper.connect is not set"),
         ({"controller.listener.names": ""}, "at least one value with just the broker role"),
         ({"controller.listener.names": "PLAINTEXT,X"}, "must not contain a value appearing in"),
         ({"listener.security.protocol.map": "PLAINTEXT:PLAINTEXT"}, "not found in listener.sec"),

@@ -1,0 +1,325 @@
+"""Encryption and logins between brokers of Fencepost and of Apache Kafka 3.9 on one ZooKeeper.
+
+Three ways, each with a cluster of its own: a listener for the brokers and another one for the
+controller, by certificates; what `security.inter.broker.protocol` says, by PLAIN and by
+certificates. Whoever comes without a login, on loopback, is the operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from click.testing import CliRunner
+from cryptography.x509.oid import NameOID
+from kazoo.exceptions import NoNodeError
+
+from fencepost.coordinator.cli import main
+from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
+from tests.support.certificates import HERE, Authority, trust_settings
+from tests.support.cluster import unique
+from tests.support.kafka39 import CONFIGS, run_tool
+from tests.support.mixed import JAVA, PYTHON
+from tests.support.waits import until
+from tests.support.zookeeper import ZooKeeper
+from tests.support.zookeeper_listeners import ListeningBrokers
+
+pytestmark = pytest.mark.oracle
+
+P, J = 1, 2
+"""A broker of Fencepost and one of Apache Kafka."""
+
+SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
+PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SETTINGS: Final = {
+    "ssl.client.auth": "required",
+    "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+    "super.users": "User:ANONYMOUS;User:CN=broker-1;User:CN=broker-2;User:broker-1;User:broker-2",
+    "auto.leader.rebalance.enable": "false",
+    "replica.fetch.backoff.ms": "100",
+}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+class Secured(ListeningBrokers):
+    """One broker of each maker, which show certificates of their names."""
+
+    def __init__(
+        self,
+        home: Path,
+        zookeeper: ZooKeeper,
+        authority: Authority,
+        names: Mapping[str, str],
+        settings: Mapping[str, str],
+        jaas: Mapping[str, str] = {},
+    ) -> None:
+        """``names`` are listeners and their protocols; ``{}`` in ``jaas`` is a broker's name."""
+        names = {"PLAINTEXT": "PLAINTEXT", **names}
+        common = {
+            **SETTINGS,
+            **trust_settings(authority),
+            "listener.security.protocol.map": ",".join(f"{a}:{b}" for a, b in names.items()),
+            **settings,
+        }
+
+        def of_each(node_id: int) -> Mapping[str, str]:
+            name = f"broker-{node_id}"
+            shown = ((NameOID.COMMON_NAME, name),)
+            certificate = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
+            logins = {key: text.replace("{}", name) for key, text in jaas.items()}
+            return {**certificate.keystore, **logins}
+
+        layout = {P: PYTHON, J: JAVA}
+        super().__init__(home, zookeeper, layout, common, [*names][1:], of_each=of_each)
+        self.znodes.ensure_path("/")
+
+    def said(self, node_id: int, pattern: str, since: int = 0) -> re.Match[str]:
+        """Wait until a broker has said it."""
+        child = self.nodes[node_id].child
+        assert child is not None
+        return child.wait_for_line(pattern, deadline_s=60, since=since)
+
+    def lines(self, node_id: int) -> int:
+        """How many it has said so far."""
+        child = self.nodes[node_id].child
+        assert child is not None
+        return len(child.lines)
+
+    def replicate(self) -> str:
+        """A topic which each of them leads a partition of, and the other copies."""
+        name = self.create([P, J], [J, P], via=self.controller)
+        for index, leader in enumerate((P, J)):
+            with self.client(leader) as client:
+
+                def is_kept(client: Any = client, index: int = index) -> bool:
+                    values = [b"%d" % one for one in range(10)]
+                    answer = client.produce(name, values, partition=index, acks=-1)
+                    return bool(answer["error_code"] == "none")
+
+                until(is_kept, f"{leader} leads, and the other has a copy")
+        self.all_equal(name)
+        return name
+
+
+@pytest.fixture(scope="module")
+def two_listeners(
+    zookeeper: ZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
+    found = Secured(
+        tmp_path_factory.mktemp("two"),
+        zookeeper,
+        authority,
+        {"REPL": "SASL_SSL", "CONTROL": "SSL"},
+        {
+            "inter.broker.listener.name": "REPL",
+            "control.plane.listener.name": "CONTROL",
+            "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        },
+        {
+            "listener.name.repl.scram-sha-512.sasl.jaas.config": (
+                f'{SCRAM} required username="{{}}" password="secret of {{}}";'
+            )
+        },
+    )
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def _sockets(address: str) -> int:
+    """How many connections to a port of this machine there are."""
+    port = int(address.rpartition(":")[2])
+    rows = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    to = [row.split()[2] for row in rows if row.split()[3] == "01"]
+    return sum(int(one.rpartition(":")[2], 16) == port for one in to)
+
+
+def test_users_of_either_tool_let_brokers_log_in(two_listeners: Secured):
+    """The controller is reached all the while, on a listener of its own."""
+    brokers = two_listeners
+    name = brokers.create([P, J], [J, P])
+    brokers.said(P, "user 'broker-1' can not log in by SCRAM-SHA-512")
+    brokers.said(J, "invalid credentials with SASL mechanism SCRAM-SHA-512")
+    assert all(_sockets(brokers.listeners[at]["CONTROL"]) for at in (P, J))
+    told = ("users", "add", "broker-2", "--mechanism", "SCRAM-SHA-512", "--password-file", "-")
+    told += ("-b", brokers.nodes[P].bootstrap)
+    done = CliRunner().invoke(main, told, input="secret of broker-2")
+    assert done.exit_code == 0, done.output
+    run_tool(
+        CONFIGS,
+        *("--bootstrap-server", brokers.nodes[J].bootstrap, "--alter"),
+        *("--entity-type", "users", "--entity-name", "broker-1"),
+        *("--add-config", "SCRAM-SHA-512=[iterations=4096,password=secret of broker-1]"),
+    )
+    brokers.all_equal(name)
+    for controller in (P, J):
+        brokers.elect(controller)
+        brokers.replicate()
+
+
+PLAIN_LOGIN: Final = (
+    f'{PLAIN} required username="{{}}" password="of {{}}"'
+    ' user_broker-1="of broker-1" user_broker-2="of broker-2";'
+)
+
+
+def test_brokers_log_in_by_plain(zookeeper: ZooKeeper, authority: Authority, tmp_path: Path):
+    brokers = Secured(
+        tmp_path,
+        zookeeper,
+        authority,
+        {"SASL_SSL": "SASL_SSL"},
+        {
+            "security.inter.broker.protocol": "SASL_SSL",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "sasl.enabled.mechanisms": "PLAIN",
+        },
+        {"listener.name.sasl_ssl.plain.sasl.jaas.config": PLAIN_LOGIN},
+    )
+    try:
+        brokers.start()
+        for controller in (P, J):
+            brokers.elect(controller)
+            brokers.replicate()
+    finally:
+        brokers.close()
+
+
+# --- rights ---
+
+
+@pytest.fixture(scope="module")
+def by_certificates(
+    zookeeper: ZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Secured]:
+    """Brokers have the right because nobody has said anything about the cluster so far."""
+    found = Secured(
+        tmp_path_factory.mktemp("certificates"),
+        zookeeper,
+        authority,
+        {"SSL": "SSL"},
+        {
+            "security.inter.broker.protocol": "SSL",
+            "super.users": "User:ANONYMOUS",
+            "allow.everyone.if.no.acl.found": "true",
+        },
+    )
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def _may(node_id: int, permission: Permission) -> dict[str, Any]:
+    return {
+        "resource_type": int(ResourceType.CLUSTER),
+        "resource_name": "kafka-cluster",
+        "resource_pattern_type": int(PatternType.LITERAL),
+        "principal": f"User:CN=broker-{node_id}",
+        "host": "*",
+        "operation": int(Operation.CLUSTER_ACTION),
+        "permission_type": int(permission),
+    }
+
+
+def _without_right(brokers: Secured, node_id: int) -> None:
+    """Allow both, and deny it to this one, of which both know."""
+    rules = [_may(P, Permission.ALLOW), _may(J, Permission.ALLOW), _may(node_id, Permission.DENY)]
+    with brokers.client(P) as client:
+        answer = client.call("create_acls", 3, creations=rules)
+    assert {row["error_code"] for row in answer["results"]} == {"none"}
+    _all_know(brokers, 3)
+
+
+def _all_know(brokers: Secured, count: int) -> None:
+    for at in (P, J):
+
+        def known(at: int = at) -> bool:
+            with brokers.client(at) as client:
+                answer = client.call("describe_acls", 3, **_OF_THE_CLUSTER)
+            return sum(len(one["acls"]) for one in answer["resources"]) == count
+
+        until(known, f"{at} knows of {count} rules")
+
+
+_OF_THE_CLUSTER: Final = {
+    "resource_type_filter": int(ResourceType.CLUSTER),
+    "resource_name_filter": None,
+    "pattern_type_filter": int(PatternType.ANY),
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": int(Operation.ANY),
+    "permission_type": int(Permission.ANY),
+}
+
+
+def _take_back(brokers: Secured) -> None:
+    """Nobody says anything about the cluster any more."""
+    with brokers.client(P) as client:
+        answer = client.call("delete_acls", 3, filters=[_OF_THE_CLUSTER])
+    assert answer["filter_results"][0]["error_code"] == "none", answer
+    _all_know(brokers, 0)
+
+
+def _elect_anew(brokers: Secured, wanted: int) -> None:
+    """Another election, which this one wins, whether or not anybody listens to it."""
+    before = brokers.controller_epoch
+    brokers.znodes.delete("/controller")
+
+    def is_elected() -> bool:
+        found = brokers.controller
+        if found is not None and found != wanted:
+            with suppress(NoNodeError):
+                brokers.znodes.delete("/controller")
+        return found == wanted and brokers.controller_epoch > before
+
+    until(is_elected, f"{wanted} is the controller")
+
+
+REFUSALS: Final = {
+    P: '"broker": {}, "error": "CLUSTER_AUTHORIZATION_FAILED"',
+    J: "[Rr]eceived error .*broker {}",
+}
+"""What a controller of each maker says of a broker that does not listen to it."""
+
+
+@pytest.mark.parametrize("controller", [P, J], ids=["ours", "theirs"])
+def test_a_controller_without_the_right_is_refused_and_says_so(
+    by_certificates: Secured, controller: int
+):
+    brokers, other = by_certificates, P + J - controller
+    brokers.elect(controller)
+    before = brokers.replicate()
+    _without_right(brokers, controller)
+    try:
+        since = {at: brokers.lines(at) for at in brokers.nodes}
+        _elect_anew(brokers, controller)
+        refused = REFUSALS[controller].format(other)
+        brokers.said(controller, refused, since[controller])
+        name = unique("unheard")
+        since[controller] = brokers.lines(controller)
+        brokers.write(f"/brokers/topics/{name}", {"version": 1, "partitions": {"0": [other]}})
+        until(lambda: brokers.node(f"/brokers/topics/{name}/partitions/0/state"), "it is decided")
+        brokers.said(controller, refused, since[controller])
+        if other == P:
+            denied = '"User:CN=broker-2", "operation": "CLUSTER_ACTION".*"LeaderAndIsr"'
+            brokers.said(other, denied, since[other])
+        assert not brokers.known(other, name)
+        assert brokers.known(other, before), "it goes by what it was told last"
+    finally:
+        _take_back(brokers)
+    brokers.elect(other)
+    until(lambda: brokers.known(other, name), "the next controller tells it")
+    brokers.elect(controller)
+    brokers.replicate()
+    brokers.all_equal(before)

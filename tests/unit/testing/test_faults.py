@@ -17,6 +17,7 @@ from fencepost.coordinator.wire.api import APIS, Api, ApiKey
 from fencepost.coordinator.wire.schema import all_fields, message_class
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.faults import Fault, Faults
+from tests.support.cluster import TRANSACTION, Cluster
 from tests.support.raw import ConnectionLostError, RawClient, errors_in
 
 ERROR = "COORDINATOR_NOT_AVAILABLE"
@@ -37,8 +38,8 @@ def broker(running: OwnBroker) -> Iterator[OwnBroker]:
 
 
 @pytest.fixture
-def client(broker: OwnBroker) -> Iterator[RawClient]:
-    with RawClient(broker.bootstrap) as client:
+def client(broker: OwnBroker) -> Iterator[Cluster]:
+    with Cluster(broker.bootstrap) as client:
         yield client
 
 
@@ -146,12 +147,13 @@ def test_a_fault_for_ever_ends_when_it_is_removed(broker: OwnBroker, client: Raw
     assert fault.hits == 3
 
 
-def test_only_requests_that_match(broker: OwnBroker, client: RawClient) -> None:
+def test_only_requests_that_match(broker: OwnBroker, client: Cluster) -> None:
     def end(name: str) -> str:
         told = {"producer_id": 1, "producer_epoch": 0, "committed": True}
         return client.call("end_txn", 3, transactional_id=name, **told)["error_code"]
 
-    client.call("find_coordinator", 3, key="a", key_type=1)
+    for name in ("a", "b", "c"):
+        client.coordinator(name, TRANSACTION)
     add = broker.faults.add
     add(api="EndTxn", error=ERROR, match={"transactional_id": "a", "client_id": "raw"})
     add(api="EndTxn", error="UNKNOWN_SERVER_ERROR", match={"client_id": "else"}, times=None)

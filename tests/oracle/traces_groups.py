@@ -11,13 +11,19 @@ from tests.support.raw import Answer
 PROTOCOLS = [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}]
 OTHER = [{"name": "other", "metadata": b"x"}]
 
+NOBODYS_ID = 1 << 40
+"""Of no producer, however many a broker has had before; a small one may be of one that is there."""
+
+TIMEOUT_MS = 60_000
+"""Of sessions and of rebalances: nothing is to run out while a busy machine halts for a while."""
+
 
 def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> Answer:
     body: dict[str, Any] = {
         "group_id": group,
         "member_id": member,
-        "session_timeout": 10_000,
-        "rebalance_timeout": 10_000,
+        "session_timeout": TIMEOUT_MS,
+        "rebalance_timeout": TIMEOUT_MS,
         "protocol_type": "consumer",
         "protocols": PROTOCOLS,
         **more,
@@ -143,7 +149,7 @@ def calls_of(t: Tracer, group: str, generation: int, member: str, instance: str 
         3,
         **who,
         transactional_id="nobody",
-        producer_id=1,
+        producer_id=NOBODYS_ID,
         producer_epoch=0,
         topics=[OFFSET],
     )
@@ -229,8 +235,8 @@ def a_rebalance_by_hand(t: Tracer) -> None:
     with Cluster(t.bootstrap) as other:
         body = {
             "group_id": "two",
-            "session_timeout": 10_000,
-            "rebalance_timeout": 10_000,
+            "session_timeout": TIMEOUT_MS,
+            "rebalance_timeout": TIMEOUT_MS,
             "protocol_type": "consumer",
             "protocols": PROTOCOLS,
         }
@@ -289,7 +295,7 @@ def asking_again_while_one_waits(t: Tracer) -> None:
     ready(t, "twice")
     first = stable(t, "twice", 5)
     with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:
-        body = {"group_id": "twice", "session_timeout": 10_000, "rebalance_timeout": 10_000}
+        body = {"group_id": "twice", "session_timeout": TIMEOUT_MS, "rebalance_timeout": TIMEOUT_MS}
         body |= {"protocol_type": "consumer", "protocols": PROTOCOLS}
         second = new.call("join_group", 5, **body)["member_id"]
         old.send("join_group", 5, **body, member_id=second)

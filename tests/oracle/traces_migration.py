@@ -18,12 +18,10 @@ from fencepost.groups.consumer_records import (
 from fencepost.logcore.machine import Record
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_consumer import beat, commit, describe, enter, heartbeat, listed, of, topic
-from tests.oracle.traces_groups import ready
+from tests.oracle.traces_groups import TIMEOUT_MS, ready
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer
 from tests.support.targets import SETTINGS
-
-JOIN_MS = 10_000
 
 
 def string(text: str) -> bytes:
@@ -55,8 +53,8 @@ def join(t: Tracer, group: str, member: str, *names: str, version: int = 5, **mo
     body: dict[str, Any] = {
         "group_id": group,
         "member_id": member,
-        "session_timeout": JOIN_MS,
-        "rebalance_timeout": JOIN_MS,
+        "session_timeout": TIMEOUT_MS,
+        "rebalance_timeout": TIMEOUT_MS,
         "protocol_type": "consumer",
         "protocols": protocols(*names),
         **more,
@@ -216,7 +214,7 @@ def an_empty_group_that_nobody_could_join(t: Tracer) -> None:
     listed(t, "mx", states_filter=[], types_filter=["consumer"])
     described = t.quietly("consumer_group_describe", 1, group_ids=["mx"])
     t.note("is there", described["groups"][0]["error_code"])
-    body = heartbeat("mx", "m", 0, rebalance_timeout=JOIN_MS, topic_partitions=[])
+    body = heartbeat("mx", "m", 0, rebalance_timeout=TIMEOUT_MS, topic_partitions=[])
     body |= {"subscribed_topic_names": ["mx-a"]}
     t.note("epoch", t.quietly("consumer_group_heartbeat", 1, **body)["member_epoch"])
 
@@ -305,8 +303,8 @@ def joins_that_wait_while_the_group_changes(t: Tracer) -> None:
     ready(t, "mj")
     topic(t, "mj-a", 2)
     classic = stable(t, "mj", "mj-a", 0, 1)
-    body = {"group_id": "mj", "member_id": "", "session_timeout": JOIN_MS}
-    body |= {"rebalance_timeout": JOIN_MS, "protocol_type": "consumer"}
+    body = {"group_id": "mj", "member_id": "", "session_timeout": TIMEOUT_MS}
+    body |= {"rebalance_timeout": TIMEOUT_MS, "protocol_type": "consumer"}
     body |= {"protocols": protocols("mj-a")}
     with Cluster(t.bootstrap) as one, Cluster(t.bootstrap) as two, Cluster(t.bootstrap) as three:
         one.send("join_group", 3, **body)
@@ -422,7 +420,11 @@ def classic_members_that_say_what_they_own(t: Tracer) -> None:
     beat(t, "mw", "m", told["member_epoch"])
     # The id is given out by the classic group, and used in the consumer group.
     stable(t, "mw-up", "mw-a", 0, 1)
-    body = {"session_timeout": JOIN_MS, "rebalance_timeout": JOIN_MS, "protocol_type": "consumer"}
+    body = {
+        "session_timeout": TIMEOUT_MS,
+        "rebalance_timeout": TIMEOUT_MS,
+        "protocol_type": "consumer",
+    }
     given = t("join_group", 5, group_id="mw-up", member_id="", **body, **says)
     enter(t, "mw-up", "m", "mw-a")
     t("join_group", 5, group_id="mw-up", member_id=given["member_id"], **body, **says)

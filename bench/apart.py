@@ -1,4 +1,4 @@
-"""Clients in processes of their own: ``python -m bench.apart init|read …``.
+"""Clients in processes of their own: ``python -m bench.apart init|init-to-all|read …``.
 
 What a broker does for a client that it has not seen yet shows only in a new one. And a consumer
 within its producer's process would wait for the interpreter in place of the broker.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -21,11 +21,18 @@ STAMP_BYTES = 8
 """A record begins with the nanosecond at which it was handed to the producer."""
 
 
-def transactional(bootstrap: str, transactional_id: str) -> Producer:
+CONNECTING_TO_ALL: Mapping[str, str | int | float | bool] = {"enable.sparse.connections": False}
+"""librdkafka connects to every broker as soon as it knows it, not when a timer finds none up."""
+
+
+def transactional(
+    bootstrap: str,
+    transactional_id: str,
+    settings: Mapping[str, str | int | float | bool] | None = None,
+) -> Producer:
     """A transactional producer that does not wait for company."""
-    return Producer(
-        {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 0}
-    )
+    named = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id}
+    return Producer({**named, "linger.ms": 0, **(settings or {})})
 
 
 def stamp() -> bytes:
@@ -33,9 +40,13 @@ def stamp() -> bytes:
     return time.perf_counter_ns().to_bytes(STAMP_BYTES)
 
 
-def init_ms(bootstrap: str, transactional_id: str) -> float:
-    """How long ``init_transactions`` takes in a new process: connecting is part of it."""
-    command = [sys.executable, "-m", "bench.apart", "init", bootstrap, transactional_id]
+def init_ms(bootstrap: str, transactional_id: str, *, to_all: bool) -> float:
+    """How long ``init_transactions`` takes in a new process: connecting is part of it.
+
+    ``to_all``: to every broker at once, so that no timer of the client counts.
+    """
+    what = "init-to-all" if to_all else "init"
+    command = [sys.executable, "-m", "bench.apart", what, bootstrap, transactional_id]
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
     return float(told.stdout)
 
@@ -69,7 +80,14 @@ def reader(
 
 
 def _init(bootstrap: str, transactional_id: str) -> None:
-    producer = transactional(bootstrap, transactional_id)
+    _measured(transactional(bootstrap, transactional_id))
+
+
+def _init_to_all(bootstrap: str, transactional_id: str) -> None:
+    _measured(transactional(bootstrap, transactional_id, CONNECTING_TO_ALL))
+
+
+def _measured(producer: Producer) -> None:
     begin = time.perf_counter()
     producer.init_transactions(30)
     print((time.perf_counter() - begin) * 1e3)
@@ -93,4 +111,4 @@ def _read(bootstrap: str, topic: str, skipped: str, count: str) -> None:
 
 
 if __name__ == "__main__":
-    {"init": _init, "read": _read}[sys.argv[1]](*sys.argv[2:])
+    {"init": _init, "init-to-all": _init_to_all, "read": _read}[sys.argv[1]](*sys.argv[2:])

@@ -46,15 +46,21 @@ def one_record(broker: Broker, *, replicas: int = 1) -> Figures:
     }
 
 
-def init(broker: Broker) -> Figures:
+def init(broker: Broker, *, to_all: bool = False) -> Figures:
     """``init_transactions`` of new ids in new processes, the first on a broker nobody has used."""
-    samples = [init_ms(broker.bootstrap, f"bench-{number}") for number in range(FRESH)]
+    bootstrap = broker.bootstrap
+    samples = [init_ms(bootstrap, f"bench-{number}", to_all=to_all) for number in range(FRESH)]
     ordered = sorted(samples)
     quantiles = {
         f"quantile {share} % ms": ordered[round((FRESH - 1) * share / 100)]
         for share in (0, 25, 50, 75, 100)
     }
     return {"first ms": samples[0], **quantiles}
+
+
+def init_to_all(broker: Broker) -> Figures:
+    """The same by clients that connect to every broker at once."""
+    return init(broker, to_all=True)
 
 
 def consume_transform_produce(size: int) -> Callable[[Broker], Figures]:
@@ -199,6 +205,9 @@ TXN = Suite(
     (
         Workload("one-record transactions", one_record),
         Workload("init_transactions of new clients", init, is_pinged=False),
+        Workload(
+            "init_transactions of new clients that connect to all", init_to_all, is_pinged=False
+        ),
         *(
             Workload(f"consume-transform-produce, {size:,} a transaction", run)
             for size, run in ((n, consume_transform_produce(n)) for n in (1, 100, 10_000))

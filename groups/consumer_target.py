@@ -333,15 +333,17 @@ def target_computed(
 
 
 def _spec(draft: GroupDraft, members: Mapping[str, cr.ConsumerMemberValue]) -> GroupSpec:
-    specs = {
-        member_id: MemberSpec(
-            member.instance_id,
-            draft.topic_ids_of(member),
-            draft.targets.get(member_id, frozenset()),
-        )
-        for member_id, member in members.items()
-    }
-    wanted = frozenset().union(*(spec.topic_ids for spec in specs.values()))
+    specs: dict[str, MemberSpec] = {}
+    # Most members of a crowd say the same.
+    wants: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
+    for member_id, member in members.items():
+        said = member.subscribed_topic_names, member.subscribed_topic_regex
+        topic_ids = wants.get(said)
+        if topic_ids is None:
+            topic_ids = wants[said] = draft.topic_ids_of(member)
+        held = draft.targets.get(member_id, frozenset())
+        specs[member_id] = MemberSpec(member.instance_id, topic_ids, held)
+    wanted = frozenset().union(*wants.values())
     counts = dict(draft.topics.topics.values())
     return GroupSpec(specs, {topic_id: counts[topic_id] for topic_id in wanted})
 

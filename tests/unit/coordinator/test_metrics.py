@@ -653,6 +653,8 @@ async def test_a_coordinator_that_loads_or_has_failed_is_named(tmp_path: Path) -
             _with_cluster, broker.bootstrap, lambda cluster: cluster.coordinator("g", GROUP)
         )
         services = broker.services
+        # The partition of "g" serves; the other is opened behind it.
+        await until_true(lambda: len(services.groups.shards) == 2, "both are open")
         shard = services.groups.shards[1]
         assert unready(SERVING, services) == ""
         shard._fail(RuntimeError("on purpose"), None)

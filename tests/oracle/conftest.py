@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.kafka import Kafka
 from tests.support.waits import until
+from tests.support.zookeeper_brokers import Brokers
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
+    """A failure tells of the brokers of its test: they are gone when somebody asks."""
+    try:
+        yield
+    except Exception as error:
+        for one in item.funcargs.values():
+            if isinstance(one, Brokers):
+                error.add_note(one.told())
+                break
+        raise
 
 
 @dataclass

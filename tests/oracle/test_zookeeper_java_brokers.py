@@ -28,7 +28,8 @@ TOPIC, BROKER = 2, 4
 """Types of resources that settings are of."""
 
 SETTINGS = {
-    "zookeeper.session.timeout.ms": "10000",
+    # Kafka's default, which a machine under load does not run into by itself.
+    "zookeeper.session.timeout.ms": "18000",
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "3",
     "transaction.state.log.num.partitions": "1",

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError
 
 from tests.support.cluster import Cluster, unique
 from tests.support.kafka39 import Kafka39
@@ -20,6 +20,9 @@ from tests.support.waits import until
 from tests.support.zookeeper import ZooKeeper
 
 Node = Member | Kafka39
+
+SAID_LINES, SAID_CHARACTERS = 25, 240
+"""How much of the output of a broker :meth:`Brokers.told` shows."""
 
 SIGTERM_OF_JAVA = 143
 """The exit status of a JVM that a signal has stopped in an orderly way."""
@@ -104,6 +107,35 @@ class Brokers:
     def controller_epoch(self) -> int:
         return int(self.znodes.get("/controller_epoch")[0])
 
+    def told(self) -> str:
+        """Who is what, and what each has said last: for whoever reads that a test has failed."""
+        lines = []
+        for node_id, one in self.nodes.items():
+            child = one.child
+            said = "is not started" if child is None else f"status {child.returncode}, said last:"
+            lines += [f"broker {node_id} ({type(one).__name__}): {said}"]
+            lines += [] if child is None else _cut(child.tail(SAID_LINES))
+        assert self.zookeeper.child is not None
+        lines += ["ZooKeeper said last:", *_cut(self.zookeeper.child.tail(SAID_LINES))]
+        if not self.znodes.connected:
+            return "\n".join([*lines, "there is no session with ZooKeeper"])
+        try:
+            return "\n".join([*lines, *self._held()])
+        except KazooException as error:
+            return "\n".join([*lines, f"ZooKeeper cannot be read: {error!r}"])
+
+    def _held(self) -> Iterator[str]:
+        """In words: who is registered, and which partitions lack replicas or their first leader."""
+        yield f"controller {self.controller}, epoch {self.node('/controller_epoch')}"
+        yield f"epochs of the brokers: { {one: self.registered(one) for one in self.nodes} }"
+        for topic in sorted(self.znodes.get_children("/brokers/topics")):
+            node = self.node(f"/brokers/topics/{topic}") or {"partitions": {}}
+            for index, replicas in node["partitions"].items():
+                state = self.state(topic, int(index))
+                found = None if state is None else (state["leader"], {*state["isr"]})
+                if found != (replicas[0], {*replicas}):
+                    yield f"{topic}-{index} of {replicas}: {state}"
+
     # --- what is done ---
 
     def elect(self, *wanted: int) -> None:
@@ -117,10 +149,10 @@ class Brokers:
             return found in wanted
 
         def has_taken_office() -> bool:
-            if not is_elected():
+            if not is_elected() or (found := self.controller) not in wanted:
                 return False
-            with self.client(self.controller) as client:
-                return client.call("describe_cluster", 0)["controller_id"] in wanted
+            with self.client(found) as client:
+                return client.call("describe_cluster", 0)["controller_id"] == found
 
         until(has_taken_office, f"one of {wanted} is the controller")
 
@@ -211,6 +243,10 @@ class Brokers:
                 f"replicas of {topic}-{index} are equal",
                 poll_s=0.1,
             )
+
+
+def _cut(text: str) -> list[str]:
+    return [f"    {line[:SAID_CHARACTERS]}" for line in text.splitlines()]
 
 
 def _bytes(folder: Path) -> bytes:

@@ -35,7 +35,6 @@ LOST: Final = UUID(int=2)
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
-CLIENT_METRICS_RESOURCE: Final = 16
 GROUP_RESOURCE: Final = 32
 """What settings belong to (kafka: ``ConfigResource.Type``)."""
 

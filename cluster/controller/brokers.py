@@ -124,7 +124,7 @@ def register(
             fenced=existing.fenced,
             in_controlled_shutdown=existing.in_controlled_shutdown,
         )
-        return Outcome(record.broker_epoch, (record,), is_atomic=True)
+        return Outcome(record.broker_epoch, (record,))
     is_clean = existing is not None and existing.epoch == request.previous_broker_epoch
     changes = _shut_down(view, broker_id, is_clean=is_clean)
     if len(changes) > MAX_CHANGES:
@@ -140,7 +140,7 @@ def register(
         },
     )
     records: tuple[MetadataRecord, ...] = (*(one.record for one in changes), record)
-    return Outcome(record.broker_epoch, records, is_atomic=True, events=(event, *told(changes)))
+    return Outcome(record.broker_epoch, records, events=(event, *told(changes)))
 
 
 def _check_directories(view: View, request: Registration) -> None:
@@ -179,7 +179,7 @@ def _check_features(view: View, request: Registration) -> None:
 
 def register_controller(record: RegisterControllerRecord) -> Outcome[None]:
     """A controller tells where it listens and what it supports."""
-    return Outcome(None, (record,), is_atomic=True)
+    return Outcome(None, (record,))
 
 
 # --- being heard ---

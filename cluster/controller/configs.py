@@ -114,7 +114,7 @@ def _altered(
     if is_min_isr_new and view.elr_enabled:
         # Who is eligible was decided by the former number.
         records.append(ClearElrRecord(name if kind == TOPIC_RESOURCE else ""))
-    return Outcome(None, tuple(records), is_atomic=True)
+    return Outcome(None, tuple(records))
 
 
 def _check_min_isr(

@@ -87,7 +87,7 @@ def update_features(view: View, updates: Sequence[FeatureUpdate]) -> Outcome[Map
         )
         for name, level in changed.items()
     ]
-    return Outcome(changed, tuple(records), is_atomic=True, events=tuple(events))
+    return Outcome(changed, tuple(records), events=tuple(events))
 
 
 def _reasons_against(view: View, update: FeatureUpdate) -> Iterator[str]:

@@ -27,8 +27,6 @@ class Outcome(Generic[T_co]):
 
     answer: T_co
     records: tuple[MetadataRecord, ...] = ()
-    is_atomic: bool = False
-    """Whether all of the records must take effect, or none."""
     events: tuple[Event, ...] = ()
     """Causes, in Kafka's words."""
 

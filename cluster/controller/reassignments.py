@@ -53,7 +53,7 @@ def alter_partition_reassignments(
         else:
             answers.append(None)
     records = tuple(one.record for one in changes)
-    return Outcome(answers, records, is_atomic=True, events=tuple(told(changes)))
+    return Outcome(answers, records, events=tuple(told(changes)))
 
 
 def _altered(view: View, item: Reassign, allow_factor_change: bool, may_wait: bool) -> list[Change]:

@@ -97,7 +97,7 @@ def create_topic(
     ]
     records += _partition_records(view, topic_id, 0, assignments)
     created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
-    return Outcome(created, tuple(records), is_atomic=True)
+    return Outcome(created, tuple(records))
 
 
 def plan_topic(
@@ -272,7 +272,7 @@ def create_partitions(
     added = plan_partitions(view, name, count, assignments=assignments, draw=draw, take=take)
     topic = view.image.topics[name]
     records = tuple(_partition_records(view, topic.topic_id, len(topic.partitions), added))
-    return Outcome(len(added), records, is_atomic=True)
+    return Outcome(len(added), records)
 
 
 def plan_partitions(
@@ -344,4 +344,4 @@ def delete_topic(view: View, topic_id: UUID, take: Take = unlimited) -> Outcome[
     if topic is None:
         raise UnknownTopicIdError("This server does not host this topic ID.")
     take(len(topic.partitions))
-    return Outcome(None, (RemoveTopicRecord(topic_id),), is_atomic=True)
+    return Outcome(None, (RemoveTopicRecord(topic_id),))

@@ -112,11 +112,6 @@ def _first(message: bytes) -> tuple[str, str]:
 # --- out of the configuration ---
 
 
-def is_unsecured(config: BrokerConfig, listener: str) -> bool:
-    """Whether a listener believes tokens that nobody has signed."""
-    return config.on_listener(listener, URL, OAUTHBEARER) is None
-
-
 def oauth_login(
     config: BrokerConfig, listener: str, options: Mapping[str, str], clock: Clock
 ) -> OauthLogin:

@@ -51,7 +51,6 @@ def _altered(*resources: tuple[int, str, str, str], validate_only: bool = False)
 
 RETENTION: Final = "retention.ms"
 SESSION: Final = "consumer.session.timeout.ms"
-LEVEL: Final = "org.apache.kafka.none.Such"
 
 
 def _plain(body: Body) -> Body:

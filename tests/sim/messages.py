@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -99,6 +98,3 @@ class AllocateIds(NamedTuple):
 
     broker_id: int
     broker_epoch: int
-
-
-Values = tuple[Hashable, ...]

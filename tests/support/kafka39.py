@@ -39,7 +39,6 @@ API_VERSIONS = "kafka.admin.BrokerApiVersionsCommand"
 LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 ZOOKEEPER_SHELL = "org.apache.zookeeper.ZooKeeperMainWithTlsSupportForKafka"
-DUMP = "kafka.tools.DumpLogSegments"
 """Classes of Kafka's scripts."""
 
 

@@ -283,7 +283,7 @@ def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
 
 # --- changes of topics ---------------------------------------------------------------------------
 
-RATE, BURST = 2, 22
+RATE = 2
 
 
 def created(client: Cluster, version: int, *names: str, partitions: int = 30) -> Any:

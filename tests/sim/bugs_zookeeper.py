@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from fencepost.cluster.controller import brokers
 from fencepost.coordinator.zookeeper import writes, znodes
+from fencepost.coordinator.zookeeper.access import Access, _Transaction
+from fencepost.coordinator.zookeeper.admin_nodes import AdminNodes
 from fencepost.coordinator.zookeeper.arrivals import Arrivals
 from fencepost.coordinator.zookeeper.channels import _Channel
 from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.store import Store
 from tests.sim.bug import Bug
+from tests.sim.swarm import Options
 from tests.sim.zk_broker import ZooKeeperBroker
+from tests.sim.zk_swarm import ZooKeeperOptions
+
+
+def with_tools(*names: str) -> Callable[[Options], bool]:
+    """A need: tools do one of these."""
+
+    def needs(options: Options) -> bool:
+        return isinstance(options, ZooKeeperOptions) and not set(names).isdisjoint(options.tools)
+
+    return needs
+
 
 ZOOKEEPER: Final = (
     # --- sessions and elections ---
@@ -222,7 +237,6 @@ ZOOKEEPER: Final = (
             ),
         ),
     ),
-    # --- others ---
     Bug(
         "settings are looked at once",
         (
@@ -233,6 +247,95 @@ ZOOKEEPER: Final = (
             ),
         ),
     ),
+    # --- what tools ask for ---
+    Bug(
+        "reassignments of tools are looked for once",
+        (
+            (
+                AdminNodes.look_at_reassignments,
+                "self._session.get(path, self._watches.once(path, self._reassigned))",
+                "self._session.get(path)",
+            ),
+        ),
+        with_tools("admin_reassign"),
+    ),
+    Bug(
+        "a reassignment of a tool that is done stays",
+        ((AdminNodes.is_concerned, "not _is_under_way(", "_is_under_way("),),
+        with_tools("admin_reassign"),
+    ),
+    Bug(
+        "what a tool has added to a reassignment meanwhile is deleted",
+        (
+            (
+                AdminNodes.look_at_reassignments,
+                "Delete(path, node.version)",
+                "Delete(path)",
+            ),
+        ),
+        with_tools("admin_reassign"),
+    ),
+    Bug(
+        "elections of tools are looked for once",
+        (
+            (
+                AdminNodes.look_at_elections,
+                "self._session.get(path, self._watches.once(path, self._elected))",
+                "self._session.get(path)",
+            ),
+        ),
+        with_tools("admin_elect"),
+    ),
+    Bug(
+        "a topic of a tool has no id",
+        ((Elected._adopt, "node = replace(node, topic_id=new_topic_id())", "return"),),
+        with_tools("admin_create"),
+    ),
+    # --- users, quotas, rules ---
+    Bug(
+        "a change of users is written over whatever is there",
+        (
+            (
+                _Transaction.change,
+                "self._writes.append(Set(path, data, node.version))",
+                "self._writes.append(Set(path, data))",
+            ),
+        ),
+        with_tools("tool_access", "broker_access"),
+    ),
+    Bug(
+        "a change of users leaves no note",
+        (
+            (
+                _Transaction.change,
+                "self._notes.append(Create(where, note, sequence=True))",
+                "pass",
+            ),
+        ),
+        with_tools("broker_access"),
+    ),
+    Bug(
+        "a change of users is not known where it was made",
+        ((Access._write, "await self.reread(some)", "pass"),),
+        with_tools("broker_access"),
+    ),
+    Bug(
+        "notes of rules are looked at once",
+        ((Access.look_at_rules, "await notes.new(changed)", "await notes.new()"),),
+        with_tools("tool_access"),
+    ),
+    Bug(
+        "what is no longer in a znode stays known",
+        (
+            (
+                Access._differences,
+                "found.append((formats.removal_of(one)",
+                "list(found).append((formats.removal_of(one)",
+            ),
+        ),
+        with_tools("tool_access", "broker_access"),
+    ),
+    # --- others ---
     Bug(
         "the next controller gives the last block of producer ids again",
         (

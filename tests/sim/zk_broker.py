@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from uuid import UUID
@@ -30,7 +31,7 @@ from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime import background
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
-from fencepost.coordinator.zookeeper import channels, elected, node, session
+from fencepost.coordinator.zookeeper import access, channels, elected, node, session
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.loading import Loaded
@@ -53,6 +54,7 @@ PORT: Final = 9092
 UNKNOWN_MS: Final = 60
 """Until the next question, where no controller is known."""
 SHUTDOWN_ATTEMPTS: Final = 3
+AUTHORIZER: Final = "kafka.security.authorizer.AclAuthorizer"
 
 TOLD: Final = {
     int(ApiKey.LEADER_AND_ISR): leader_and_isr.run,
@@ -94,8 +96,10 @@ class ZooKeeperBroker(Process):
     @property
     def config(self) -> BrokerConfig:
         """The settings of its daemon."""
+        rules = {"authorizer.class.name": AUTHORIZER} if self._cluster.options.tools else {}
         return BrokerConfig(
-            {
+            rules
+            | {
                 "node.id": self.broker_id,
                 "zookeeper.connect": "z",
                 "zookeeper.session.timeout.ms": self.options.session_ms,
@@ -373,7 +377,7 @@ class _Failures(_Log):
 
 
 @contextmanager
-def models() -> Iterator[None]:
+def models(draw: Random) -> Iterator[None]:
     """Have models in the place of what the daemon's code speaks with, of chance and of logs."""
     ids = iter(range(1, 1 << 30))
 
@@ -390,6 +394,7 @@ def models() -> Iterator[None]:
         (channels, "ControllerConnection", Connection),
         (node, "uuid4", next_id),
         (elected, "new_topic_id", next_id),
+        (access, "random", draw),
         (background, "_log", _Failures()),
         *((one, "_log", _Log()) for one in (*quiet, active)),
     ]

@@ -180,6 +180,9 @@ class Client:
     def ensure_path_async(self, path: str, **_acl: Any) -> AsyncResult:
         return self.submit(Request((Op("ensure", path),), is_multi=False), None)
 
+    def sync_async(self, path: str) -> AsyncResult:
+        return self.submit(Request((Op("sync", path),), is_multi=False), None)
+
     def transaction(self) -> _Transaction:
         return _Transaction(self)
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from fencepost.cluster.image import MetadataImage
 from tests.sim.cluster import Cluster, Result
 from tests.sim.faults import Faults
 from tests.sim.process import Process
 from tests.sim.shards import quiet
 from tests.sim.zk_broker import ZooKeeperBroker, models
-from tests.sim.zk_faults import ZooKeeperFaults, ZooKeeperOperators
+from tests.sim.zk_faults import ZooKeeperOperators
 from tests.sim.zk_server import ENSEMBLE, Ensemble
 from tests.sim.zk_swarm import ZooKeeperOptions, draw_options
+from tests.sim.zk_tools import Tools
 from tests.sim.zk_truth import Truth
 
 
@@ -30,6 +32,7 @@ class ZooKeeperCluster(Cluster):
         self.ensemble = Ensemble(self.network, members=options.servers, lag_ms=options.lag_ms)
         self.invariants.fences_at_once = False
         self.truth = Truth(self.ensemble, self.invariants)
+        self.truth.deciding = self._deciding
         self._processes: list[ZooKeeperBroker] = []
         """All that there ever were: nothing of them may end at a time of Python's choice."""
         self.before_told: Callable[[ZooKeeperBroker, Any], bool] = lambda _broker, _request: False
@@ -41,7 +44,7 @@ class ZooKeeperCluster(Cluster):
         return ZooKeeperOperators(self)
 
     def _faults(self) -> Faults:
-        return ZooKeeperFaults(self)
+        return Tools(self)
 
     def _process(self, broker_id: int) -> Process:
         process = ZooKeeperBroker(self, broker_id)
@@ -53,6 +56,12 @@ class ZooKeeperCluster(Cluster):
         for one in self.processes.values():
             if one.node.is_up:
                 yield cast("ZooKeeperBroker", one)
+
+    def _deciding(self, name: str) -> MetadataImage | None:
+        found = [one for one in self.running() if one.node.name == name]
+        elected = found[0].zookeeper.elected if found else None
+        changes = () if elected is None else elected.store._changes
+        return changes[0].after if changes else None
 
     def end(self) -> None:
         """No process is there any more."""
@@ -74,6 +83,7 @@ class ZooKeeperCluster(Cluster):
                 wrong.append(f"{one.node.name} takes itself for the controller: {is_active}")
             if zookeeper.controller_id != self.truth.controller:
                 wrong.append(f"{one.node.name} takes {zookeeper.controller_id} for the controller")
+            wrong += [f"{one.node.name} has {it}" for it in self.truth.access.different(one.image)]
             images = {"it is told": one.image}
             if zookeeper.elected is not None:
                 images["it decides by"] = zookeeper.elected.store.image
@@ -128,7 +138,7 @@ class ZooKeeperCluster(Cluster):
 def told(cluster: ZooKeeperCluster, repeat: str) -> Iterator[None]:
     """Put models into their places; a failure tells the story."""
     try:
-        with quiet(), models():
+        with quiet(), models(cluster.scheduler.draw):
             yield
     except Exception as error:
         error.add_note("the last events:\n" + "".join(cluster.scheduler.trace.last))

@@ -39,7 +39,7 @@ class Op(NamedTuple):
     """One thing that a client asks for: the kind, a path, and what that kind needs."""
 
     kind: str
-    """get, exists, children; create, set, delete, check, ensure."""
+    """get, exists, children; create, set, delete, check, ensure; sync."""
     path: str
     data: bytes = b""
     version: int = -1
@@ -403,6 +403,10 @@ class Ensemble:
             return
         if one.request == CLOSE:
             self.expire(session)
+            return
+        if one.request.ops[0].kind == "sync":  # a member answers once it has what there is by now
+            one.result, one.zxid = one.request.ops[0].path, self.zxid
+            connection.pump()
             return
         try:
             changes, results = self._prepare(one.request.ops, session.session_id)

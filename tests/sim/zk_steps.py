@@ -14,7 +14,7 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tests.sim.faults import TOPIC, Faults
@@ -24,7 +24,7 @@ from tests.sim.swarm import ProducerOptions
 from tests.sim.zk_broker import ZooKeeperBroker
 from tests.sim.zk_cluster import ZooKeeperCluster, told
 from tests.sim.zk_faults import ZooKeeperFaults
-from tests.sim.zk_server import Connection, Op, Request
+from tests.sim.zk_server import ENSEMBLE, Connection, Op, Request
 from tests.sim.zk_swarm import ZooKeeperOptions
 
 DURATION_MS: Final = 2_500
@@ -36,7 +36,8 @@ OTHER: Final = "others"
 
 EXPIRE, KILL, EXPIRE_ANOTHER = "expire", "kill", "expire another"
 LOSE_REQUEST, LOSE_ANSWER = "lose the request", "lose the answer"
-FAULTS: Final = (EXPIRE, KILL, EXPIRE_ANOTHER, LOSE_REQUEST, LOSE_ANSWER)
+ANOTHER_WRITES: Final = "another writes"
+FAULTS: Final = (EXPIRE, KILL, EXPIRE_ANOTHER, LOSE_REQUEST, LOSE_ANSWER, ANOTHER_WRITES)
 """What happens to the controller, or to whoever takes the step."""
 
 OPTIONS: Final = ZooKeeperOptions(
@@ -119,6 +120,53 @@ class Marking(Deletion):
         self.faults.mark(OTHER)
 
 
+class Absence(Deletion):
+    """A broker without a replica is away while a topic is deleted, and for the next election."""
+
+    def begin(self) -> None:
+        elected = int(self.cluster.truth.elected[1:])
+        name = f"b{self.faults.another(elected)}"
+        ways = {(name, ENSEMBLE), (ENSEMBLE, name)}
+        self.cluster.network.cut |= ways
+        self._later(self._delete, ways, wait_ms=OPTIONS.broker.session_ms + AGAIN_MS)
+
+    def _later(self, action: Callable[..., None], *given: Any, wait_ms: int = AGAIN_MS) -> None:
+        self.cluster.scheduler.after(wait_ms, action, *given)
+
+    def _delete(self, ways: set[tuple[str, str]]) -> None:
+        if f"/brokers/topics/{OTHER}" in self.cluster.ensemble.tree.nodes:
+            if OTHER in self.cluster.truth.image.topics:
+                self.cluster.controller.delete_topic(OTHER)
+            self._later(self._delete, ways)
+        else:
+            self.faults.remove_controller()
+            self._later(self.cluster.network.cut.difference_update, ways)
+
+
+class Loss(Script):
+    """The controller is gone for longer than its session lasts."""
+
+    AWAY_MS: Final = 1_700
+    gone: int = 0
+    found: Sequence[str] = ("it has not come back",)
+
+    def begin(self) -> None:
+        self.gone = int(self.cluster.truth.elected[1:])
+        self.cluster.crash_broker(self.gone)
+        self.cluster.scheduler.after(self.AWAY_MS, self._come_back)
+
+    def _come_back(self) -> None:
+        self.found = [
+            f"{TOPIC}-{index} still counted on b{self.gone}: {one}"
+            for index, one in enumerate(self.cluster.truth.image.topics[TOPIC].partitions)
+            if one.leader == self.gone or (self.gone in one.isr and len(one.isr) > 1)
+        ]
+        self.cluster.start_broker(self.gone)
+
+    def unfinished(self) -> list[str]:
+        return [*self.found]
+
+
 class Reassignment(Script):
     """A partition goes to the one broker that has no replica of it, and another one."""
 
@@ -162,10 +210,12 @@ SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "marking": Marking,
     "shutdown": Shutdown,
     "ISR note": IsrNote,
+    "absence": Absence,
+    "loss": Loss,
 }
 
 
-DELETING: Final = ("deletion", "marking")
+DELETING: Final = ("deletion", "marking", "absence")
 
 
 class ScriptedFaults(ZooKeeperFaults):
@@ -205,7 +255,9 @@ class ScriptedFaults(ZooKeeperFaults):
         if wanted.fault == EXPIRE:
             self._expire(elected)
         elif wanted.fault == EXPIRE_ANOTHER:
-            self._expire(self._another(elected))
+            self._expire(self.another(elected))
+        elif wanted.fault == ANOTHER_WRITES:
+            self.isr_note()
         elif wanted.fault == KILL and self._is_up(elected):
             self.cluster.crash_broker(elected)
             back_ms = BACK_MS[wanted.number % len(BACK_MS)]
@@ -213,7 +265,7 @@ class ScriptedFaults(ZooKeeperFaults):
         self._loses_answer = wanted.fault == LOSE_ANSWER
         return wanted.fault == LOSE_REQUEST
 
-    def _another(self, elected: int) -> int:
+    def another(self, elected: int) -> int:
         """A broker that is not the controller, and has nothing of the topic that is deleted."""
         others = [one for one in self.cluster.ids if one != elected]
         topic = self.cluster.truth.image.topics.get(OTHER)
@@ -237,7 +289,7 @@ class ScriptedFaults(ZooKeeperFaults):
         # Whose session ends because it was cut off does not hear what it is told just then.
         step = self.cluster.step
         is_its = step is not None and step == (self.steps, EXPIRE_ANOTHER)
-        return is_its and broker.broker_id == self._another(int(self.cluster.truth.elected[1:]))
+        return is_its and broker.broker_id == self.another(int(self.cluster.truth.elected[1:]))
 
     def _after_told(self, _broker: ZooKeeperBroker, _request: Any) -> bool:
         lost, self._loses_answer = self._loses_answer, False

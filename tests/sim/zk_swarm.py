@@ -45,6 +45,20 @@ OWN: Final = (
 )
 """Those of :class:`tests.sim.zk_faults.ZooKeeperFaults`."""
 
+TOOLS: Final = (
+    "admin_reassign",
+    "admin_elect",
+    "admin_create",
+    "admin_delete",
+    "tool_settings",
+    "tool_access",
+    "broker_access",
+)
+"""Those of :class:`tests.sim.zk_tools.Tools`."""
+
+WITH_TOOLS: Final = 0.4
+"""Histories in which tools write."""
+
 TOGETHER: Final[tuple[tuple[str, ...], ...]] = (
     ("expire_controller", "reassign", "recreate"),
     ("kill_controller", "reassign", "recreate", "add_partitions"),
@@ -70,6 +84,8 @@ class ZooKeeperOptions(Options):
     """Members of the ensemble."""
     lag_ms: int = 0
     """How far one may be behind another."""
+    tools: tuple[str, ...] = ()
+    """What tools and other brokers do, among the faults."""
 
     def __str__(self) -> str:
         return f"{Options.__str__(self)}, on ZooKeeper ({self.servers} servers)"
@@ -88,5 +104,11 @@ def draw_options(seed: int) -> ZooKeeperOptions:
         # What is promised of them needs that no partition loses its truth.
         faults = tuple(one for one in faults if one not in LOSING and one != "mark_for_deletion")
     kept = {one.name: getattr(given, one.name) for one in fields(Options)}
-    kept |= {"faults": faults, "elr": False, "unclean": False}
+    # Of a chance of its own: histories without them are what they were before there were tools.
+    draw_tools = random.Random(f"tools {seed}")
+    tools: tuple[str, ...] = ()
+    if draw_tools.random() < WITH_TOOLS:
+        tools = tuple(draw_tools.sample(TOOLS, draw_tools.choice((1, 2, 4))))
+        faults += tools
+    kept |= {"tools": tools, "faults": faults, "elr": False, "unclean": False}
     return ZooKeeperOptions(**kept, servers=draw.choice((1, 1, 3)), lag_ms=draw.choice((0, 5, 40)))

@@ -2,6 +2,9 @@
 
 * a state of a partition is written in the newest controller epoch, and whatever a controller writes
   is written by the one that was elected last (KAFKA-6082);
+* a state of a partition gets the version that its controller takes for the partition epoch: nobody
+  has written in between;
+* a replica that comes to a partition is among those that are being added;
 * a controller epoch is given once, to whoever becomes the controller by the same transaction;
 * a topic keeps its id as long as it is there;
 * what an image says of partitions keeps the rules of :mod:`tests.sim.invariants`.
@@ -9,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from fencepost.cluster.delta import MetadataDelta
@@ -24,6 +27,7 @@ from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.loading import broker_record, partition_records
 from tests.sim.invariants import BrokenInvariantError, Invariants
+from tests.sim.zk_access import AccessTruth
 from tests.sim.zk_server import ENSEMBLE, Change, Ensemble, Transaction
 
 TOOL: Final = "tool"
@@ -45,11 +49,15 @@ class Truth:
     def __init__(self, ensemble: Ensemble, invariants: Invariants) -> None:
         self._ensemble, self._invariants = ensemble, invariants
         self.image = MetadataImage()
+        self.access = AccessTruth(ensemble.tree)
+        """Users, quotas and rules."""
         self.epoch = 0
         """The newest controller epoch."""
         self.elected = ""
         """Who has it."""
         self.elections = 0
+        self.deciding: Callable[[str], MetadataImage | None] = lambda _who: None
+        """What ZooKeeper holds once it has what this controller is just writing."""
         ensemble.committed = self._committed
 
     def _committed(self, who: str, done: Transaction) -> None:
@@ -59,6 +67,8 @@ class Truth:
         for one in done.changes:
             if who not in (TOOL, ENSEMBLE):
                 self._check(who, one)
+        self._check_versions(who, paths)
+        self.access.committed(who, done.changes, is_broker=who not in (TOOL, ENSEMBLE))
         records = [*self._records(paths)]
         if records:
             delta = MetadataDelta(self.image)
@@ -93,6 +103,29 @@ class Truth:
             epoch = znodes.state_of(one.path, one.data).controller_epoch
             if epoch != self.epoch:
                 raise BrokenInvariantError(f"{one.path} is of {epoch}, not {self.epoch}")
+
+        parts = one.path.split("/")[1:]
+        if one.kind == "set" and parts[:2] == ["brokers", "topics"] and len(parts) == 3:
+            self._check_added(parts[2], znodes.topic_of(parts[2], one.data))
+
+    def _check_added(self, name: str, node: znodes.TopicNode) -> None:
+        known = self.image.topics.get(name)
+        for index, one in enumerate(() if known is None else known.partitions):
+            came = {*node.replicas.get(index, ())} - {*one.replicas}
+            if came - {*node.adding.get(index, ())}:
+                raise BrokenInvariantError(f"{came} come to {name}-{index}, and are not added")
+
+    def _check_versions(self, who: str, paths: dict[str, None]) -> None:
+        wanted = self.deciding(who)
+        for path in () if wanted is None else paths:
+            parts, node = path.split("/")[1:], self._ensemble.tree.nodes.get(path)
+            if parts[-1] != "state" or node is None:
+                continue
+            assert wanted is not None
+            topic, index = wanted.topics.get(parts[2]), int(parts[4])
+            if topic is not None and topic.partitions[index].partition_epoch != node.version:
+                now = topic.partitions[index]
+                raise BrokenInvariantError(f"{who} takes {path} for {now}, it has {node.version}")
 
     # --- the image ---
 
@@ -157,8 +190,11 @@ class Truth:
             for path in (znodes.DELETE_TOPICS, znodes.ISR_CHANGES, znodes.LOG_DIR_EVENTS)
             for name in nodes[path].children
         ]
-        if znodes.REASSIGN_PARTITIONS in nodes:
-            wrong.append(f"{znodes.REASSIGN_PARTITIONS} is left over")
+        wrong += [
+            f"{path} is left over"
+            for path in (znodes.REASSIGN_PARTITIONS, znodes.PREFERRED_ELECTION)
+            if path in nodes
+        ]
         return wrong + [
             f"settings of {name} are left over"
             for name in nodes["/config/topics"].children

@@ -1,0 +1,190 @@
+"""What is asked for of users, quotas and rules, and what may come of it.
+
+Any broker changes them, and other brokers and tools do at the same time. Each transaction is looked
+at: what a broker changes is what it was asked for and nothing else, and it leaves a note of it in
+the same transaction; a change that is acknowledged was there at some moment since it was asked for,
+and the broker itself knows it. What znodes hold is compared as the text that stands there, so that
+what a broker does not understand has to stay as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import ClientQuotaRecord, UserScramCredentialRecord
+from fencepost.coordinator.zookeeper import access_znodes
+from tests.sim.invariants import BrokenInvariantError
+from tests.sim.zk_server import Change, Tree
+
+ENTITIES: Final = ("/config/users/", "/config/clients/", "/config/ips/")
+RULES: Final = ("/kafka-acl/", "/kafka-acl-extended/prefixed/")
+NOTED: Final = {
+    "/kafka-acl/": "/kafka-acl-changes/",
+    "/kafka-acl-extended/": "/kafka-acl-extended-changes/",
+    "/config/": "/config/changes/",
+}
+"""Where a note of a change has to be, by the beginning of what has changed."""
+
+
+class Item(NamedTuple):
+    """One thing that a znode may hold."""
+
+    path: str
+    key: str
+    """The name of a setting; of a rule all of it."""
+    value: str | None
+    """None: it is not to be there."""
+
+
+def held(path: str, data: bytes | None) -> dict[str, str]:
+    """What a znode holds, as it stands there."""
+    if not data:
+        return {}
+    try:
+        value = json.loads(data)
+        if path.startswith(RULES):
+            return {json.dumps(one, sort_keys=True): "" for one in value["acls"]}
+        return dict(value["config"])
+    except (KeyError, ValueError, TypeError):
+        return {"": data.decode()}
+
+
+def written(path: str, items: Mapping[str, str]) -> bytes:
+    """The same as bytes."""
+    if path.startswith(RULES):
+        return json.dumps({"version": 1, "acls": [json.loads(one) for one in items]}).encode()
+    return json.dumps({"version": 1, "config": dict(items)}).encode()
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A change that a broker was asked for."""
+
+    who: str
+    item: Item
+    change: access_znodes.Change
+    was_there: bool = False
+    """It was so at some moment since."""
+    is_untouched: bool = False
+    """Nobody has changed it since then."""
+
+
+class AccessTruth:
+    """Told of each transaction."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.items: dict[str, dict[str, str]] = {}
+        """What the znodes hold."""
+        self._asked: list[Asked] = []
+
+    # --- changes ---
+
+    def asks(self, who: str, path: str, key: str, value: str, *, is_removed: bool) -> Asked:
+        """A broker is asked for a change."""
+        (record,) = access_znodes.records_of(path, written(path, {key: value}))
+        item = Item(path, key, None if is_removed else value)
+        asked = Asked(who, item, access_znodes.Change(record, is_removed))
+        asked.was_there = asked.is_untouched = self._is_so(item)
+        self._asked.append(asked)
+        return asked
+
+    def acknowledged(self, asked: Asked, image: MetadataImage) -> None:
+        """It is done, says the broker."""
+        self._asked.remove(asked)
+        if not asked.was_there:
+            raise BrokenInvariantError(f"{asked.who} has not done {asked.item}, and says so")
+        wanted = None if asked.change.is_removed else _value(asked.change.record)
+        if asked.is_untouched and _known(image, asked.change.record) != wanted:
+            raise BrokenInvariantError(f"{asked.who} does not know what it has done: {asked.item}")
+
+    def _is_so(self, item: Item) -> bool:
+        return self.items.get(item.path, {}).get(item.key) == item.value
+
+    # --- transactions ---
+
+    def committed(self, who: str, changes: Sequence[Change], *, is_broker: bool) -> None:
+        """A transaction was."""
+        for one in changes:
+            if not one.path.startswith((*ENTITIES, *RULES)):
+                continue
+            before = self.items.get(one.path, {})
+            after = {} if one.kind == "delete" else held(one.path, one.data)
+            self.items[one.path] = after
+            touched = {
+                Item(one.path, key, after.get(key))
+                for key in before.keys() | after.keys()
+                if before.get(key) != after.get(key)
+            }
+            if is_broker and touched:
+                self._check(who, one.path, touched, changes)
+            for asked in self._asked:
+                if asked.item.path == one.path:
+                    self._look_at(asked, touched)
+
+    def _look_at(self, asked: Asked, touched: set[Item]) -> None:
+        is_so = self._is_so(asked.item)
+        if is_so and not asked.was_there:
+            asked.was_there = asked.is_untouched = True
+        elif any(one.key == asked.item.key for one in touched):
+            asked.is_untouched = False
+
+    def _check(self, who: str, path: str, touched: set[Item], changes: Sequence[Change]) -> None:
+        wanted = {one.item for one in self._asked if one.who == who}
+        if other := touched - wanted:
+            raise BrokenInvariantError(f"{who} was not asked for {sorted(map(str, other))}")
+        folder = next(to for start, to in NOTED.items() if path.startswith(start))
+        if not any(one.kind == "create" and one.path.startswith(folder) for one in changes):
+            raise BrokenInvariantError(f"{who} tells nobody of {path}")
+
+    # --- the end ---
+
+    def different(self, image: MetadataImage) -> list[str]:
+        """What a broker knows that is not so, or does not know."""
+        truth: dict[Hashable, object] = {}
+        for path, node in self._tree.nodes.items():
+            if path.startswith((*ENTITIES, *RULES)):
+                for record in access_znodes.records_of(path, node.data):
+                    truth[_place(record)] = _value(record)
+        known: dict[Hashable, object] = {**image.scram, **image.acls}
+        known |= {
+            (entity, key): value
+            for entity, values in image.quotas.items()
+            for key, value in values.items()
+        }
+        return [
+            f"{place}: {known.get(place)} for {truth.get(place)}"
+            for place in {**truth, **known}
+            if known.get(place) != truth.get(place)
+        ]
+
+
+def _place(record: access_znodes.AccessRecord) -> Hashable:
+    """Where an image has it."""
+    match record:
+        case UserScramCredentialRecord():
+            return record.name, record.mechanism
+        case ClientQuotaRecord():
+            entity = tuple((one.entity_type, one.entity_name) for one in record.entity)
+            return entity, record.key
+        case _:
+            return record.id
+
+
+def _value(record: access_znodes.AccessRecord) -> object:
+    return record.value if isinstance(record, ClientQuotaRecord) else record
+
+
+def _known(image: MetadataImage, record: access_znodes.AccessRecord) -> object:
+    match record:
+        case UserScramCredentialRecord():
+            return image.scram.get((record.name, record.mechanism))
+        case ClientQuotaRecord():
+            entity = tuple((one.entity_type, one.entity_name) for one in record.entity)
+            return image.quotas.get(entity, {}).get(record.key)
+        case _:
+            return image.acls.get(record.id)

@@ -90,8 +90,11 @@ async def load(session: Session) -> Loaded:
             nameless.append(topic)
         else:
             records += records_of(topic)
+    there = {one.name for one in records if isinstance(one, TopicRecord)}
     for (kind, name), values in configs.items():
-        records += new_settings(kind, name, {}, values)
+        # What is kept of a topic that goes would be given to the next one of its name.
+        if kind != TOPIC_RESOURCE or name in there:
+            records += new_settings(kind, name, {}, values)
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
     records.append(ProducerIdsRecord(-1, first, -1))
     delta = MetadataDelta(MetadataImage())

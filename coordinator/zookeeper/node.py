@@ -463,10 +463,12 @@ class ZooKeeperNode:
     async def _reread(self, kind: int, name: str) -> None:
         async with self._arriving:
             values = await read_config(self._session, kind, name) or {}
-            now = self._image.configs.get((kind, name), {})
-            self._take(new_settings(kind, name, now, values))
-            if self.elected is not None:
-                store = self.elected.store
+            # Those of a topic that is not known come with it, or belong to one that goes.
+            if kind != TOPIC_RESOURCE or name in self._image.topics:
+                now = self._image.configs.get((kind, name), {})
+                self._take(new_settings(kind, name, now, values))
+            store = None if self.elected is None else self.elected.store
+            if store is not None and (kind != TOPIC_RESOURCE or name in store.image.topics):
                 now = store.image.configs.get((kind, name), {})
                 store.learn(new_settings(kind, name, now, values))
 

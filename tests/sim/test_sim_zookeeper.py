@@ -63,6 +63,16 @@ def test_deletions_that_were_not_heard_of(script: str, step: zk_steps.Step) -> N
     zk_steps.play(script, step)
 
 
+SETTINGS_OF_NO_TOPIC = (78, 89, 1485)
+"""A controller that was elected while a topic was being deleted, and a broker that heard of other
+settings just then, kept the settings: the next topic of that name would have had them."""
+
+
+@pytest.mark.parametrize("seed", SETTINGS_OF_NO_TOPIC)
+def test_settings_of_a_topic_that_goes(seed: int) -> None:
+    play(seed)
+
+
 def test_bugs_on_purpose_are_changes_of_the_code_of_today() -> None:
     for bug in ZOOKEEPER:
         with planted(bug):

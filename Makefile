@@ -85,8 +85,7 @@ crash: export CLUSTER_POINTS ?= 300
 crash: export CONTROLLER_POINTS ?= 100
 crash: $(VENV)/.dev  ## kills and power loss at every step, also of three brokers (CLUSTER_POINTS=all) and of a controller on ZooKeeper (CONTROLLER_POINTS=all), a fleet of groups, histories of logs (N=100000: more of each)
 	$(RUN) pytest --numprocesses 2 --dist loadfile $(or $(ARGS),tests/crash)
-	$(RUN) pytest --quiet -s --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py
-	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet --numprocesses 2 --dist load tests/unit/logcore/test_histories.py
+	HISTORIES=$(or $(N),20000) $(RUN) pytest --quiet -rP --numprocesses 2 --dist load --rebalances $(or $(N),20000) tests/unit/groups/test_fleet.py tests/unit/logcore/test_histories.py
 
 sim: $(VENV)/.dev  ## a cluster on a simulated network, with disks and clocks that fail, from seeds (SEED=1 N=1000 WORLD=both)
 	$(RUN) tests.sim.run --world $(or $(WORLD),both) --processes 2 --seed $(or $(SEED),1) --count $(or $(N),1000)

@@ -25,7 +25,7 @@ from fencepost.cluster.records import (
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
-from fencepost.coordinator.zookeeper.session import Delete, Session
+from fencepost.coordinator.zookeeper.session import Create, Delete, Session
 from fencepost.coordinator.zookeeper.watches import Changed
 from fencepost.coordinator.zookeeper.writes import fenced
 from fencepost.coordinator.zookeeper.znodes import StateNode, TopicNode
@@ -69,6 +69,21 @@ async def clear_notes(session: Session, epoch_version: int) -> None:
         names = await session.children(folder)
         for transaction in fenced([Delete(f"{folder}/{name}") for name in names], epoch_version):
             await session.do(transaction)
+
+
+async def make_partitions(session: Session, image: MetadataImage, epoch_version: int) -> None:
+    """Make what holds the states of partitions that nobody has led, where it is not there.
+
+    A controller before may have come as far as the topic's node, and no state can be written then.
+    """
+    for topic in image.topics.values():
+        parts = enumerate(topic.partitions)
+        new = [index for index, one in parts if one.partition_epoch == NEVER_LED]
+        paths = [znodes.partition_path(topic.name, index) for index in new]
+        for path in (znodes.partitions_path(topic.name), *paths) if new else ():
+            if await session.get(path) is None:
+                for transaction in fenced([Create(path)], epoch_version):
+                    await session.do(transaction)
 
 
 async def load(session: Session) -> Loaded:

@@ -35,7 +35,12 @@ from fencepost.coordinator.zookeeper.access_znodes import entity_of
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
-from fencepost.coordinator.zookeeper.loading import clear_notes, load, read_config
+from fencepost.coordinator.zookeeper.loading import (
+    clear_notes,
+    load,
+    make_partitions,
+    read_config,
+)
 from fencepost.coordinator.zookeeper.notes import Notes
 from fencepost.coordinator.zookeeper.own_settings import OwnSettings
 from fencepost.coordinator.zookeeper.session import (
@@ -384,6 +389,7 @@ class ZooKeeperNode:
         )
         await clear_notes(self._session, done[1].version)
         loaded = await load(self._session)
+        await make_partitions(self._session, loaded.image, done[1].version)
         teller = Teller(self._node_id, epoch, between_brokers(self._config)[0])
         if self._take_office is not None and self._session.is_connected:
             self.elected = self._take_office(loaded, teller, done[1].version, self._can_not_go_on)

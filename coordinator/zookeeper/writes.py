@@ -133,7 +133,10 @@ class Writer:
             self._assigned[record.topic_id] = None
         name = self._after.topics_by_id[record.topic_id].name
         path = znodes.state_path(name, record.partition_id)
-        self._writes.append(Set(path, self._state(now), was.partition_epoch))
+        if was.partition_epoch == NEVER_LED:  # whoever made the topic came no further
+            self._writes.append(Create(path, self._state(now)))
+        else:
+            self._writes.append(Set(path, self._state(now), was.partition_epoch))
 
     def _state(self, now: PartitionRegistration) -> bytes:
         return znodes.state_data(

@@ -73,6 +73,11 @@ def test_settings_of_a_topic_that_goes(seed: int) -> None:
     play(seed)
 
 
+def test_a_topic_of_a_tool_whose_controller_gave_up_halfway() -> None:
+    """It had an id and nothing to hold states: every later controller resigned at its start."""
+    play(298)
+
+
 def test_bugs_on_purpose_are_changes_of_the_code_of_today() -> None:
     for bug in ZOOKEEPER:
         with planted(bug):

@@ -115,8 +115,6 @@ class Brokers:
             said = "is not started" if child is None else f"status {child.returncode}, said last:"
             lines += [f"broker {node_id} ({type(one).__name__}): {said}"]
             lines += [] if child is None else _cut(child.tail(SAID_LINES))
-        assert self.zookeeper.child is not None
-        lines += ["ZooKeeper said last:", *_cut(self.zookeeper.child.tail(SAID_LINES))]
         if not self.znodes.connected:
             return "\n".join([*lines, "there is no session with ZooKeeper"])
         try:

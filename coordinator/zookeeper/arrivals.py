@@ -10,7 +10,7 @@ Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -112,65 +112,59 @@ class Arrivals:
     # --- LeaderAndIsr ---
 
     def leader_and_isr(
-        self, image: MetadataImage, body: Entity
-    ) -> tuple[list[MetadataRecord], dict[UUID, dict[int, int]]]:
-        """Records, and the error of each partition by topic id."""
-        records: list[MetadataRecord] = []
-        errors: dict[UUID, dict[int, int]] = {}
-        for told in body.topic_states:
-            known = image.topics.get(told.topic_name)
-            mine: dict[int, int] = {}
-            errors[told.topic_id] = mine
-            if known is not None and known.topic_id != told.topic_id:
-                for one in told.partition_states:
-                    mine[one.partition_index] = INCONSISTENT_TOPIC_ID
-                continue
-            if told.topic_id in self._gone:
-                for one in told.partition_states:
-                    mine[one.partition_index] = UNKNOWN_TOPIC_ID
-                continue
-            states: dict[int, PartitionRegistration] = {}
-            for one in told.partition_states:
-                index, now = one.partition_index, _led(one)
-                old = _partition(known, index)
-                mine[index] = NONE
-                if old is not None and now.leader_epoch < old.leader_epoch:
-                    mine[index] = STALE_CONTROLLER_EPOCH
-                elif old is None or _age(now) >= _age(old):
-                    states[index] = now
-            records += _topic_records(told.topic_name, told.topic_id, known, states)
-        return records, errors
+        self, image: MetadataImage, told: Entity, parts: Sequence[Entity]
+    ) -> tuple[list[MetadataRecord], dict[int, int]]:
+        """Records, and the error of each: of these partitions of a topic."""
+        known = image.topics.get(told.topic_name)
+        if known is not None and known.topic_id != told.topic_id:
+            return [], {one.partition_index: INCONSISTENT_TOPIC_ID for one in parts}
+        if told.topic_id in self._gone:
+            return [], {one.partition_index: UNKNOWN_TOPIC_ID for one in parts}
+        errors: dict[int, int] = {}
+        states: dict[int, PartitionRegistration] = {}
+        for one in parts:
+            index, now = one.partition_index, _led(one)
+            old = _partition(known, index)
+            errors[index] = NONE
+            if old is not None and now.leader_epoch < old.leader_epoch:
+                errors[index] = STALE_CONTROLLER_EPOCH
+            elif old is None or _age(now) >= _age(old):
+                states[index] = now
+        return [*_topic_records(told.topic_name, told.topic_id, known, states)], errors
 
     # --- UpdateMetadata ---
 
     def update_metadata(
+        self, image: MetadataImage, told: Entity, parts: Sequence[Entity]
+    ) -> list[MetadataRecord]:
+        """Records: of these partitions of a topic."""
+        known = image.topics.get(told.topic_name)
+        if any(one.leader == LEADER_DURING_DELETE for one in parts):
+            if told.topic_id is None:
+                return []
+            removal = self.forget(told.topic_id)
+            return [removal] if known is not None and known.topic_id == told.topic_id else []
+        if told.topic_id in self._gone:
+            return []
+        records: list[MetadataRecord] = []
+        if known is not None and known.topic_id != told.topic_id:
+            records.append(self.forget(known.topic_id))
+            known = None
+        states: dict[int, PartitionRegistration] = {}
+        for one in parts:
+            old = _partition(known, one.partition_index)
+            now = _updated(one, old)
+            if old is None or _age(now) > _age(old):
+                states[one.partition_index] = now
+        return [*records, *_topic_records(told.topic_name, told.topic_id, known, states)]
+
+    def live_brokers(
         self, image: MetadataImage, body: Entity, broker_epoch: int
     ) -> list[MetadataRecord]:
-        """Records."""
+        """Records: of the brokers that an UpdateMetadata names."""
         # It may come before the answer to the registration that it names.
         own_epoch = max(broker_epoch, body.broker_epoch)
-        records: list[MetadataRecord] = [*self._brokers(image, body.live_brokers, own_epoch)]
-        for told in body.topic_states:
-            known = image.topics.get(told.topic_name)
-            if any(one.leader == LEADER_DURING_DELETE for one in told.partition_states):
-                if told.topic_id is not None:
-                    removal = self.forget(told.topic_id)
-                    if known is not None and known.topic_id == told.topic_id:
-                        records.append(removal)
-                continue
-            if told.topic_id in self._gone:
-                continue
-            if known is not None and known.topic_id != told.topic_id:
-                records.append(self.forget(known.topic_id))
-                known = None
-            states: dict[int, PartitionRegistration] = {}
-            for one in told.partition_states:
-                old = _partition(known, one.partition_index)
-                now = _updated(one, old)
-                if old is None or _age(now) > _age(old):
-                    states[one.partition_index] = now
-            records += _topic_records(told.topic_name, told.topic_id, known, states)
-        return records
+        return [*self._brokers(image, body.live_brokers, own_epoch)]
 
     def _brokers(
         self, image: MetadataImage, live: tuple[Any, ...], broker_epoch: int

@@ -11,7 +11,7 @@ Source: ``KafkaController.onControllerFailover``, ``onControllerResignation``, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
@@ -174,9 +174,10 @@ class Elected:
         self._changed_topics: dict[str, None] = {}
         """Those whose assignment somebody has written."""
         self._log_dirs = LogDirs(self._decide, self._marks(_REPLICAS))
-        self._dirty: dict[str, None] = {}
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._dirty, self._wake = dict[str, None](), asyncio.Event()
+        self._untold: asyncio.Queue[tuple[MetadataImage, MetadataImage]] = asyncio.Queue()
+        """Changes that ZooKeeper has, in order."""
+        self._tasks: list[asyncio.Task[None]] = []
 
     # --- office ---
 
@@ -199,7 +200,10 @@ class Elected:
             )
         )
         self._wake.set()
-        self._task = spawn(self._vital(), "controller")
+        self._tasks = [
+            spawn(self._vital(self._tell_all()), "tell brokers"),
+            spawn(self._vital(self._run()), "controller"),
+        ]
 
     def _being_deleted(self) -> MetadataImage:
         """What brokers may still know that is to go."""
@@ -218,14 +222,14 @@ class Elected:
         """Decide and tell nothing any more."""
         self.store.close()
         self._channels.close()
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.active.rest()  # its timers would ask a store that takes nothing any more
         spawn(self.active.stop(), "stop a controller")
 
-    async def _vital(self) -> None:
+    async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._run()
+            await work
         except Exception as error:
             self._on_lost()
             if not isinstance(error, (ZooKeeperError, NotControllerError)):
@@ -277,13 +281,11 @@ class Elected:
         seen = await read_brokers(self._session, lambda path: self._watches.once(path, changed))
         for broker_id in sorted((alive(self.store.image).keys() | self._in_sync()) - seen.keys()):
             gone = methodcaller("broker_gone", broker_id, "its session with ZooKeeper has ended")
-            while self._decide(gone):
-                pass
+            await self._decide_all(gone)
         for _, broker in sorted(seen.items()):
             appeared = methodcaller("broker_appeared", broker, "registered in ZooKeeper")
-            while self._decide(appeared):
-                pass
-        self._place_new()
+            await self._decide_all(appeared)
+        await self._place_new()
 
     def _in_sync(self) -> set[int]:
         """Brokers that are in ISRs, and may be gone since before this one was elected."""
@@ -299,11 +301,19 @@ class Elected:
     def _decide(self, decision: Callable[[Machine], Outcome[Any]]) -> Any:
         return self.active.decide(decision, trigger="watch of ZooKeeper")
 
-    def _place_new(self) -> None:
+    async def _decide_all(self, decision: Callable[[Machine], Outcome[bool]]) -> None:
+        """A decision that comes in pieces; others are served in between."""
+        is_more = self._decide(decision)
+        while is_more:
+            await asyncio.sleep(0)
+            is_more = self._decide(decision)
+
+    async def _place_new(self) -> None:
         """Begin partitions that had nobody to lead them so far."""
         for topic in [*self.store.image.topics.values()]:
             if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
                 self._decide(methodcaller("place_new", topic.topic_id))
+                await asyncio.sleep(0)
 
     async def _look_at_topics(self) -> None:
         names = await self._session.children(znodes.TOPICS, self._marks(_TOPICS))
@@ -351,7 +361,7 @@ class Elected:
             if more:
                 await self._make_partitions(name, more)
                 self.store.learn([*partition_records(known.topic_id, node, {}, more)])
-                self._place_new()
+                await self._place_new()
             if node.topic_id != known.topic_id:  # KAFKA-14190: older tools drop it
                 now = self.store.image.topics.get(name)
                 if now is not None:
@@ -371,7 +381,7 @@ class Elected:
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
         records += new_settings(TOPIC_RESOURCE, topic.name, {}, values or {})
         self.store.learn(records, configured=values is not None)
-        self._place_new()
+        await self._place_new()
         self._assigned(topic.name)  # what was written here may have set off the watch
 
     async def _make_partitions(self, name: str, indexes: Iterable[int]) -> None:
@@ -437,13 +447,21 @@ class Elected:
             self._decide(methodcaller("delete_topic", topic.topic_id))
 
     def _written(self, before: MetadataImage, after: MetadataImage) -> None:
-        """A change holds: tell it."""
+        """A change holds."""
+        self._untold.put_nowait((before, after))
+
+    async def _tell_all(self) -> None:
+        while True:
+            await self._tell(*await self._untold.get())
+
+    async def _tell(self, before: MetadataImage, after: MetadataImage) -> None:
         self._image = after
         self._channels.follow(after)
         gone = (self._gone | self._parts).items()
         deleted = [topic for name, topic in gone if name not in after.topics]
         for broker_id, request in told(before, after, self._teller, deleted):
             self._channels.send(broker_id, request)
+            await asyncio.sleep(0)
         changed = [
             (topic, topic_id in after.topics_by_id)
             for topic_id in changed_topics(before, after)

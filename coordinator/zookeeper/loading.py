@@ -113,8 +113,10 @@ async def load(session: Session) -> Loaded:
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
     records.append(ProducerIdsRecord(-1, first, -1))
     delta = MetadataDelta(MetadataImage())
-    for record in records:
-        delta.replay(record)
+    for some in batched(records):
+        for record in some:
+            delta.replay(record)
+        await asyncio.sleep(0)  # others are served in between
     deleting = {name: known[name].node if name in known else None for name in marked}
     image = delta.apply(len(records), 0)
     return Loaded(image, tuple(nameless), deleting, frozenset(configs))

@@ -36,6 +36,7 @@ from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
+    batched,
     clear_notes,
     load,
     make_partitions,
@@ -69,6 +70,9 @@ Address = tuple[str, int]
 
 RETRY_MS: Final = 100
 """After something that ZooKeeper has not done."""
+
+MAX_TAKEN: Final = 500
+"""Partitions that are taken at once of what the controller tells."""
 
 _REGISTRATION, _CONTROLLER, _SETTINGS = "registration", "controller", "settings"
 _TOPICS: Final = "topics that may be gone"
@@ -503,9 +507,34 @@ class ZooKeeperNode:
             error, settings = await self._settings_of(body, connected_s)
             if error:
                 return error, {}
-            records, errors = self._arrivals.leader_and_isr(self._image, body)
-            self._take([*records, *settings])
+            errors: dict[UUID, dict[int, int]] = {one.topic_id: {} for one in body.topic_states}
+
+            def take(told: Entity, parts: Sequence[Entity]) -> list[MetadataRecord]:
+                records, found = self._arrivals.leader_and_isr(self._image, told, parts)
+                errors[told.topic_id] |= found
+                return records
+
+            await self._take_told(body, take, settings)
             return 0, errors
+
+    async def _take_told(
+        self,
+        body: Entity,
+        take: Callable[[Entity, Sequence[Entity]], list[MetadataRecord]],
+        settings: Mapping[str, Sequence[MetadataRecord]],
+        records: Sequence[MetadataRecord] = (),
+    ) -> None:
+        """Partitions in pieces, behind ``records``: others are served in between."""
+        piece, count = [*records], 0
+        for told in body.topic_states:
+            for some in batched(told.partition_states, MAX_TAKEN):
+                piece += (*take(told, some), *settings.get(told.topic_name, ()))
+                count += len(some)
+                if count >= MAX_TAKEN:
+                    self._take(piece)
+                    piece, count = [], 0
+                    await asyncio.sleep(0)
+        self._take(piece)
 
     async def update_metadata(self, body: Entity, connected_s: float) -> int:
         """The error of an UpdateMetadata."""
@@ -513,38 +542,43 @@ class ZooKeeperNode:
             error, settings = await self._settings_of(body, connected_s)
             if error:
                 return error
-            records = self._arrivals.update_metadata(self._image, body, self.broker_epoch)
-            self._take([*records, *settings])
+            brokers = self._arrivals.live_brokers(self._image, body, self.broker_epoch)
+            await self._take_told(
+                body,
+                lambda told, parts: self._arrivals.update_metadata(self._image, told, parts),
+                settings,
+                brokers,
+            )
             if not self._known.done() and self._node_id in self._image.brokers:
                 self._known.set_result(None)
             return 0
 
     async def _settings_of(
         self, body: Entity, connected_s: float
-    ) -> tuple[int, list[MetadataRecord]]:
-        """Why it is refused, and the settings of topics that are new here.
+    ) -> tuple[int, Mapping[str, Sequence[MetadataRecord]]]:
+        """Why it is refused, and the settings of topics that are new here, by name.
 
         They come with the topic, as its log needs them. While ZooKeeper does not answer it waits:
         the controller takes any answer for the end of it, and would not say it again.
         """
         while True:
             if refused := self._arrivals.refuses(body, self.broker_epoch, connected_s):
-                return refused, []
+                return refused, {}
             try:
                 return 0, await self._read_settings_of(body)
             except ZooKeeperError as error:
                 _log.warning("settings of new topics not read", cause=str(error))
                 await asyncio.sleep(RETRY_MS / 1000)
 
-    async def _read_settings_of(self, body: Entity) -> list[MetadataRecord]:
-        records: list[MetadataRecord] = []
+    async def _read_settings_of(self, body: Entity) -> Mapping[str, Sequence[MetadataRecord]]:
+        found = {}
         for told in body.topic_states:
             known, name = self._image.topics.get(told.topic_name), told.topic_name
             deletes = any(one.leader == LEADER_DURING_DELETE for one in told.partition_states)
             if known is None and not deletes:
                 values = await read_config(self._session, TOPIC_RESOURCE, name) or {}
-                records += new_settings(TOPIC_RESOURCE, name, {}, values)
-        return records
+                found[name] = new_settings(TOPIC_RESOURCE, name, {}, values)
+        return found
 
     async def stop_replica(
         self, body: Entity, connected_s: float

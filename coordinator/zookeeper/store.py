@@ -25,7 +25,7 @@ from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.session import Session, Write
-from fencepost.coordinator.zookeeper.writes import Writer, fenced
+from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -37,7 +37,8 @@ class Change:
 
     before: MetadataImage
     after: MetadataImage
-    writes: Sequence[Write]
+    records: Sequence[MetadataRecord]
+    """What is to be written; nothing if somebody else has."""
     done: asyncio.Future[None]
 
 
@@ -97,15 +98,12 @@ class Store(ObservedMetadata):
         for record in taken:
             if isinstance(record, TopicRecord) and record.name in self.deleting:
                 raise TopicAlreadyExistsError(f"Topic '{record.name}' is marked for deletion.")
+        check_kept(taken)
         after = self._replayed(taken)
-        writes = Writer(before, after, self._epoch, self._configured, self.marked).write(taken)
         for record in taken:
-            match record:
-                case TopicRecord() | RemoveTopicRecord():
-                    self._note(record, before)
-                case ConfigRecord():
-                    self._configured.add((record.resource_type, record.resource_name))
-        self._take(after, writes)
+            if isinstance(record, RemoveTopicRecord):
+                self.deleting.add(before.topics_by_id[record.topic_id].name)
+        self._take(after, taken)
 
     def learn(self, records: Sequence[MetadataRecord], *, configured: bool = False) -> None:
         """Take what somebody else has written; ``configured``: topics with nodes for settings."""
@@ -121,17 +119,11 @@ class Store(ObservedMetadata):
             delta.replay(record)
         return delta.apply(self.image.offset + len(records), self._epoch)
 
-    def _take(self, after: MetadataImage, writes: Sequence[Write]) -> None:
+    def _take(self, after: MetadataImage, records: Sequence[MetadataRecord]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changes.append(Change(self.image, after, writes, done))
+        self._changes.append(Change(self.image, after, records, done))
         self.install(after)
         self._wake.set()
-
-    def _note(self, record: TopicRecord | RemoveTopicRecord, before: MetadataImage) -> None:
-        if isinstance(record, TopicRecord):
-            self._configured.add((TOPIC_RESOURCE, record.name))
-        else:
-            self.deleting.add(before.topics_by_id[record.topic_id].name)
 
     def forget(self, topic: str) -> None:
         """A topic is gone, with its settings."""
@@ -183,13 +175,25 @@ class Store(ObservedMetadata):
             _log.warning("ZooKeeper did not take a decision", cause=str(error))
 
     async def _write(self, change: Change) -> None:
-        await self.do(change.writes)
+        await self.do(self._writes_of(change))
         if self._is_over:
             return
         self._changes.popleft()
         self._on_written(change.before, change.after)
         if not change.done.done():
             change.done.set_result(None)
+
+    def _writes_of(self, change: Change) -> list[Write]:
+        before, after = change.before, change.after
+        writer = Writer(before, after, self._epoch, self._configured, self.marked)
+        writes = writer.write(change.records)
+        for record in change.records:
+            match record:
+                case TopicRecord():
+                    self._configured.add((TOPIC_RESOURCE, record.name))
+                case ConfigRecord():
+                    self._configured.add((record.resource_type, record.resource_name))
+        return writes
 
     def close(self) -> None:
         """Take nothing more; what is not written by now is void."""

@@ -10,9 +10,10 @@ Source: ``AbstractControllerBrokerRequestBatch``, ``ReplicaStateMachine.doHandle
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Final
+from typing import Final
+from uuid import UUID
 
 from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.image import (
@@ -26,11 +27,22 @@ from fencepost.cluster.image import (
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import request_factory
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.logcore.values import dataclass
 
 LEADER_DURING_DELETE: Final = -2
 EPOCH_DURING_DELETE: Final = -2
 """How requests say that a topic is being deleted (kafka: ``LeaderAndIsr``)."""
+
+MAX_TOLD: Final = 500
+"""Partitions of an UpdateMetadata: others are served in between, at both ends.
+
+A LeaderAndIsr is whole: behind the first one, Apache Kafka's brokers write down the high watermarks
+of what it has told, and of nothing else (kafka: ``ReplicaManager.becomeLeaderOrFollower``).
+"""
+
+_Part = tuple[TopicImage, int, int | None]
+"""A partition by topic and index, and the leader to name if it is another than the image's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +59,9 @@ class Controller:
 class _ForOne:
     """What one broker is told."""
 
-    led: dict[str, list[Entity]] = field(default_factory=lambda: defaultdict(list))
+    led: dict[tuple[str, int], tuple[TopicImage, int, bool]] = field(default_factory=dict)
+    """Whether each is new to it."""
     stopped: dict[str, list[Entity]] = field(default_factory=lambda: defaultdict(list))
-    leaders: set[int] = field(default_factory=set)
-    said: set[tuple[str, int]] = field(default_factory=set)
-    """Partitions of ``led``."""
 
 
 _LED = request_factory(ApiKey.LEADER_AND_ISR, 7)
@@ -77,32 +87,51 @@ def told(
     was, now = alive(before), alive(after)
     came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
     changed, gone = _changes(before, after)
-    everything = _everything(after) if came else ()
-    for broker_id, broker in sorted(now.items()) if came else ():
-        # Apache Kafka's brokers follow nobody of whom they do not know that he lives.
-        parts, going = (everything, deleted) if broker_id in came else ((), ())
-        yield broker_id, _update(after, controller, broker, parts, going)
-    each: dict[int, _ForOne] = defaultdict(_ForOne)
-    for topic, index, old in changed:
-        _tell(each, controller, after, topic, index, old)
-    for topic, index in everything:
-        for broker_id in came & set(topic.partitions[index].replicas):
-            if topic.partitions[index].partition_epoch != NEVER_LED:
-                _lead(each[broker_id], controller, topic, index, is_new=False)
+    everything = _everything(after) if came else []
+    # Apache Kafka's brokers follow nobody of whom they do not know that he lives.
+    if came:
+        all_there_is = [*everything, *_ending(deleted)]
+        for broker in _sorted(now):
+            parts = all_there_is if broker.broker_id in came else ()
+            yield from _updates(after, controller, broker, parts)
+    each = _of_each(after, changed, everything, came)
     for name, index, replicas in _replicas_of(gone):
         for broker_id in replicas:
             _stop(each[broker_id], name, index, EPOCH_DURING_DELETE, deletes=True)
-    for broker_id, one in sorted(each.items()):
-        if broker_id in now and one.led:
-            yield broker_id, _leader_and_isr(after, controller, now[broker_id], one)
+    for broker in _sorted(now):
+        led = each[broker.broker_id].led
+        if led:
+            yield broker.broker_id, _leader_and_isr(after, controller, broker, led.values())
     if changed or gone or _others_listen(was, now, came):
-        parts = [(topic, index) for topic, index, _ in changed]
-        for broker_id, broker in sorted(now.items()):
-            if broker_id not in came or gone:
-                yield broker_id, _update(after, controller, broker, parts, gone)
-    for broker_id, one in sorted(each.items()):
-        if broker_id in now and one.stopped:
-            yield broker_id, stop_replica(controller, now[broker_id], one.stopped)
+        parts = [*((topic, index, None) for topic, index, _ in changed), *_ending(gone)]
+        for broker in _sorted(now):
+            if broker.broker_id not in came or gone:
+                yield from _updates(after, controller, broker, parts)
+    for broker in _sorted(now):
+        stopped = each[broker.broker_id].stopped
+        if stopped:
+            yield broker.broker_id, stop_replica(controller, broker, stopped)
+
+
+def _sorted(brokers: Mapping[int, BrokerRegistration]) -> list[BrokerRegistration]:
+    return [one for _, one in sorted(brokers.items())]
+
+
+def _of_each(
+    image: MetadataImage,
+    changed: Iterable[tuple[TopicImage, int, PartitionRegistration | None]],
+    everything: Iterable[_Part],
+    came: set[int],
+) -> dict[int, _ForOne]:
+    """By broker: what has changed, and all of its replicas where it is new."""
+    each: dict[int, _ForOne] = defaultdict(_ForOne)
+    for topic, index, old in changed:
+        _tell(each, image, topic, index, old)
+    for topic, index, _ in everything:
+        for broker_id in topic.partitions[index].replicas:
+            if broker_id in came:
+                _lead(each[broker_id], topic, index, is_new=False)
+    return each
 
 
 def _others_listen(
@@ -119,12 +148,12 @@ def _others_listen(
 def replicas_of(image: MetadataImage, controller: Controller, broker_id: int) -> Entity | None:
     """All that a broker has a replica of, told again; None if that is nothing."""
     one = _ForOne()
-    for topic, index in _everything(image):
+    for topic, index, _ in _everything(image):
         if broker_id in topic.partitions[index].replicas:
-            _lead(one, controller, topic, index, is_new=False)
+            _lead(one, topic, index, is_new=False)
     if not one.led:
         return None
-    return _leader_and_isr(image, controller, image.brokers[broker_id], one)
+    return _leader_and_isr(image, controller, image.brokers[broker_id], one.led.values())
 
 
 def _changes(
@@ -146,13 +175,19 @@ def _changes(
     return changed, gone
 
 
-def _everything(image: MetadataImage) -> list[tuple[TopicImage, int]]:
+def _everything(image: MetadataImage) -> list[_Part]:
     return [
-        (topic, index)
+        (topic, index, None)
         for topic in image.topics.values()
         for index, one in enumerate(topic.partitions)
         if one.partition_epoch != NEVER_LED
     ]
+
+
+def _ending(topics: Iterable[TopicImage]) -> Iterator[_Part]:
+    for topic in topics:
+        for index in range(len(topic.partitions)):
+            yield topic, index, LEADER_DURING_DELETE
 
 
 def _replicas_of(topics: Iterable[TopicImage]) -> Iterator[tuple[str, int, tuple[int, ...]]]:
@@ -163,7 +198,6 @@ def _replicas_of(topics: Iterable[TopicImage]) -> Iterator[tuple[str, int, tuple
 
 def _tell(
     each: dict[int, _ForOne],
-    controller: Controller,
     image: MetadataImage,
     topic: TopicImage,
     index: int,
@@ -181,35 +215,14 @@ def _tell(
             _stop(each[broker_id], topic.name, index, now.leader_epoch, deletes=False)
         elif old is None or old.leader_epoch != now.leader_epoch:
             is_new = old is None or broker_id not in old.replicas
-            _lead(each[broker_id], controller, topic, index, is_new=is_new)
+            _lead(each[broker_id], topic, index, is_new=is_new)
     for broker_id in () if old is None else old.replicas:
         if broker_id not in now.replicas:
             _stop(each[broker_id], topic.name, index, now.leader_epoch, deletes=True)
 
 
-def _lead(
-    one: _ForOne, controller: Controller, topic: TopicImage, index: int, *, is_new: bool
-) -> None:
-    now = topic.partitions[index]
-    if (topic.name, index) in one.said:
-        return
-    one.said.add((topic.name, index))
-    one.leaders.add(now.leader)
-    one.led[topic.name].append(
-        _LED.LeaderAndIsrPartitionState(
-            partition_index=index,
-            controller_epoch=controller.epoch,
-            leader=now.leader,
-            leader_epoch=now.leader_epoch,
-            isr=now.isr,
-            partition_epoch=now.partition_epoch,
-            replicas=now.replicas,
-            adding_replicas=now.adding_replicas,
-            removing_replicas=now.removing_replicas,
-            is_new=is_new,
-            leader_recovery_state=now.leader_recovery_state,
-        )
-    )
+def _lead(one: _ForOne, topic: TopicImage, index: int, *, is_new: bool) -> None:
+    one.led.setdefault((topic.name, index), (topic, index, is_new))
 
 
 def _stop(one: _ForOne, topic: str, index: int, leader_epoch: int, *, deletes: bool) -> None:
@@ -224,31 +237,54 @@ def stopped_partition(index: int, leader_epoch: int, *, deletes: bool) -> Entity
 
 
 def _leader_and_isr(
-    image: MetadataImage, controller: Controller, broker: BrokerRegistration, one: _ForOne
+    image: MetadataImage,
+    controller: Controller,
+    broker: BrokerRegistration,
+    led: Collection[tuple[TopicImage, int, bool]],
 ) -> Entity:
-    leaders = []
-    for leader in sorted(one.leaders):
-        known = image.brokers.get(leader)
-        endpoint = None if known is None else known.listeners.get(controller.listener)
-        if endpoint is not None:
-            leaders.append(
-                _LED.LeaderAndIsrLiveLeader(
-                    broker_id=leader, host_name=endpoint.host, port=endpoint.port
-                )
-            )
+    states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)
+    for topic, index, is_new in led:
+        state = _led(controller, topic.partitions[index], index, is_new=is_new)
+        states[topic.name, topic.topic_id].append(state)
     return _LED.message(
         controller_id=controller.broker_id,
         controller_epoch=controller.epoch,
         broker_epoch=broker.epoch,
         type_=0,
         topic_states=[
-            _LED.LeaderAndIsrTopicState(
-                topic_name=name, topic_id=image.topics[name].topic_id, partition_states=states
-            )
-            for name, states in one.led.items()
+            _LED.LeaderAndIsrTopicState(topic_name=name, topic_id=topic_id, partition_states=parts)
+            for (name, topic_id), parts in states.items()
         ],
-        live_leaders=leaders,
+        live_leaders=[*_leaders(image, controller, led)],
     )
+
+
+def _led(controller: Controller, now: PartitionRegistration, index: int, is_new: bool) -> Entity:
+    return _LED.LeaderAndIsrPartitionState(
+        partition_index=index,
+        controller_epoch=controller.epoch,
+        leader=now.leader,
+        leader_epoch=now.leader_epoch,
+        isr=now.isr,
+        partition_epoch=now.partition_epoch,
+        replicas=now.replicas,
+        adding_replicas=now.adding_replicas,
+        removing_replicas=now.removing_replicas,
+        is_new=is_new,
+        leader_recovery_state=now.leader_recovery_state,
+    )
+
+
+def _leaders(
+    image: MetadataImage, controller: Controller, parts: Iterable[tuple[TopicImage, int, bool]]
+) -> Iterator[Entity]:
+    for leader in sorted({topic.partitions[index].leader for topic, index, _ in parts}):
+        known = image.brokers.get(leader)
+        endpoint = None if known is None else known.listeners.get(controller.listener)
+        if endpoint is not None:
+            yield _LED.LeaderAndIsrLiveLeader(
+                broker_id=leader, host_name=endpoint.host, port=endpoint.port
+            )
 
 
 def stop_replica(
@@ -266,51 +302,47 @@ def stop_replica(
     )
 
 
-def _update(
+def _updates(
     image: MetadataImage,
     controller: Controller,
     broker: BrokerRegistration,
-    partitions: Iterable[tuple[TopicImage, int]],
-    gone: Iterable[TopicImage],
-) -> Entity:
+    partitions: Sequence[_Part],
+) -> Iterator[tuple[int, Entity]]:
+    """At least one: it tells who lives."""
     live = alive(image)
-    states: dict[str, list[Any]] = defaultdict(list)
-    ids = {}
-    for topic, index in partitions:
-        ids[topic.name] = topic.topic_id
-        states[topic.name].append(_updated(controller, live, topic.partitions[index], index))
-    for topic in gone:
-        ids[topic.name] = topic.topic_id
-        for index, one in enumerate(topic.partitions):
-            state = _updated(controller, live, one, index, leader=LEADER_DURING_DELETE)
-            states[topic.name].append(state)
-    return _UPDATE.message(
-        controller_id=controller.broker_id,
-        controller_epoch=controller.epoch,
-        broker_epoch=broker.epoch,
-        topic_states=[
-            _UPDATE.UpdateMetadataTopicState(
-                topic_name=name, topic_id=ids[name], partition_states=parts
-            )
-            for name, parts in states.items()
-        ],
-        live_brokers=[
-            _UPDATE.UpdateMetadataBroker(
-                id=one.broker_id,
-                endpoints=[
-                    _UPDATE.UpdateMetadataEndpoint(
-                        port=end.port,
-                        host=end.host,
-                        listener=end.name,
-                        security_protocol=end.security_protocol,
-                    )
-                    for end in one.listeners.values()
-                ],
-                rack=one.rack,
-            )
-            for _, one in sorted(live.items())
-        ],
-    )
+    for some in batched(partitions, MAX_TOLD) if partitions else ((),):
+        states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)
+        for topic, index, leader in some:
+            state = _updated(controller, live, topic.partitions[index], index, leader)
+            states[topic.name, topic.topic_id].append(state)
+        request = _UPDATE.message(
+            controller_id=controller.broker_id,
+            controller_epoch=controller.epoch,
+            broker_epoch=broker.epoch,
+            topic_states=[
+                _UPDATE.UpdateMetadataTopicState(
+                    topic_name=name, topic_id=topic_id, partition_states=parts
+                )
+                for (name, topic_id), parts in states.items()
+            ],
+            live_brokers=[
+                _UPDATE.UpdateMetadataBroker(
+                    id=one.broker_id,
+                    endpoints=[
+                        _UPDATE.UpdateMetadataEndpoint(
+                            port=end.port,
+                            host=end.host,
+                            listener=end.name,
+                            security_protocol=end.security_protocol,
+                        )
+                        for end in one.listeners.values()
+                    ],
+                    rack=one.rack,
+                )
+                for one in _sorted(live)
+            ],
+        )
+        yield broker.broker_id, request
 
 
 def _updated(
@@ -318,7 +350,7 @@ def _updated(
     live: Mapping[int, BrokerRegistration],
     one: PartitionRegistration,
     index: int,
-    leader: int | None = None,
+    leader: int | None,
 ) -> Entity:
     return _UPDATE.UpdateMetadataPartitionState(
         partition_index=index,

@@ -9,7 +9,7 @@ Source: ``KafkaZkClient``, ``TopicDeletionManager``, ``AdminZkClient``, ``ZkProd
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -50,6 +50,27 @@ _OF_SESSIONS: Final = (
 """What is nowhere written: brokers register by themselves."""
 
 
+_WRITTEN: Final = (
+    TopicRecord,
+    PartitionRecord,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+    ProducerIdsRecord,
+)
+
+
+def check_kept(records: Iterable[MetadataRecord]) -> None:
+    """Raise NotInZooKeeperError for what has no place there."""
+    for record in records:
+        if isinstance(record, ConfigRecord):
+            if znodes.config_path(record.resource_type, record.resource_name) is None:
+                raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
+        elif not isinstance(record, (*_WRITTEN, *_OF_SESSIONS)):
+            raise NotInZooKeeperError(
+                f"{type(record).__name__} is not kept by a cluster on ZooKeeper"
+            )
+
+
 class Writer:
     """Turns one decision into writes.
 
@@ -75,10 +96,7 @@ class Writer:
         self._writes: list[Write] = []
 
     def write(self, records: Sequence[MetadataRecord]) -> list[Write]:
-        """The writes, in an order in which a prefix of them does no harm.
-
-        Raises NotInZooKeeperError.
-        """
+        """The writes, in an order in which a prefix of them does no harm."""
         for record in records:
             match record:
                 case TopicRecord():
@@ -100,10 +118,6 @@ class Writer:
                         record.broker_id, record.next_producer_id - BLOCK_SIZE, BLOCK_SIZE
                     )
                     self._writes.append(Set(znodes.PRODUCER_IDS, data))
-                case _ if not isinstance(record, _OF_SESSIONS):
-                    raise NotInZooKeeperError(
-                        f"{type(record).__name__} is not kept by a cluster on ZooKeeper"
-                    )
         return [*self._settings(), *self._assignments(), *self._writes, *self._told()]
 
     def _create(self, record: PartitionRecord) -> None:
@@ -157,9 +171,7 @@ class Writer:
 
     def _settings(self) -> Iterator[Write]:
         for kind, name in self._resources:
-            path = znodes.config_path(kind, name)
-            if path is None:
-                raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
+            path = znodes.config_path(kind, name) or ""
             data = znodes.config_data(self._after.configs.get((kind, name), {}))
             if (kind, name) in self._configured:
                 yield Set(path, data)

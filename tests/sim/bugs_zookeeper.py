@@ -205,7 +205,7 @@ ZOOKEEPER: Final = (
         "who comes back keeps what was deleted",
         (
             (
-                Elected._written,
+                Elected._tell,
                 "waiting & came if name not in before.topics else ()",
                 "()",
             ),
@@ -213,11 +213,11 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "who comes is not told of deletions under way",
-        ((Elected._written, "(self._gone | self._parts).items()", "()"),),
+        ((Elected._tell, "(self._gone | self._parts).items()", "()"),),
     ),
     Bug(
         "who comes is not told of deletions that have ended",
-        ((Elected._written, "(self._gone | self._parts).items()", "self._parts.items()"),),
+        ((Elected._tell, "(self._gone | self._parts).items()", "self._parts.items()"),),
     ),
     Bug(
         "nobody looks for topics that are gone",

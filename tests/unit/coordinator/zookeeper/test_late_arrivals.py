@@ -20,6 +20,7 @@ from fencepost.coordinator.zookeeper import arrivals, znodes
 from fencepost.coordinator.zookeeper.arrivals import Arrivals
 from fencepost.coordinator.zookeeper.loading import broker_record
 from fencepost.coordinator.zookeeper.telling import Controller, told
+from tests.support.told import led, updated
 
 TOPIC_ID, EPOCH = UUID(int=7 << 64), 41
 
@@ -67,19 +68,16 @@ def test_a_deleted_topic_does_not_come_back() -> None:
     gone = _requests(BEFORE, _after(BEFORE, [RemoveTopicRecord(TOPIC_ID)]))
     image = MetadataImage()
     for one in (made[ApiKey.UPDATE_METADATA], gone[ApiKey.UPDATE_METADATA]):
-        image = _after(image, broker.update_metadata(image, one, EPOCH))
+        image = _after(image, updated(broker, image, one, EPOCH))
         assert ("t" in image.topics) == (one is made[ApiKey.UPDATE_METADATA])
     late = made[ApiKey.LEADER_AND_ISR]
-    assert broker.leader_and_isr(image, late) == (
-        [],
-        {TOPIC_ID: {0: arrivals.UNKNOWN_TOPIC_ID}},
-    )
-    image = _after(image, broker.update_metadata(image, made[ApiKey.UPDATE_METADATA], EPOCH))
+    assert led(broker, image, late) == ([], {TOPIC_ID: {0: arrivals.UNKNOWN_TOPIC_ID}})
+    image = _after(image, updated(broker, image, made[ApiKey.UPDATE_METADATA], EPOCH))
     assert not image.topics
 
 
 def test_its_own_epoch_is_told_before_it_knows_that_it_is_registered() -> None:
     """It asked for changes of ISRs as broker epoch -1, and was refused for good."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
-    records = Arrivals(1).update_metadata(MetadataImage(), told_early, -1)
+    records = updated(Arrivals(1), MetadataImage(), told_early, -1)
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

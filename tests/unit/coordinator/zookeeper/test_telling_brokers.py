@@ -43,7 +43,8 @@ from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.loading import broker_record
 from fencepost.coordinator.zookeeper.session import Create, Delete, Set, Write
 from fencepost.coordinator.zookeeper.telling import Controller, replicas_of, told
-from fencepost.coordinator.zookeeper.writes import Writer, fenced
+from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
+from tests.support.told import led, updated
 
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
 FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
@@ -69,10 +70,10 @@ class Broker:
             }
             unknown = leaders - {-1, self.broker_id} - self.image.brokers.keys()
             assert not unknown, "Apache Kafka's brokers do not follow whom they do not know"
-            records, errors = self.arrivals.leader_and_isr(self.image, request)
+            records, errors = led(self.arrivals, self.image, request)
             assert all(code == 0 for each in errors.values() for code in each.values())
         elif key == ApiKey.UPDATE_METADATA:
-            records = self.arrivals.update_metadata(self.image, request, self.epoch)
+            records = updated(self.arrivals, self.image, request, self.epoch)
         else:
             records, stopped = self.arrivals.stop_replica(self.image, request)
             assert all(code == 0 for _, _, code in stopped)
@@ -469,7 +470,7 @@ def test_a_late_leader_and_isr_changes_nothing(scene: Scene):
     topic_id = scene.create("t", (1, 2, 3))
     late, broker = _last(scene, 4), scene.brokers[1]
     scene.go(3)
-    records, errors = broker.arrivals.leader_and_isr(broker.image, late)
+    records, errors = led(broker.arrivals, broker.image, late)
     assert (records, errors) == ([], {topic_id: {0: STALE_CONTROLLER_EPOCH}})
 
 
@@ -478,7 +479,7 @@ def test_a_late_update_changes_nothing(scene: Scene):
     late, broker = _last(scene, 6), scene.brokers[1]
     scene.go(3)
     before = broker.image.topics["t"]
-    broker.replay(broker.arrivals.update_metadata(broker.image, late, broker.epoch))
+    broker.replay(updated(broker.arrivals, broker.image, late, broker.epoch))
     assert broker.image.topics["t"] is before
 
 
@@ -489,7 +490,7 @@ def test_another_topic_of_the_same_name_is_not_taken_for_this_one(scene: Scene):
     scene.decide(lambda one: one.delete_topic(first))
     scene.nodes = {path: node for path, node in scene.nodes.items() if "/t" not in path}
     second = scene.create("t", (1, 2))
-    _, errors = broker.arrivals.leader_and_isr(broker.image, request)
+    _, errors = led(broker.arrivals, broker.image, request)
     assert errors == {first: {0: INCONSISTENT_TOPIC_ID}}
     assert broker.image.topics["t"].topic_id == second
 
@@ -508,12 +509,12 @@ def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_repli
     """LeaderAndIsr names those of one broker; UpdateMetadata tells of all."""
     scene.create("t", (1,), (2,), (3,))
     broker = Broker(3, 99, MetadataImage())
-    led = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
-    records, _ = broker.arrivals.leader_and_isr(broker.image, led)
+    first = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
+    records, _ = led(broker.arrivals, broker.image, first)
     broker.replay(records)
     known = broker.image.topics["t"].partitions
     assert [one.replicas for one in known] == [(), (), (3,)]
-    broker.replay(broker.arrivals.update_metadata(broker.image, _last(scene, 6), 99))
+    broker.replay(updated(broker.arrivals, broker.image, _last(scene, 6), 99))
     assert [one.leader for one in broker.image.topics["t"].partitions] == [1, 2, 3]
 
 
@@ -527,7 +528,6 @@ def test_each_transaction_is_fenced():
     assert all((one[0].path, one[0].version) == ("/controller_epoch", 7) for one in transactions)  # type: ignore[union-attr]
 
 
-def test_what_has_no_place_there_is_refused(scene: Scene):
-    image = scene.machine.image
+def test_what_has_no_place_there_is_refused():
     with pytest.raises(NotInZooKeeperError):
-        Writer(image, image, 1, ()).write([FeatureLevelRecord("group.version", 1)])
+        check_kept([FeatureLevelRecord("group.version", 1)])

@@ -1,0 +1,134 @@
+"""Nothing that a controller on ZooKeeper decides, writes or tells keeps its loop for a long turn.
+
+ZooKeeper is real. The partitions are many; their brokers are registered, and listen nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import BrokerEndpoint
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.elected import Elected
+from fencepost.coordinator.zookeeper.znodes import BrokerNode
+from tests.support.cluster import Cluster, unique
+from tests.support.stalls import watched_loop
+from tests.support.waits import until_true
+from tests.support.zookeeper import ZooKeeper
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+
+TOPICS, PARTITIONS = 4, 2_500
+OWN, FIRST, SECOND = 0, 1, 2
+PLAINTEXT = "PLAINTEXT"
+NOWHERE = 1
+"""A port where nobody listens: what a broker is told waits."""
+
+
+class Many:
+    """A controller on this loop, and two brokers of 10,000 partitions, of which the first leads."""
+
+    def __init__(self, broker: Broker, session: Any) -> None:
+        self.broker, self.session = broker, session
+
+    def come(self, broker_id: int) -> None:
+        end = BrokerEndpoint(PLAINTEXT, "127.0.0.1", NOWHERE, 0)
+        data = znodes.broker_data(BrokerNode(broker_id, (end,), None), 0)
+        self.session.create(znodes.broker_path(broker_id), data, ephemeral=True)
+
+    def go(self, broker_id: int) -> None:
+        self.session.delete(znodes.broker_path(broker_id))
+
+    def create(self, name: str) -> None:
+        placed = [
+            {"partition_index": index, "broker_ids": [FIRST, SECOND]} for index in range(PARTITIONS)
+        ]
+        topic = {"name": name, "num_partitions": -1, "replication_factor": -1}
+        with Cluster(self.broker.bootstrap) as client:
+            answer = client.call(
+                "create_topics", 5, topics=[{**topic, "assignments": placed}], timeout=60_000
+            )
+        assert [one["error_code"] for one in answer["topics"]] == ["none"]
+
+    @property
+    def elected(self) -> Elected | None:
+        return self.broker.services.zookeeper.elected
+
+    def written(self) -> MetadataImage | None:
+        """What the active controller has written; None while it writes."""
+        elected = self.elected
+        is_busy = elected is None or elected.store.on_its_way() is not None
+        return None if is_busy else elected.store.image
+
+    def led_by(self, broker_id: int) -> int:
+        image = self.written()
+        topics = () if image is None else image.topics.values()
+        return sum(one.leader == broker_id for topic in topics for one in topic.partitions)
+
+    async def until_there_are(self, brokers: set[int]) -> None:
+        def are_there() -> bool:
+            image = self.written()
+            return image is not None and image.brokers.keys() == brokers
+
+        await until_true(are_there, "the brokers are known")
+
+    async def until_led_by(self, broker_id: int) -> None:
+        await until_true(
+            lambda: self.led_by(broker_id) == TOPICS * PARTITIONS, "leaders", poll_s=0.2
+        )
+
+
+@contextmanager
+def session_of(zookeeper: ZooKeeper) -> Iterator[tuple[str, Any]]:
+    connect = f"{zookeeper.connect}/{unique('stalls')}"
+    session: Any = KazooClient(connect, timeout=60.0)
+    session.start(60)
+    try:
+        yield connect, session
+    finally:
+        session.stop()
+        session.close()
+
+
+async def test_a_controller_of_many_partitions(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+    with session_of(zookeeper) as (connect, session):
+        await asyncio.to_thread(session.ensure_path, "/")
+        settings = {
+            "broker.id": str(OWN),
+            "zookeeper.connect": connect,
+            "zookeeper.session.timeout.ms": "60000",
+            "listeners": f"{PLAINTEXT}://127.0.0.1:0",
+            "auto.leader.rebalance.enable": "false",
+        }
+        async with Broker(tmp_path, config=settings) as broker:
+            many = Many(broker, session)
+            await asyncio.to_thread(many.come, FIRST)
+            await asyncio.to_thread(many.come, SECOND)
+            await many.until_there_are({OWN, FIRST, SECOND})
+            for number in range(TOPICS):
+                with watched_loop() as watch:
+                    await asyncio.to_thread(many.create, f"t{number}")
+                watch.check()
+            with watched_loop() as watch:
+                await asyncio.to_thread(many.go, FIRST)
+                await many.until_led_by(SECOND)
+            watch.check()
+            with watched_loop() as watch:
+                await asyncio.to_thread(many.come, FIRST)
+                await many.until_there_are({OWN, FIRST, SECOND})
+            watch.check()
+            former = many.elected
+            with watched_loop() as watch:
+                await asyncio.to_thread(session.delete, znodes.CONTROLLER)
+                await until_true(lambda: many.elected not in {None, former}, "another term")
+                await many.until_led_by(SECOND)
+            watch.check()

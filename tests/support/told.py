@@ -1,0 +1,32 @@
+"""Whole requests of a controller, as a broker takes them: partitions topic by topic."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import MetadataRecord
+from fencepost.coordinator.wire.schema import Entity
+from fencepost.coordinator.zookeeper.arrivals import Arrivals
+
+
+def led(
+    arrivals: Arrivals, image: MetadataImage, body: Entity
+) -> tuple[list[MetadataRecord], dict[UUID, dict[int, int]]]:
+    """The records of a LeaderAndIsr, and the error of each partition by topic id."""
+    records: list[MetadataRecord] = []
+    errors = {}
+    for topic in body.topic_states:
+        some, errors[topic.topic_id] = arrivals.leader_and_isr(image, topic, topic.partition_states)
+        records += some
+    return records, errors
+
+
+def updated(
+    arrivals: Arrivals, image: MetadataImage, body: Entity, broker_epoch: int
+) -> list[MetadataRecord]:
+    """The records of an UpdateMetadata."""
+    records = arrivals.live_brokers(image, body, broker_epoch)
+    for topic in body.topic_states:
+        records += arrivals.update_metadata(image, topic, topic.partition_states)
+    return records

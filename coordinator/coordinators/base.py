@@ -166,9 +166,9 @@ class ShardedCoordinator:
         """Create the topic and its shards if they are not there.
 
         A step for each module that is not loaded yet, and for each partition, which makes a
-        directory and files. With a ``key`` only its own is
-        waited for: a first client gets its answer before the others are opened behind it. Raises
-        CoordinatorNotAvailableError if the topic can't be made.
+        directory and files. With a ``key`` only its own is waited for: a first client gets its
+        answer before the others are opened behind it. Raises CoordinatorNotAvailableError if the
+        topic can't be made.
         """
         if not self._is_open:
             yield from load(self.MODULES)

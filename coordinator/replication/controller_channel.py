@@ -1,8 +1,7 @@
 """The way of a broker's own requests to the active controller, wherever that is.
 
-What a broker wants of the controller is a request of Kafka's protocol. In a process that is the
-active controller itself it is called directly (:class:`LocalControllerChannel`); else it goes over
-one connection, to whoever is the active controller by then (:class:`RemoteControllerChannel`).
+What a broker wants of the controller is a request of Kafka's protocol. It goes over one connection,
+to whoever is the active controller by then (:class:`RemoteControllerChannel`).
 
 Source: ``NodeToControllerChannelManager``, ``NodeToControllerRequestThread``.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -27,7 +26,6 @@ from fencepost.coordinator.replication.controller_connection import (
     Request,
 )
 from fencepost.coordinator.runtime.background import call_later, spawn
-from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.client.cluster import error_codes
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
@@ -61,46 +59,6 @@ class ControllerChannel(Protocol):
 
     async def close(self) -> None:
         """Send nothing more; what waits is given up."""
-
-
-class LocalControllerChannel:
-    """The controller is in this process: ``handle`` is how it takes requests."""
-
-    def __init__(self, handle: Callable[[Entity], Awaitable[Entity]]) -> None:
-        self._handle = handle
-        self.versions: Mapping[int, tuple[int, int]] = {
-            api.key: (api.min_version, api.stable_max) for api in KNOWN_APIS.values()
-        }
-        """See :class:`ControllerChannel`."""
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def send(self, request: Request) -> asyncio.Future[Entity]:
-        """See :class:`ControllerChannel`."""
-        if isinstance(request, Newest):
-            request = request.at(KNOWN_APIS[request.api_key].stable_max)
-        future: asyncio.Future[Entity] = asyncio.get_running_loop().create_future()
-        task = spawn(self._answer(request, future), "a request to the controller")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return future
-
-    async def _answer(self, request: Entity, future: asyncio.Future[Entity]) -> None:
-        try:
-            answer = await self._handle(request)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
-        except Exception as error:  # noqa: BLE001 - whoever asked has to hear of it
-            if not future.done():
-                future.set_exception(error)
-            return
-        if not future.done():
-            future.set_result(answer)
-
-    async def close(self) -> None:
-        """See :class:`ControllerChannel`."""
-        for task in self._tasks:
-            task.cancel()
 
 
 class _Watch:

@@ -21,7 +21,6 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.replication.controller_channel import LocalControllerChannel
 from fencepost.coordinator.wire.api import FORWARDED, ApiKey
 from fencepost.coordinator.wire.client.channel import ConnectionLostError
 from fencepost.coordinator.wire.client.client import AsyncWireClient
@@ -30,6 +29,7 @@ from fencepost.coordinator.wire.codec import encode_request
 from fencepost.coordinator.wire.errors import UnsupportedVersion
 from fencepost.coordinator.wire.messages import request_factory, response_factory
 from fencepost.coordinator.wire.schema import Entity
+from tests.support.local_controller import LocalControllerChannel
 from tests.support.waits import until_true
 
 ANONYMOUS = b"\x00\x00" + b"\x05User" + b"\x0aANONYMOUS" + b"\x00" + b"\x00"

@@ -13,7 +13,6 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.image import LOST
 from fencepost.coordinator.metadata.observed import MEMBER_FEATURES
 from fencepost.coordinator.replication.controller_channel import (
-    LocalControllerChannel,
     RemoteControllerChannel,
 )
 from fencepost.coordinator.replication.controller_connection import Newest
@@ -26,6 +25,7 @@ from fencepost.coordinator.wire.errors import UnsupportedVersion
 from fencepost.coordinator.wire.messages import RequestFactory, response_factory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.errors import StorageError
+from tests.support.local_controller import LocalControllerChannel
 from tests.support.waits import until, until_true
 from tests.unit.coordinator.led import EPOCHS, Led, cluster_of_one
 from tests.unit.coordinator.replication.other_broker import OtherBroker, versions

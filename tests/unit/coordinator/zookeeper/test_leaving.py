@@ -15,10 +15,10 @@ from fencepost.coordinator.daemon.zookeeper_member import ZooKeeperMember
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.replication.controller_channel import (
     ControllerChannel,
-    LocalControllerChannel,
 )
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import response_factory
+from tests.support.local_controller import LocalControllerChannel
 
 SETTINGS = {
     "node.id": 3,

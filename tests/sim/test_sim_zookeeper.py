@@ -78,6 +78,10 @@ def test_a_topic_of_a_tool_whose_controller_gave_up_halfway() -> None:
     play(298)
 
 
+def test_a_broker_that_is_asked_for_a_change_and_its_end_at_once_may_write_neither() -> None:
+    play(137)
+
+
 def test_bugs_on_purpose_are_changes_of_the_code_of_today() -> None:
     for bug in ZOOKEEPER:
         with planted(bug):

@@ -71,6 +71,14 @@ class Asked:
     """It was so at some moment since."""
     is_untouched: bool = False
     """Nobody has changed it since then."""
+    overtaken: Sequence[Asked] = ()
+    """What the same broker was asked for before, of the same item: it may write both at once."""
+
+    def is_so(self) -> None:
+        """It is as it was asked for."""
+        self.was_there = self.is_untouched = True
+        for one in self.overtaken:
+            one.was_there, one.is_untouched = True, False
 
 
 class AccessTruth:
@@ -89,7 +97,13 @@ class AccessTruth:
         (record,) = access_znodes.records_of(path, written(path, {key: value}))
         item = Item(path, key, None if is_removed else value)
         asked = Asked(who, item, access_znodes.Change(record, is_removed))
-        asked.was_there = asked.is_untouched = self._is_so(item)
+        asked.overtaken = [
+            one
+            for one in self._asked
+            if (one.who, one.item.path, one.item.key) == (who, path, key) and one.item != item
+        ]
+        if self._is_so(item):
+            asked.is_so()
         self._asked.append(asked)
         return asked
 
@@ -129,7 +143,7 @@ class AccessTruth:
     def _look_at(self, asked: Asked, touched: set[Item]) -> None:
         is_so = self._is_so(asked.item)
         if is_so and not asked.was_there:
-            asked.was_there = asked.is_untouched = True
+            asked.is_so()
         elif any(one.key == asked.item.key for one in touched):
             asked.is_untouched = False
 

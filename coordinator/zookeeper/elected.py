@@ -380,7 +380,7 @@ class Elected:
         records = [*records_of(replace(topic, node=node))]
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
         records += new_settings(TOPIC_RESOURCE, topic.name, {}, values or {})
-        self.store.learn(records, configured=values is not None)
+        self.store.learn(records)
         await self._place_new()
         self._assigned(topic.name)  # what was written here may have set off the watch
 

@@ -59,8 +59,6 @@ class Loaded:
     """Topics without an id, which are not in the image."""
     deleting: Mapping[str, TopicNode | None]
     """Topics that are to be deleted, which are not in the image either; None has no node."""
-    configured: frozenset[tuple[int, str]]
-    """Resources that have a node for their settings, if with none in it."""
 
 
 async def clear_notes(session: Session, epoch_version: int) -> None:
@@ -119,7 +117,7 @@ async def load(session: Session) -> Loaded:
         await asyncio.sleep(0)  # others are served in between
     deleting = {name: known[name].node if name in known else None for name in marked}
     image = delta.apply(len(records), 0)
-    return Loaded(image, tuple(nameless), deleting, frozenset(configs))
+    return Loaded(image, tuple(nameless), deleting)
 
 
 def _unwatched(_path: str) -> None:

@@ -24,7 +24,7 @@ from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import read_config
-from fencepost.coordinator.zookeeper.session import Create, RefusedError, Session, Set, Write
+from fencepost.coordinator.zookeeper.session import Create, Put, Session
 
 
 class OwnSettings(ObservedMetadata):
@@ -89,12 +89,4 @@ class OwnSettings(ObservedMetadata):
         told = Create(
             znodes.CONFIG_CHANGE_PREFIX, znodes.config_change_data(kind, name), sequence=True
         )
-        write: Write = Set(path, data)
-        if await self._session.get(path) is None:
-            write = Create(path, data)
-        try:
-            await self._session.do([write, told])
-        except RefusedError as refused:
-            if not refused.exists:
-                raise
-            await self._session.do([Set(path, data), told])
+        await self._session.do([Put(path, data), told])

@@ -81,6 +81,16 @@ class Set:
 
 
 @dataclass(frozen=True, slots=True)
+class Put:
+    """Write a znode whatever its version, or make it (``KafkaZkClient.setOrCreate``)."""
+
+    path: str
+    data: bytes
+    is_new: bool = False
+    """Whether it is unlikely to be there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Remove a znode."""
 
@@ -96,7 +106,7 @@ class Check:
     version: int
 
 
-Write = Create | Set | Delete | Check
+Write = Create | Set | Put | Delete | Check
 
 
 class RefusedError(ZooKeeperError):
@@ -107,6 +117,7 @@ class RefusedError(ZooKeeperError):
         self.at = at
         """Which of the writes was refused."""
         self.exists = isinstance(why, NodeExistsError)
+        self.is_missing = isinstance(why, NoNodeError)
         self.bad_version = isinstance(why, BadVersionError)
         self.is_passing = isinstance(
             why, (NodeExistsError, BadVersionError, NoNodeError, NotEmptyError)
@@ -246,6 +257,18 @@ class Session:
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
         """All of it or nothing; what each has brought: a path, or a Stat. Raises RefusedError."""
+        new = {at for at, one in enumerate(writes) if isinstance(one, Put) and one.is_new}
+        while True:
+            try:
+                return await self._do([_decided(one, at in new) for at, one in enumerate(writes)])
+            except RefusedError as refused:
+                at = refused.at
+                is_other = refused.exists if at in new else refused.is_missing
+                if not isinstance(writes[at], Put) or not is_other:
+                    raise
+                new ^= {at}
+
+    async def _do(self, writes: Sequence[Create | Set | Delete | Check]) -> list[Any]:
         transaction = self._client.transaction()
         for one in writes:
             match one:
@@ -273,3 +296,9 @@ class Session:
             if isinstance(one, Exception):
                 raise RefusedError(at, one, writes[at])
         return found
+
+
+def _decided(write: Write, is_new: bool) -> Create | Set | Delete | Check:
+    if not isinstance(write, Put):
+        return write
+    return Create(write.path, write.data) if is_new else Set(write.path, write.data)

@@ -15,9 +15,9 @@ import structlog
 
 from fencepost.cluster.controller.errors import NotControllerError, TopicAlreadyExistsError
 from fencepost.cluster.delta import MetadataDelta
-from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.record_codec import decode
-from fencepost.cluster.records import ConfigRecord, MetadataRecord, RemoveTopicRecord, TopicRecord
+from fencepost.cluster.records import MetadataRecord, RemoveTopicRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.metadata.observed import ObservedMetadata
@@ -67,7 +67,6 @@ class Store(ObservedMetadata):
         self.marked: set[str] = set()
         """Topics that somebody else has marked for deletion."""
         self._session, self._epoch, self._epoch_version = session, epoch, epoch_version
-        self._configured = set(loaded.configured)
         self._on_written, self._on_refused = on_written, on_refused
         self._changes: deque[Change] = deque()
         self._wake = asyncio.Event()
@@ -105,13 +104,10 @@ class Store(ObservedMetadata):
                 self.deleting.add(before.topics_by_id[record.topic_id].name)
         self._take(after, taken)
 
-    def learn(self, records: Sequence[MetadataRecord], *, configured: bool = False) -> None:
-        """Take what somebody else has written; ``configured``: topics with nodes for settings."""
+    def learn(self, records: Sequence[MetadataRecord]) -> None:
+        """Take what somebody else has written."""
         if records and not self._is_over:
             self._take(self._replayed(records), ())
-            if configured:
-                names = [one.name for one in records if isinstance(one, TopicRecord)]
-                self._configured.update((TOPIC_RESOURCE, name) for name in names)
 
     def _replayed(self, records: Sequence[MetadataRecord]) -> MetadataImage:
         delta = MetadataDelta(self.image)
@@ -129,7 +125,6 @@ class Store(ObservedMetadata):
         """A topic is gone, with its settings."""
         self.deleting.discard(topic)
         self.marked.discard(topic)
-        self._configured.discard((TOPIC_RESOURCE, topic))
 
     def on_its_way(self) -> asyncio.Future[None] | None:
         """Done once ZooKeeper has all that was changed by now; it raises NotControllerError."""
@@ -175,25 +170,14 @@ class Store(ObservedMetadata):
             _log.warning("ZooKeeper did not take a decision", cause=str(error))
 
     async def _write(self, change: Change) -> None:
-        await self.do(self._writes_of(change))
+        writer = Writer(change.before, change.after, self._epoch, self.marked)
+        await self.do(writer.write(change.records))
         if self._is_over:
             return
         self._changes.popleft()
         self._on_written(change.before, change.after)
         if not change.done.done():
             change.done.set_result(None)
-
-    def _writes_of(self, change: Change) -> list[Write]:
-        before, after = change.before, change.after
-        writer = Writer(before, after, self._epoch, self._configured, self.marked)
-        writes = writer.write(change.records)
-        for record in change.records:
-            match record:
-                case TopicRecord():
-                    self._configured.add((TOPIC_RESOURCE, record.name))
-                case ConfigRecord():
-                    self._configured.add((record.resource_type, record.resource_name))
-        return writes
 
     def close(self) -> None:
         """Take nothing more; what is not written by now is void."""

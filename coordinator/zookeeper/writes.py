@@ -36,7 +36,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
-from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Set, Write
+from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Put, Set, Write
 
 MAX_WRITES: Final = 500
 """Writes of one transaction; all have to fit into a megabyte (``jute.maxbuffer``)."""
@@ -72,22 +72,17 @@ def check_kept(records: Iterable[MetadataRecord]) -> None:
 
 
 class Writer:
-    """Turns one decision into writes.
-
-    ``configured`` are resources whose settings have a node, ``marked`` topics whose deletion
-    somebody else has asked for.
-    """
+    """Turns one decision into writes; ``marked`` are topics whose deletion is asked for."""
 
     def __init__(
         self,
         before: MetadataImage,
         after: MetadataImage,
         controller_epoch: int,
-        configured: Collection[tuple[int, str]],
         marked: Collection[str] = (),
     ) -> None:
         self._before, self._after = before, after
-        self._epoch, self._configured, self._marked = controller_epoch, configured, marked
+        self._epoch, self._marked = controller_epoch, marked
         self._states: dict[tuple[UUID, int], PartitionRegistration] = {}
         """As far as the records have come."""
         self._new: set[UUID] = set()
@@ -170,17 +165,19 @@ class Writer:
                 yield Set(znodes.topic_path(topic.name), data, ANY_VERSION)
 
     def _settings(self) -> Iterator[Write]:
+        """Others make and remove such nodes as well: tools, and brokers for their own settings."""
+        new = self._new_names()
         for kind, name in self._resources:
             path = znodes.config_path(kind, name) or ""
             data = znodes.config_data(self._after.configs.get((kind, name), {}))
-            if (kind, name) in self._configured:
-                yield Set(path, data)
-            else:
-                yield Create(path, data)
+            yield Put(path, data, is_new=kind == TOPIC_RESOURCE and name in new)
+
+    def _new_names(self) -> set[str]:
+        return {self._after.topics_by_id[one].name for one in self._new}
 
     def _told(self) -> Iterator[Write]:
         """Every broker hears of other settings, but for those of a topic that nobody knows yet."""
-        new = {self._after.topics_by_id[one].name for one in self._new}
+        new = self._new_names()
         for kind, name in self._resources:
             if kind != TOPIC_RESOURCE or name not in new:
                 data = znodes.config_change_data(kind, name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.image import TOPIC_RESOURCE
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import ConfigRecord
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.logcore.machine import DomainError
@@ -53,6 +53,12 @@ class ZooKeeperOperators(Operators):
             return Outcome(None, (record,) if name in one.image.topics else ())
 
         self._try(decision, f"sets retention.ms of {name} to {value}")
+
+    def alter_broker(self, broker_id: int, value: str) -> bool:
+        """Give a broker another ``log.retention.ms``."""
+        record = ConfigRecord(BROKER_RESOURCE, str(broker_id), "log.retention.ms", value)
+        told = f"sets log.retention.ms of b{broker_id} to {value}"
+        return self._try(lambda _: Outcome(None, (record,)), told)
 
     def delete_topic(self, name: str) -> bool:
         """Delete a topic."""

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.coordinator.zookeeper import znodes
 from tests.sim.faults import TOPIC, Faults
 from tests.sim.network import Weather
 from tests.sim.process import BrokerOptions
@@ -202,6 +204,39 @@ class IsrNote(Script):
         self.faults.isr_note()
 
 
+class Settings(Script):
+    """A broker and a topic get settings that somebody else has made nodes for, and told nobody."""
+
+    VALUE: Final = "7000"
+    elections: int = 0
+
+    def begin(self) -> None:
+        self.elections = self.cluster.truth.elections
+        self.faults.tell_nobody(f"brokers/{self.cluster.ids[0]}", {"log.segment.bytes": "9999999"})
+        self.faults.tell_nobody(f"topics/{OTHER}", {"retention.ms": "5"})
+        self._change()
+
+    def _change(self) -> None:
+        if not self._is_known():
+            self.cluster.controller.alter_broker(self.cluster.ids[0], self.VALUE)
+            self.cluster.scheduler.after(AGAIN_MS, self._change)
+        elif OTHER not in self.cluster.truth.image.topics:
+            self.faults.create_topic(2, 2, OTHER)
+
+    def _is_known(self) -> bool:
+        resource = BROKER_RESOURCE, str(self.cluster.ids[0])
+        values = self.cluster.truth.image.configs.get(resource, {})
+        return values.get("log.retention.ms") == self.VALUE
+
+    def unfinished(self) -> list[str]:
+        missing = [] if self._is_known() else ["the broker has no such setting"]
+        if OTHER not in self.cluster.truth.image.topics:
+            missing.append("the topic was not made")
+        if self.cluster.step is None and self.cluster.truth.elections > self.elections:
+            missing.append("a controller resigned, and nothing had gone wrong")
+        return missing
+
+
 SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "election": Election,
     "creation": Creation,
@@ -212,6 +247,7 @@ SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "ISR note": IsrNote,
     "absence": Absence,
     "loss": Loss,
+    "settings": Settings,
 }
 
 
@@ -238,6 +274,10 @@ class ScriptedFaults(ZooKeeperFaults):
     def mark(self, topic: str) -> None:
         """What a tool does to delete a topic."""
         self._write(Op("create", f"/admin/delete_topics/{topic}"))
+
+    def tell_nobody(self, entity: str, values: Mapping[str, str]) -> None:
+        """What a tool does for settings, before it leaves its note."""
+        self._write(Op("create", f"{znodes.CONFIGS}/{entity}", znodes.config_data(values)))
 
     def heal(self) -> None:
         self.in_time = self.steps

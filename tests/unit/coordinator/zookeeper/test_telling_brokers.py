@@ -41,7 +41,7 @@ from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.loading import broker_record
-from fencepost.coordinator.zookeeper.session import Create, Delete, Set, Write
+from fencepost.coordinator.zookeeper.session import Create, Delete, Put, Set, Write
 from fencepost.coordinator.zookeeper.telling import Controller, replicas_of, told
 from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
 from tests.support.told import led, updated
@@ -95,7 +95,6 @@ class Scene:
         self.teller = Controller(1, 1, "PLAINTEXT")
         self.nodes: dict[str, tuple[bytes, int]] = {}
         """What ZooKeeper holds, and its version."""
-        self.configured: set[tuple[int, str]] = set()
         self.brokers: dict[int, Broker] = {}
         self.requests: list[tuple[int, Any]] = []
         self.clock = 10
@@ -108,7 +107,7 @@ class Scene:
         if outcome.records:
             self.machine.replay(outcome.records, before.offset + 1, 1, 0)
             after = self.machine.image
-            for write in Writer(before, after, 1, self.configured).write(outcome.records):
+            for write in Writer(before, after, 1).write(outcome.records):
                 self.write(write)
             self.requests = list(told(before, after, self.teller))
             for broker_id, request in self.requests:
@@ -120,6 +119,9 @@ class Scene:
             case Create(sequence=False):
                 assert write.path not in self.nodes, f"{write.path} is there"
                 self.nodes[write.path] = write.data, 0
+            case Put():
+                _, version = self.nodes.get(write.path, (b"", -1))
+                self.nodes[write.path] = write.data, version + 1
             case Set():
                 _, version = self.nodes.get(write.path, (b"", 0))
                 assert write.version in (-1, version), f"{write.path} has {version}"

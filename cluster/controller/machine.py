@@ -279,13 +279,15 @@ class Controller:
     def next_task_ms(self) -> int | None:
         """When :meth:`run_task` has something to do; None if nothing but a request can change that.
 
-        A cluster of one broker has nothing to balance or to elect.
+        One broker has nothing to balance. It may be the one that is left of several, so that there
+        is something to elect.
         """
         times = [self.heartbeats.next_expiry_ms()]
         if self.heartbeats.has_elections:
             times.append(0)
-        if len(self.image.brokers) > 1:
-            times.append(self._balance_ms if self.settings.leader_rebalance else None)
+        if len(self.image.brokers) > 1 and self.settings.leader_rebalance:
+            times.append(self._balance_ms)
+        if self.image.brokers:
             times.append(self._unclean_ms)
         if self.has_listeners and self.settings.max_idle_interval_ms:
             times.append(self._idle_ms)

@@ -22,6 +22,7 @@ from fencepost.cluster.controller.errors import DuplicateBrokerRegistrationError
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.view import ControllerSettings
+from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.controller.quorum_log import QuorumLog
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.runtime.background import Threads, call_later, spawn
@@ -121,6 +122,13 @@ class ActiveController:
         self._tell(outcome.events, origin, trigger)
         self._arm()
         return outcome.answer
+
+    def learned(self, records: Sequence[MetadataRecord]) -> None:
+        """These, the latest ones, are somebody else's: they may be a reason to decide something."""
+        image = self.metadata.image
+        self.machine.install(image, records, image.offset - len(records) + 1, self.now_ms())
+        self._sync()
+        self._arm()
 
     def _tell(self, events: Sequence[Event], origin: Origin | None, trigger: str | None) -> None:
         """Keep the causes, and log them: one broker may take thousands of partitions along."""

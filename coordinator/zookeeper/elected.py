@@ -260,6 +260,11 @@ class Elected:
                 await work[what]()
             await self._wake.wait()
 
+    def learn(self, records: Sequence[MetadataRecord]) -> None:
+        """As :meth:`Store.learn`; what is known now may be a reason to decide something."""
+        self.store.learn(records)
+        self.active.learned(records)
+
     def _mark(self, what: str) -> None:
         self._dirty[what] = None
         self._wake.set()
@@ -360,7 +365,7 @@ class Elected:
             more = range(len(known.partitions), len(node.replicas))
             if more:
                 await self._make_partitions(name, more)
-                self.store.learn([*partition_records(known.topic_id, node, {}, more)])
+                self.learn([*partition_records(known.topic_id, node, {}, more)])
                 await self._place_new()
             if node.topic_id != known.topic_id:  # KAFKA-14190: older tools drop it
                 now = self.store.image.topics.get(name)
@@ -380,7 +385,7 @@ class Elected:
         records = [*records_of(replace(topic, node=node))]
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
         records += new_settings(TOPIC_RESOURCE, topic.name, {}, values or {})
-        self.store.learn(records)
+        self.learn(records)
         await self._place_new()
         self._assigned(topic.name)  # what was written here may have set off the watch
 
@@ -420,7 +425,7 @@ class Elected:
         if version > known.partition_epoch:
             node = assignment_of(topic)
             records = [*partition_records(topic.topic_id, node, {index: (state, version)}, [index])]
-            self.store.learn(records)
+            self.learn(records)
 
     async def _look_at_log_dirs(self) -> None:
         """Brokers that have lost a directory: their answers to all of their replicas say which."""

@@ -477,10 +477,12 @@ class ZooKeeperNode:
             if kind != TOPIC_RESOURCE or name in self._image.topics:
                 now = self._image.configs.get((kind, name), {})
                 self._take(new_settings(kind, name, now, values))
-            store = None if self.elected is None else self.elected.store
-            if store is not None and (kind != TOPIC_RESOURCE or name in store.image.topics):
-                now = store.image.configs.get((kind, name), {})
-                store.learn(new_settings(kind, name, now, values))
+            elected = self.elected
+            if elected is None:
+                return
+            known = elected.store.image
+            if kind != TOPIC_RESOURCE or name in known.topics:
+                elected.learn(new_settings(kind, name, known.configs.get((kind, name), {}), values))
 
     def _take(self, records: Sequence[MetadataRecord]) -> None:
         """The next image, published."""

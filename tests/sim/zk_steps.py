@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.cluster.image import BROKER_RESOURCE, PartitionRegistration
 from fencepost.coordinator.zookeeper import znodes
 from tests.sim.faults import TOPIC, Faults
 from tests.sim.network import Weather
@@ -31,6 +32,7 @@ from tests.sim.zk_swarm import ZooKeeperOptions
 
 DURATION_MS: Final = 2_500
 AGAIN_MS: Final = 300
+POLL_MS: Final = 20
 BACK_MS: Final = (50, 1_500)
 """Until a killed process is back: its old session still lives then, or is over."""
 OTHER: Final = "others"
@@ -237,6 +239,51 @@ class Settings(Script):
         return missing
 
 
+class Permission(Script):
+    """Whoever is in sync is gone; a tool lets somebody lead who is not."""
+
+    index = leader = other = 0
+    is_led = False
+
+    def begin(self) -> None:
+        elected = int(self.cluster.truth.elected[1:])
+        parts = [one.replicas for one in self.cluster.truth.image.topics[OTHER].partitions]
+        self.index = next((at for at, one in enumerate(parts) if elected not in one), 0)
+        self.leader, self.other = self._now().isr
+        self.cluster.crash_broker(self.other)
+        self._once(lambda: self._now().isr == (self.leader,), self._be_gone)
+
+    def _now(self) -> PartitionRegistration:
+        return self.cluster.truth.image.topics[OTHER].partitions[self.index]
+
+    def _once(self, holds: Callable[[], bool], then: Callable[[], None]) -> None:
+        if holds():
+            then()
+        else:
+            self.cluster.scheduler.after(POLL_MS, self._once, holds, then)
+
+    def _be_gone(self) -> None:
+        self.cluster.crash_broker(self.leader)
+        self.cluster.start_broker(self.other)
+        self._once(
+            lambda: self._now().leader < 0 and self.other in self.cluster.truth.image.brokers,
+            self._allow,
+        )
+
+    def _allow(self) -> None:
+        self.faults.set_config(OTHER, {"unclean.leader.election.enable": "true"})
+        self._once(lambda: self._now().leader == self.other, self._come_back)
+
+    def _come_back(self) -> None:
+        self.is_led = True
+        self.cluster.start_broker(self.leader)
+
+    def unfinished(self) -> list[str]:
+        # With faults it may take so long that all are back before.
+        is_done = self.is_led or self.cluster.step is not None
+        return [] if is_done else ["who was allowed to lead did not"]
+
+
 SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "election": Election,
     "creation": Creation,
@@ -248,10 +295,12 @@ SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "absence": Absence,
     "loss": Loss,
     "settings": Settings,
+    "permission": Permission,
 }
 
 
-DELETING: Final = ("deletion", "marking", "absence")
+WITH_ANOTHER: Final = ("deletion", "marking", "absence", "permission")
+"""Those that need a topic which nobody writes to."""
 
 
 class ScriptedFaults(ZooKeeperFaults):
@@ -278,6 +327,14 @@ class ScriptedFaults(ZooKeeperFaults):
     def tell_nobody(self, entity: str, values: Mapping[str, str]) -> None:
         """What a tool does for settings, before it leaves its note."""
         self._write(Op("create", f"{znodes.CONFIGS}/{entity}", znodes.config_data(values)))
+
+    def set_config(self, topic: str, values: Mapping[str, str]) -> None:
+        """What a tool does to give a topic these settings."""
+        note = json.dumps({"version": 2, "entity_path": f"topics/{topic}"}).encode()
+        self._write(
+            Op("set", f"/config/topics/{topic}", znodes.config_data(values)),
+            Op("create", znodes.CONFIG_CHANGE_PREFIX, note, sequence=True),
+        )
 
     def heal(self) -> None:
         self.in_time = self.steps
@@ -352,7 +409,7 @@ class ScriptedCluster(ZooKeeperCluster):
 
     @property
     def first_topics(self) -> list[str]:
-        return [OTHER] if self.script in DELETING else []
+        return [OTHER] if self.script in WITH_ANOTHER else []
 
     def _stale_images(self) -> list[str]:
         return super()._stale_images() + self.faults.script.unfinished()

@@ -142,6 +142,19 @@ def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
     assert (cluster.partition("a").leader, cluster.partition("b").leader) == (1, -1)
 
 
+def test_who_is_left_alone_is_elected_when_the_setting_comes() -> None:
+    """On ZooKeeper those that are gone are not known any more."""
+    cluster = Cluster((0, 1))
+    cluster.create("a", [0, 1])
+    cluster.alter_isr("a", [0])
+    cluster.do(cluster.controller.broker_gone(0, "its session has ended"))
+    assert (list(cluster.image.brokers), cluster.partition("a").leader) == ([1], -1)
+    cluster.set_config("a", "unclean.leader.election.enable", "true")
+    assert cluster.controller.next_task_ms() == cluster.now_ms
+    cluster.do(cluster.controller.run_task(cluster.now_ms))
+    assert cluster.partition("a").leader == 1
+
+
 def imbalanced(settings_of: dict[str, object]) -> Cluster:
     cluster = Cluster(settings=replace(SETTINGS, **settings_of))  # type: ignore[arg-type]
     cluster.create("a", *([0, 1, 2] for _ in range(5)))

@@ -353,8 +353,11 @@ class ZooKeeperNode:
 
     async def _find(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
-        if not self._session.is_connected:
-            return  # it may have resigned meanwhile, and looks again when it is connected
+        if controller_id == self._node_id and self.elected is None:
+            # It has resigned meanwhile, or the node is of a session that has ended: either is
+            # looked at again.
+            self.controller_id, self.controller = -1, None
+            return
         found, takes_envelopes = None, self.takes_envelopes
         if node is not None:
             broker = znodes.broker_of(controller_id, node.data)

@@ -32,6 +32,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._is_armed = False
         self._heard_ms = 0
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.after_turn: Callable[[], None] = lambda: None
+        """Called whenever others may look at what has become of the process."""
 
     @property
     def is_alive(self) -> bool:
@@ -65,6 +67,7 @@ class Loop(asyncio.AbstractEventLoop):
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()
+        self.after_turn()
         if self._ready:
             self._arm()
 

@@ -63,6 +63,12 @@ def test_deletions_that_were_not_heard_of(script: str, step: zk_steps.Step) -> N
     zk_steps.play(script, step)
 
 
+@pytest.mark.parametrize("number", range(38, 43))
+def test_who_gives_up_while_it_reads_where_it_listens_is_not_named(number: int) -> None:
+    """It had been elected, and named itself until it looked again."""
+    zk_steps.play("election", zk_steps.Step(number, zk_steps.RESIGN))
+
+
 SETTINGS_OF_NO_TOPIC = (78, 89, 1485)
 """A controller that was elected while a topic was being deleted, and a broker that heard of other
 settings just then, kept the settings: the next topic of that name would have had them."""

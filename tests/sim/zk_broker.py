@@ -123,6 +123,12 @@ class ZooKeeperBroker(Process):
                 on_lost=self._lost,
             )
             background.spawn(self._live(), "live")
+        self.loop.after_turn = self._check_office
+
+    def _check_office(self) -> None:
+        """Clients are told of this broker as the controller only while it is."""
+        if self.zookeeper.controller_id == self.broker_id and self.zookeeper.elected is None:
+            raise BrokenInvariantError(f"{self.node.name} has no office, and says that it has")
 
     # The daemon's clock is the node's.
 
@@ -217,6 +223,12 @@ class ZooKeeperBroker(Process):
             epoch_version=epoch_version,
             on_lost=on_lost,
         )
+
+    def give_up(self) -> None:
+        """As a controller does that could not write what it has decided."""
+        if self.node.is_up and self.zookeeper.elected is not None:
+            with self.loop.running():
+                self.zookeeper._can_not_go_on()
 
     def decide(self, decision: Callable[[Controller], Outcome[Any]]) -> Any:
         """Have the active controller here decide. Raises DomainError."""

@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from fencepost.cluster.image import BROKER_RESOURCE, PartitionRegistration
 from fencepost.coordinator.zookeeper import znodes
@@ -40,8 +40,8 @@ OTHER: Final = "others"
 
 EXPIRE, KILL, EXPIRE_ANOTHER = "expire", "kill", "expire another"
 LOSE_REQUEST, LOSE_ANSWER = "lose the request", "lose the answer"
-ANOTHER_WRITES: Final = "another writes"
-FAULTS: Final = (EXPIRE, KILL, EXPIRE_ANOTHER, LOSE_REQUEST, LOSE_ANSWER, ANOTHER_WRITES)
+ANOTHER_WRITES, RESIGN = "another writes", "resign"
+FAULTS: Final = (EXPIRE, KILL, EXPIRE_ANOTHER, LOSE_REQUEST, LOSE_ANSWER, ANOTHER_WRITES, RESIGN)
 """What happens to the controller, or to whoever takes the step."""
 
 OPTIONS: Final = ZooKeeperOptions(
@@ -355,6 +355,8 @@ class ScriptedFaults(ZooKeeperFaults):
             self._expire(self.another(elected))
         elif wanted.fault == ANOTHER_WRITES:
             self.isr_note()
+        elif wanted.fault == RESIGN:
+            cast("ZooKeeperBroker", self.cluster.processes[elected]).give_up()
         elif wanted.fault == KILL and self._is_up(elected):
             self.cluster.crash_broker(elected)
             back_ms = BACK_MS[wanted.number % len(BACK_MS)]

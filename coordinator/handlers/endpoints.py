@@ -3,7 +3,8 @@
 Where a broker has no listener of that name it is as good as away for them. This broker is always
 there: it has just been asked.
 
-Source: ``KRaftMetadataCache.getAliveEndpoint``, ``getOfflineReplicas``, ``getPartitionMetadata``.
+Source: ``KafkaApis.handleDescribeCluster``, ``KRaftMetadataCache.getAliveEndpoint``,
+``getOfflineReplicas``, ``getPartitionMetadata``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Endpoints:
         image = broker.metadata.image
         host, port = ctx.advertised
         self._registered = image.brokers
-        self._elected_id = -1 if broker.zookeeper is None else broker.zookeeper.controller_id
+        self._zookeeper = broker.zookeeper
         self.nodes = {self._own: BrokerNode(self._own, host, port, broker.rack)}
         """All that have the listener, by their ids; fenced ones as well."""
         for broker_id, one in image.brokers.items():
@@ -69,10 +70,11 @@ class Endpoints:
     def controller_id(self) -> int:
         """Whom clients take for the controller: any broker, which forwards what they want of it.
 
-        Where brokers elect it among themselves it is that one, as tools of that time expect.
+        Where brokers elect it among themselves it is that one, as tools of that time expect; -1
+        while this broker knows of none.
         """
-        if self._elected_id >= 0:
-            return self._elected_id
+        if self._zookeeper is not None:
+            return self._zookeeper.controller_id
         alive = self.alive
         return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - nobody gains by a guess
 

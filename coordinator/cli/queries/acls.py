@@ -140,7 +140,7 @@ def _settings(session: Session) -> tuple[dict[str, str], list[str]]:
     """What the broker says of itself beside its rules, and what it does not say."""
     wanted = ("super.users", "allow.everyone.if.no.acl.found")
     try:
-        told = described(session, [("broker", str(session.controller))])
+        told = described(session, [("broker", str(session.some_broker))])
     except ApiError:
         told = []
     known = {one.key: one.value for one in told if one.key in wanted and one.value is not None}

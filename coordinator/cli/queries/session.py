@@ -68,8 +68,14 @@ class Session:
 
     @property
     def controller(self) -> int:
-        """The broker that changes topics."""
+        """The broker that changes topics; any will do while it is -1."""
         return self.client.metadata().controller_id
+
+    @property
+    def some_broker(self) -> int:
+        """A broker that can tell of itself, the controller where one is known."""
+        known = self.client.metadata()
+        return known.controller_id if known.controller_id in known.brokers else min(known.brokers)
 
     def topics(self, names: Iterable[str] | None = None) -> list[TopicMetadata]:
         """Describe ``names``, or all topics, sorted; an unknown one raises :class:`ApiError`."""

@@ -107,7 +107,7 @@ def known_keys(session: Session, resource: Resource) -> set[str]:
     kind, name = resource
     if kind == "broker" and name == EVERY_BROKER:
         # What is described of all brokers is only what is set for them.
-        name = str(session.controller)
+        name = str(session.some_broker)
     return {one.key for one in described(session, [(kind, name)])}
 
 

@@ -15,6 +15,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from fencepost import Broker
+from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles
 from fencepost.coordinator.handlers.api_versions import run as api_versions
@@ -42,6 +43,7 @@ class Cluster:
         self.calls: list[tuple[int, str]] = []
         self.answers: list[int] = []
         self.wrong_node = False
+        self.controller = 1
         self.addresses: dict[int, tuple[str, int]] = {}
         self._servers: list[Server] = []
         self._loop = asyncio.new_event_loop()
@@ -87,7 +89,10 @@ class Cluster:
             part = make.MetadataResponsePartition(partition_index=0, leader_id=leader)
             topic = make.MetadataResponseTopic(name="t", partitions=[part])
             return make.message(
-                brokers=brokers, topics=[topic], controller_id=1, cluster_id="small"
+                brokers=brokers,
+                topics=[topic],
+                controller_id=self.controller,
+                cluster_id="small",
             )
 
         return run
@@ -254,6 +259,15 @@ def test_the_second_bootstrap_server_will_do(cluster: Cluster) -> None:
         dead = f"127.0.0.1:{taken.getsockname()[1]}"
         with WireClient([dead, cluster.bootstrap]) as client:
             assert client.metadata().controller_id == 1
+
+
+@pytest.mark.parametrize(("told", "found"), [(2, 2), (-1, 1)])
+def test_a_command_finds_a_broker_to_ask_while_there_is_no_controller(
+    cluster: Cluster, told: int, found: int
+) -> None:
+    cluster.controller = told
+    with Session(cluster.bootstrap, 10) as session:
+        assert (session.controller, session.some_broker) == (told, found)
 
 
 def test_an_old_broker_that_answers_v0_to_api_versions() -> None:

@@ -73,7 +73,11 @@ class Cluster(RawClient):
         return uuid.UUID(answer["topics"][0]["topic_id"])
 
     def coordinator(self, key: str, kind: int) -> None:
-        """Wait until the coordinator of ``key`` serves; internal topics are made on first use."""
+        """Wait until the coordinator of ``key`` serves; internal topics are made on first use.
+
+        All partitions that this broker coordinates serve then: FindCoordinator waits for the one of
+        its key, and the others are opened behind it.
+        """
 
         def probe() -> bool:
             answer = self.call("find_coordinator", 2, key=key, key_type=kind)
@@ -83,7 +87,8 @@ class Cluster(RawClient):
                 listed = self.call("list_transactions", 0)
                 return bool(listed["error_code"] == "none")
             beat = self.call("offset_fetch", 5, group_id=key, topics=[])
-            return bool(beat["error_code"] == "none")
+            listed = self.call("list_groups", 0)
+            return beat["error_code"] == listed["error_code"] == "none"
 
         until(probe, f"coordinator of {key}")
 

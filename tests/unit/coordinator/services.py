@@ -64,7 +64,10 @@ class Services(BrokerServices):
         )
 
     async def start(self) -> Services:
+        """Start, and wait for what the daemon would go on loading while it serves."""
         await super().start()
+        for shards in (self.groups._shards, self.txns._shards):
+            assert await shards.loaded(30_000)
         return self
 
     async def stop(self) -> None:

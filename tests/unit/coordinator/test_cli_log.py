@@ -29,7 +29,7 @@ from fencepost.logcore.checkpoints import (
 )
 from fencepost.logcore.fs import OsFileSystem
 from tests.support.batches import batch
-from tests.support.cluster import GROUP, READ_COMMITTED, Cluster
+from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Cluster
 from tests.wire.test_transactions_v2 import Producer
 
 FS = OsFileSystem()
@@ -94,6 +94,9 @@ def test_directories_become_topics(data: Path, tmp_path: Path) -> None:
         assert cluster.values("orders") == [b"%d" % number for number in range(2, 8)]
         assert cluster.values("orders", partition=1, isolation=READ_COMMITTED) == [b"done"]
         assert cluster.lso("orders", 1) < cluster.offset("orders", 1)
+        # A start does not wait for ever until the coordinators have read their logs.
+        cluster.coordinator("exact", TRANSACTION)
+        cluster.coordinator("group", GROUP)
         known = {
             one["producer_id"] for one in cluster.call("list_transactions", 0)["transaction_states"]
         }

@@ -223,9 +223,13 @@ class Leading:
             if machine is not None:
                 self.broker.node.say(f"hears for {machine} {result}")
                 self.carry_out(key, machine.alter_partition_answered(change, result, now_ms))
-        if self.alter.retry_at_ms is not None:
-            wait_ms = max(self.alter.retry_at_ms - now_ms, 1)
-            self.broker.node.after(wait_ms, self.send_changes)
+        self._send_in_time()
+
+    def _send_in_time(self) -> None:
+        """Ask anew when it is time to, by the clock of this node: that may have been set back."""
+        wait_ms = (self.alter.retry_at_ms or 0) - self.broker.node.now_ms
+        if wait_ms > 0:
+            self.broker.node.after(wait_ms, self._send_in_time)
         else:
             self.send_changes()
 

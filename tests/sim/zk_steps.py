@@ -102,6 +102,20 @@ class Creation(Script):
         return [] if there else ["the topic was not made"]
 
 
+class Adoption(Script):
+    """A tool of a release that knew no topic ids makes a topic."""
+
+    def begin(self) -> None:
+        parts = {str(index): self.cluster.ids[index : index + 2] for index in (0, 1)}
+        self.faults.write_topic(OTHER, {"version": 1, "partitions": parts})
+
+    def unfinished(self) -> list[str]:
+        found = self.cluster.truth.image.topics.get(OTHER)
+        if found is None:
+            return ["the topic was not taken"]
+        return [f"nobody leads: {one}" for one in found.partitions if one.leader < 0]
+
+
 class Deletion(Script):
     """A topic is deleted."""
 
@@ -287,6 +301,7 @@ class Permission(Script):
 SCRIPTS: Final[Mapping[str, type[Script]]] = {
     "election": Election,
     "creation": Creation,
+    "adoption": Adoption,
     "reassignment": Reassignment,
     "deletion": Deletion,
     "marking": Marking,
@@ -335,6 +350,10 @@ class ScriptedFaults(ZooKeeperFaults):
             Op("set", f"/config/topics/{topic}", znodes.config_data(values)),
             Op("create", znodes.CONFIG_CHANGE_PREFIX, note, sequence=True),
         )
+
+    def write_topic(self, topic: str, node: Mapping[str, object]) -> None:
+        """What a tool does to make a topic."""
+        self._write(Op("create", f"/brokers/topics/{topic}", json.dumps(node).encode()))
 
     def heal(self) -> None:
         self.in_time = self.steps

@@ -55,20 +55,18 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
     """What is read at a start, without an office for that broker.
 
     In its former life it may have had records that it has not now: to lead in the same leader epoch
-    would let replicas differ. Of the others' partitions whatever the controller tells is newer: a
-    topic may have been read before a reassignment, and its states behind it. That a move of theirs
-    was called off nobody tells.
+    would let replicas differ.
     """
     delta = MetadataDelta(image)
     for topic in image.topics.values():
         for index, one in enumerate(topic.partitions):
             if broker_id in one.replicas:
                 untold = replace(one, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD)
-            else:
-                untold = replace(
-                    one, partition_epoch=UNTOLD, adding_replicas=(), removing_replicas=()
-                )
-            delta.replay(partition_record(topic.topic_id, index, untold))
+                delta.replay(partition_record(topic.topic_id, index, untold))
+            elif one.adding_replicas or one.removing_replicas:
+                # Nobody will tell that a move of others' replicas was called off.
+                told = replace(one, adding_replicas=(), removing_replicas=())
+                delta.replay(partition_record(topic.topic_id, index, told))
     for broker in image.brokers.values():
         delta.replay(UnregisterBrokerRecord(broker.broker_id, broker.epoch))
     return delta.apply(image.offset + 1, image.epoch)

@@ -27,7 +27,7 @@ from tests.support.zookeeper import ZooKeeper
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
-TOPICS, PARTITIONS = 4, 2_500
+TOPICS, PARTITIONS = 8, 1_250
 OWN, FIRST, SECOND = 0, 1, 2
 PLAINTEXT = "PLAINTEXT"
 NOWHERE = 1

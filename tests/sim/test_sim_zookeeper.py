@@ -80,11 +80,6 @@ def test_a_topic_of_a_tool_whose_controller_gave_up_halfway(number: int) -> None
     zk_steps.play("adoption", zk_steps.Step(number, zk_steps.LOSE_ANSWER))
 
 
-def test_a_broker_that_has_read_a_topic_before_its_states() -> None:
-    """What it was told of a reassignment seemed to be no news, and it never followed."""
-    play(782)
-
-
 def test_a_broker_that_is_asked_for_a_change_and_its_end_at_once_may_write_neither() -> None:
     play(137)
 

@@ -405,11 +405,10 @@ def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers)
         in head
     )
     resigned = _history(brokers, "controller-resigned")[-1]
-    assert resigned["detail"] == {
-        "controller": old,
-        "epoch": epoch - 1,
-        "cause": "there is no controller",
-    }
+    detail = dict(resigned["detail"])
+    # By the time it looks, somebody may have been elected already.
+    assert detail.pop("cause") in {"there is no controller", "another controller was elected"}
+    assert detail == {"controller": old, "epoch": epoch - 1}
     ended = f"the session of broker {first['detail']['controller']} has ended"
     assert ended in {one["why"] for one in elections}, "that one was killed"
 

@@ -31,7 +31,10 @@ from fencepost.pipelines.spark.transaction import Ticket
 
 _TRANSACTION = "transaction"
 _UNDER_WAY = b"under way"
-"""Stands for a partition's number while a batch is."""
+"""Stands for a partition's number while a batch is, and behind it why one was given up."""
+
+_MAX_CAUSE = 2_000
+"""Characters that are told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,14 @@ class Turns:
             numbers = {part: _number(part, file) for part, file in files.items()}
             for file in files.values():
                 _write(file, _UNDER_WAY)
-            yield numbers
+            try:
+                yield numbers
+            except Exception as error:
+                # Whichever task Spark lets a query fail with: what lies behind it is told.
+                cause = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+                for file in files.values():
+                    _write(file, _UNDER_WAY + cause[:_MAX_CAUSE].encode(errors="replace"))
+                raise
             for part, file in files.items():
                 _write(file, b"%d" % numbers[part])
 
@@ -136,9 +146,10 @@ def _content(file: int) -> bytes:
 def _number(part: Partition, file: int) -> int:
     told = _content(file)
     if told and not told.isdigit():
+        cause = told.partition(_UNDER_WAY)[2].decode(errors="replace")
         raise SharedTransactionError(
             f"{part[0]}-{part[1]}: a task has ended amid its write, and whether its records are"
-            " there can't be told; the whole batch has to run again"
+            f" there can't be told; the whole batch has to run again{cause and f' ({cause})'}"
         )
     return int(told) if told else 0
 

@@ -14,10 +14,11 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from fencepost.pipelines.spark import spool
-from fencepost.pipelines.spark.errors import SharedTransactionError
+from fencepost.pipelines.spark.errors import AccessError, SharedTransactionError
 from fencepost.pipelines.spark.progress import Progress
 from fencepost.pipelines.spark.sink import added_up
 from fencepost.pipelines.spark.spool import Spool
+from fencepost.pipelines.spark.supervise import is_fatal
 from fencepost.pipelines.spark.task import attempts_of, takes_turns
 from fencepost.pipelines.spark.transaction import Sent, Ticket
 from fencepost.pipelines.spark.turns import Begun, Turns, left_behind
@@ -114,11 +115,12 @@ def turn(folder: Spool, part: tuple[str, int]) -> None:
 
 def test_a_write_that_fails_leaves_no_number(folder: Spool) -> None:
     turn(folder, PART)
-    with contextlib.suppress(ConnectionError), Turns(folder).turn([PART]) as numbers:
+    with contextlib.suppress(AccessError), Turns(folder).turn([PART]) as numbers:
         assert numbers == {PART: 1}
-        raise ConnectionError
-    with pytest.raises(SharedTransactionError, match="amid its write"):
+        raise AccessError("it lacks the right WRITE")
+    with pytest.raises(SharedTransactionError, match=r"amid its write.*lacks the right") as told:
         turn(folder, PART)
+    assert is_fatal(told.value), "no restart cures what lies behind it"
 
 
 def test_a_number_that_was_half_written_is_none(folder: Spool) -> None:

@@ -129,6 +129,7 @@ class Services:
         found.topics = TopicAdmin(metadata, self.config, self.node_id)
         if active is not None:
             found.controller = None
+            found.topics.learned = active.learned
             found.__dict__["active_controller"] = active
         return found
 
@@ -147,7 +148,7 @@ class Services:
             cluster_id=self.cluster_id,
             max_partitions_per_request=metadata.limits.max_partitions_per_request,
         )
-        return ActiveController(
+        active = ActiveController(
             metadata,
             settings,
             self.clock,
@@ -155,6 +156,8 @@ class Services:
             self.decided,
             own_broker=metadata.has_own_broker,
         )
+        self.topics.learned = active.learned
+        return active
 
     def observers(self) -> list[Observer]:
         """Who reads the metadata log of this controller."""

@@ -8,7 +8,7 @@ loaded when they are first needed. Every check is made before anything is writte
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -63,6 +63,8 @@ class TopicAdmin:
         self._config = config
         self._node_id = node_id
         self._draw = random.SystemRandom()
+        self.learned: Callable[[Sequence[MetadataRecord]], None] | None = None
+        """A controller's, which new settings may allow to elect somebody."""
 
     @property
     def view(self) -> View:
@@ -215,6 +217,8 @@ class TopicAdmin:
     def _append(self, records: Sequence[MetadataRecord]) -> None:
         if records:
             self._metadata.append(records)
+            if self.learned is not None:
+                self.learned(records)
 
     def delete(self, name: str, take: Take = unlimited) -> TopicImage:
         """Remove a topic's record; ``Services.drop_topics`` has to remove the rest afterwards.

@@ -651,6 +651,15 @@ def test_nobody_imports_in_a_circle() -> None:
     assert circles({path: text for path, text in sources() if path.startswith(shipped)}) == []
 
 
+def test_no_two_test_files_outside_packages_have_one_name() -> None:
+    """pytest imports them by their names alone, and can not collect both in one run."""
+    first: dict[str, str] = {}
+    for path, _ in sources():
+        folder, _, name = path.rpartition("/")
+        if name.startswith("test_") and not (ROOT / folder / "__init__.py").exists():
+            assert first.setdefault(name, path) == path, f"{path} and {first[name]}"
+
+
 def test_every_part_reaches_the_build_of_the_image() -> None:
     assert {path.name for path in (ROOT / "fencepost").iterdir() if path.is_symlink()} == {*PARTS}
     context = (ROOT / ".dockerignore").read_text().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
@@ -326,7 +327,15 @@ Rule = Callable[[str, str], Iterator[str]]
 """(path relative to the root, source text) → complaints."""
 
 
-_parsed = lru_cache(maxsize=1)(ast.parse)
+@lru_cache(maxsize=1)
+def _parsed(source: str) -> ast.Module:
+    # What the collector ends meanwhile may tell of an exception with its lines, for which Python
+    # 3.11 parses as well; the outer one then fails with "AST constructor recursion depth mismatch".
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        gc.enable()
 
 
 @lru_cache(maxsize=1)

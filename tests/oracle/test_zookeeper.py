@@ -428,6 +428,7 @@ def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers)
 
 
 def test_the_picture_says_what_was_deleted_and_why(brokers: Brokers):
+    _each_writes_history(brokers)
     name, marked = brokers.create([A, B]), brokers.create([B, C])
     with brokers.client(B) as client:
         answer = client.call("delete_topics", 5, topic_names=[name], timeout=30_000)

@@ -207,6 +207,13 @@ def request_ms(duration: timedelta) -> int:
     return (duration.days * 86_400 + duration.seconds) * 1000 + duration.microseconds // 1000
 
 
+def replica_id_of(fetch: Any) -> int:
+    """The broker that follows by a Fetch request; below 0 for a consumer."""
+    state = getattr(fetch, "replica_state", None)
+    found: int = fetch.replica_id if state is None else state.replica_id
+    return found
+
+
 def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Callable[[Run], Run]:
     """Mark a module's ``run`` as the handler of an API.
 

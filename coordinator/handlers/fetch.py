@@ -30,7 +30,7 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
@@ -51,7 +51,7 @@ def run(ctx: Context) -> Work[Entity]:
     body = ctx.body
     by_id = ctx.version >= FIRST_BY_ID
     state = getattr(body, "replica_state", None)
-    replica_id = body.replica_id if state is None else state.replica_id
+    replica_id = replica_id_of(body)
     has_rack = ctx.version >= FIRST_WITH_RACK
     throttle = ctx.throttle
     fetch = Fetch(

@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.controller.quorum_log import QuorumLog, Read
 from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.handlers import Context, handles, request_ms
+from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.metadata.names import METADATA_TOPIC_ID
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation
@@ -58,8 +58,7 @@ def _only_partition(body: Any) -> Any | None:
 
 
 def _read(ctx: Context, log: QuorumLog, part: Any, max_wait_ms: int) -> Work[Read]:
-    replica = getattr(ctx.body, "replica_state", None)
-    replica_id = ctx.body.replica_id if replica is None else replica.replica_id
+    replica_id = replica_id_of(ctx.body)
     high_watermark = getattr(part, "high_watermark", NOT_ASKED)
     over = None
     try:

@@ -9,27 +9,48 @@ import asyncio
 import select
 from typing import Final
 
-from fencepost.coordinator.handlers import Context, with_wait
+from fencepost.coordinator.handlers import Context, replica_id_of, with_wait
 from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime, Throttle
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
 
-BETWEEN_BROKERS: Final = frozenset({ApiKey.WRITE_TXN_MARKERS})
-"""APIs whose time is not counted, for those who may use them."""
+BETWEEN_BROKERS: Final = frozenset(
+    {
+        ApiKey.LEADER_AND_ISR,
+        ApiKey.STOP_REPLICA,
+        ApiKey.UPDATE_METADATA,
+        ApiKey.CONTROLLED_SHUTDOWN,
+        ApiKey.WRITE_TXN_MARKERS,
+        ApiKey.VOTE,
+        ApiKey.BEGIN_QUORUM_EPOCH,
+        ApiKey.END_QUORUM_EPOCH,
+        ApiKey.ALTER_PARTITION,
+        ApiKey.FETCH_SNAPSHOT,
+    }
+)
+"""APIs that no quota holds back, for those who may use them; the Fetch of a follower is another.
+
+Source: who calls ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3) and ``ControllerApis``.
+"""
 
 
 def throttle_of(context: Context, quotas: ClientQuotas | None, spent: LoopTime) -> Throttle | None:
-    """A request against the quotas of its client; None where there are none any more."""
-    if quotas is None:
+    """A request against the quotas of its client; None where there are none, or not for it."""
+    if quotas is None or _is_exempt(context):
         return None
-    counts_time = context.api_key not in BETWEEN_BROKERS or not any(
-        context.may_on_cluster(one, audited=False)
-        for one in (Operation.CLUSTER_ACTION, Operation.ALTER)
-    )
     user = context.connection.session.principal.name
-    return Throttle(quotas, spent, user, context.client_id, counts_time=counts_time)
+    return Throttle(quotas, spent, user, context.client_id)
+
+
+def _is_exempt(context: Context) -> bool:
+    key = context.api_key
+    if key not in BETWEEN_BROKERS and (key != ApiKey.FETCH or replica_id_of(context.body) < 0):
+        return False
+    return context.may_on_cluster(Operation.CLUSTER_ACTION, audited=False) or (
+        key == ApiKey.WRITE_TXN_MARKERS and context.may_on_cluster(Operation.ALTER, audited=False)
+    )
 
 
 def throttled(context: Context, entity: Entity | None) -> tuple[Entity | None, int]:

@@ -263,6 +263,34 @@ def test_a_marker_costs_no_time(broker, admin, clock):
         ]
 
 
+EMPTY = {"topics": [], "max_wait": 0, "min_bytes": 0, "max_bytes": 1000}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"replica_state": {"replica_id": 1, "replica_epoch": -1}, "session_epoch": -1, **EMPTY},
+        {"replica_state": {"replica_id": -1, "replica_epoch": -1}, "session_epoch": -1, **EMPTY},
+    ],
+    ids=["follower", "consumer"],
+)
+def test_a_follower_costs_no_time(broker, admin, clock, body):
+    with limited(broker, admin, clock, request_percentage=0.000_001) as client:
+        answer = client.call("fetch", 17, **body)
+        assert (answer["throttle_time"] == 0) == (body["replica_state"]["replica_id"] >= 0)
+
+
+def test_a_follower_takes_what_a_consumer_may_not(broker, admin, clock, topic):
+    for _ in range(3):
+        admin.produce(topic, [b"x" * 1000])
+    with limited(broker, admin, clock, consumer_byte_rate=1) as client:
+        for _ in range(2):
+            fetched(broker, client, topic)
+        held = fetched(broker, client, topic)
+        assert held["throttle_time"] > 0
+        assert fetched(broker, client, topic, replica_id=1)["throttle_time"] == 0
+
+
 def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=99) as client:

@@ -253,6 +253,7 @@ def test_records_transactions_and_groups_go_over_brokers_of_both(under_ours: Bro
             "bootstrap.servers": servers,
             "group.id": unique("group"),
             "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,  # else it may have nothing left to commit in the end
             "isolation.level": "read_committed",
         }
     )

@@ -44,6 +44,7 @@ from fencepost.coordinator.zookeeper.loading import (
 )
 from fencepost.coordinator.zookeeper.notes import Notes
 from fencepost.coordinator.zookeeper.own_settings import OwnSettings
+from fencepost.coordinator.zookeeper.registration import Registration
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -104,6 +105,9 @@ class ZooKeeperNode:
         reach = Reach.of(config)
         self._timeout_ms = reach.timeout_ms
         self.session = self._session = Session(reach, self._changed)
+        self._registration = Registration(
+            config, self._session, clock, node_id=node_id, timeout_ms=reach.timeout_ms
+        )
         self.access = Access(
             self._session,
             clock,
@@ -117,7 +121,6 @@ class ZooKeeperNode:
         self._image = MetadataImage()
         self._publish: Callable[[MetadataImage], None] | None = None
         self._take_office: TakeOffice | None = None
-        self._end_points: tuple[BrokerEndpoint, ...] = ()
         self.elected: Elected | None = None
         """What it decides with, while it is the active controller."""
         self.controller: Address | None = None
@@ -129,18 +132,19 @@ class ZooKeeperNode:
         """The controller that was seen last, and its session."""
         self.remember: Remember | None = None
         """Keeps for the history who came into office here and left it, and why."""
-        self.broker_epoch = -1
-        """-1 while the broker is not registered."""
         self.in_controlled_shutdown = False
         """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
         self._maybe_gone: dict[UUID, None] = {}
         """Topics that were known before the registration, whose end nobody may have told."""
-        self._registered_by = 0
-        """The session of the registration."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return self._registration.epoch
 
     # --- start ---
 
@@ -156,23 +160,13 @@ class ZooKeeperNode:
                 if node is not None:
                     return znodes.cluster_id_of(node.data)
                 data = znodes.cluster_id_data(znodes.id_to_text(uuid4()))
-                await self._try([Create(znodes.CLUSTER_ID, data)])
+                await self._session.has_done([Create(znodes.CLUSTER_ID, data)])
         except ZooKeeperError as error:
             raise MembershipError(str(error)) from error
 
-    async def _try(self, writes: Sequence[Write]) -> bool:
-        """Whether it was done; that somebody else has been there before is no error."""
-        try:
-            await self._session.do(writes)
-        except RefusedError as refused:
-            if refused.exists or refused.bad_version:
-                return False
-            raise
-        return True
-
     async def join(self, end_points: Sequence[BrokerEndpoint]) -> MetadataImage:
         """The metadata as they are, in which the broker has no office. Raises MembershipError."""
-        self._end_points = tuple(end_points)
+        self._registration.end_points = tuple(end_points)
         try:
             await self._notes.skip()
             loaded = await load(self._session)
@@ -226,7 +220,7 @@ class ZooKeeperNode:
             return
         self._resign(f"the session is {state.value}")
         if state is State.LOST:
-            self.broker_epoch = -1
+            self._registration.lose()
             self._mark(_ALL)  # notes may have come and gone
 
     async def _run(self) -> None:
@@ -268,48 +262,10 @@ class ZooKeeperNode:
 
     async def _register(self) -> None:
         """Register in this session. Raises MembershipError where another broker has the id."""
-        session_id = self._session.session_id
-        if self._registered_by == session_id and self.broker_epoch >= 0:
+        if self._registration.is_of_this_session:
             return
         self._maybe_gone |= dict.fromkeys(self._image.topics_by_id)
-        path = znodes.broker_path(self._node_id)
-        rack = self._config.text("broker.rack")
-        node = znodes.BrokerNode(self._node_id, self._end_points, rack, takes_envelopes=True)
-        data = znodes.broker_data(node, self._clock.now_ms())
-        gone = asyncio.Event()
-        deadline = self._clock.monotonic_ms() + 2 * self._timeout_ms
-        while True:
-            try:
-                made = await self._session.do([Create(path, ephemeral=True), Set(path, data, 0)])
-            except RefusedError as refused:
-                if not refused.exists:
-                    raise
-            else:
-                self._registered(session_id, int(made[1].czxid))
-                return
-            gone.clear()
-            known = await self._session.get(path, gone.set)
-            if known is None:
-                continue
-            if known.owner == session_id:  # it was done, and the answer got lost
-                self._registered(session_id, known.czxid)
-                return
-            if known.owner == self._registered_by:  # ZOOKEEPER-2985
-                await self._try([Delete(path, known.version)])
-                continue
-            left_ms = deadline - self._clock.monotonic_ms()
-            if left_ms <= 0:
-                raise MembershipError(f"broker {self._node_id} is registered by somebody else")
-            _log.info("waits for the end of another session of this broker id")
-            try:
-                async with asyncio.timeout(left_ms / 1000):
-                    await gone.wait()
-            except TimeoutError:
-                continue
-
-    def _registered(self, session_id: int, epoch: int) -> None:
-        self._registered_by, self.broker_epoch = session_id, epoch
-        _log.info("registered in ZooKeeper", broker_epoch=epoch, session=hex(session_id))
+        await self._registration.make()
         self._mark(_TOPICS)
 
     async def _look_for_topics(self) -> None:
@@ -345,7 +301,7 @@ class ZooKeeperNode:
         mine = node.owner == self._session.session_id
         if mine and self.elected is None:
             # It has resigned: whoever comes now, be it this one, has a later epoch.
-            await self._try([Delete(znodes.CONTROLLER, node.version)])
+            await self._session.has_done([Delete(znodes.CONTROLLER, node.version)])
             return
         if not mine:
             self._resign("another controller was elected")
@@ -373,7 +329,7 @@ class ZooKeeperNode:
     async def _elect(self) -> None:
         known = await self._session.get(znodes.CONTROLLER_EPOCH)
         if known is None:
-            await self._try([Create(znodes.CONTROLLER_EPOCH, b"0")])
+            await self._session.has_done([Create(znodes.CONTROLLER_EPOCH, b"0")])
             self._mark(_CONTROLLER)
             return
         epoch = int(known.data) + 1

@@ -268,6 +268,16 @@ class Session:
                     raise
                 new ^= {at}
 
+    async def has_done(self, writes: Sequence[Write]) -> bool:
+        """Whether it was done; that somebody else has been there before is no error."""
+        try:
+            await self.do(writes)
+        except RefusedError as refused:
+            if refused.exists or refused.bad_version:
+                return False
+            raise
+        return True
+
     async def _do(self, writes: Sequence[Create | Set | Delete | Check]) -> list[Any]:
         transaction = self._client.transaction()
         for one in writes:

@@ -48,11 +48,11 @@ ZOOKEEPER: Final = (
     Bug(
         "a registration outlives its session",
         (
-            (ZooKeeperNode._changed, "self.broker_epoch = -1", "pass"),
+            (ZooKeeperNode._changed, "self._registration.lose()", "pass"),
             (
                 ZooKeeperNode._register,
-                "self._registered_by == session_id and self.broker_epoch >= 0",
-                "self.broker_epoch >= 0",
+                "self._registration.is_of_this_session",
+                "self._registration.epoch >= 0",
             ),
         ),
     ),
@@ -221,7 +221,7 @@ ZOOKEEPER: Final = (
     ),
     Bug(
         "nobody looks for topics that are gone",
-        ((ZooKeeperNode._registered, "self._mark(_TOPICS)", "pass"),),
+        ((ZooKeeperNode._register, "self._mark(_TOPICS)", "pass"),),
     ),
     Bug(
         "the settings of a deleted topic stay",

@@ -1,0 +1,95 @@
+"""A broker's registration: the znode of its session that says where it listens, and its epoch.
+
+Source: ``KafkaZkClient.registerBroker``, ``CheckedEphemeral``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from fencepost.coordinator.replication.errors import MembershipError
+from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper.session import Create, Delete, RefusedError, Session, Set
+
+if TYPE_CHECKING:
+    from fencepost.cluster.records import BrokerEndpoint
+    from fencepost.coordinator.config.broker_config import BrokerConfig
+    from fencepost.logcore.clock import Clock
+
+_log = structlog.get_logger(__name__)
+
+
+class Registration:
+    """Of this broker. Belongs to the loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        session: Session,
+        clock: Clock,
+        *,
+        node_id: int,
+        timeout_ms: int,
+    ) -> None:
+        self._config, self._session, self._clock = config, session, clock
+        self._node_id, self._timeout_ms = node_id, timeout_ms
+        self.end_points: tuple[BrokerEndpoint, ...] = ()
+        """Where the broker listens."""
+        self.epoch = -1
+        """-1 while the broker is not registered."""
+        self._made_by = 0
+        """The session of the registration."""
+
+    @property
+    def is_of_this_session(self) -> bool:
+        """Whether it stands, and nobody has to register."""
+        return self._made_by == self._session.session_id and self.epoch >= 0
+
+    def lose(self) -> None:
+        """It went with the session."""
+        self.epoch = -1
+
+    async def make(self) -> None:
+        """Register in this session. Raises MembershipError where another broker has the id."""
+        session_id = self._session.session_id
+        path = znodes.broker_path(self._node_id)
+        rack = self._config.text("broker.rack")
+        node = znodes.BrokerNode(self._node_id, self.end_points, rack, takes_envelopes=True)
+        data = znodes.broker_data(node, self._clock.now_ms())
+        gone = asyncio.Event()
+        deadline = self._clock.monotonic_ms() + 2 * self._timeout_ms
+        while True:
+            try:
+                made = await self._session.do([Create(path, ephemeral=True), Set(path, data, 0)])
+            except RefusedError as refused:
+                if not refused.exists:
+                    raise
+            else:
+                self._made(session_id, int(made[1].czxid))
+                return
+            gone.clear()
+            known = await self._session.get(path, gone.set)
+            if known is None:
+                continue
+            if known.owner == session_id:  # it was done, and the answer got lost
+                self._made(session_id, known.czxid)
+                return
+            if known.owner == self._made_by:  # ZOOKEEPER-2985
+                await self._session.has_done([Delete(path, known.version)])
+                continue
+            left_ms = deadline - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                raise MembershipError(f"broker {self._node_id} is registered by somebody else")
+            _log.info("waits for the end of another session of this broker id")
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await gone.wait()
+            except TimeoutError:
+                continue
+
+    def _made(self, session_id: int, epoch: int) -> None:
+        self._made_by, self.epoch = session_id, epoch
+        _log.info("registered in ZooKeeper", broker_epoch=epoch, session=hex(session_id))

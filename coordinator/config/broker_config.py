@@ -387,6 +387,12 @@ def _key_of_listener(name: str) -> ConfigKey | None:
     return OF_LISTENERS.get(rest) or OF_LISTENERS.get(rest.partition(".")[2])
 
 
+def is_password(name: str) -> bool:
+    """Whether a broker's setting of this name is a password."""
+    key = BROKER_KEYS.get(name) or _key_of_listener(name)
+    return key is not None and key.type is ConfigType.PASSWORD
+
+
 def _broker_name(given: str, text: str) -> str:
     if given in BROKER_KEYS:
         return given

@@ -62,6 +62,19 @@ zookeeper.set.acl BOOLEAN false
 fencepost.zookeeper.jaas.config PASSWORD -
     How this broker logs in to ZooKeeper: what stands in the section Client of the file that a Java
     broker is given, org.apache.zookeeper.server.auth.DigestLoginModule with username and password.
+password.encoder.secret PASSWORD -
+    What this broker's settings that are passwords are encrypted with in ZooKeeper; without it they
+    can not be changed while it runs.
+password.encoder.old.secret PASSWORD -
+    The secret before: a start encrypts anew what was encrypted with it.
+password.encoder.keyfactory.algorithm STRING - of=PBKDF2WithHmacSHA1,PBKDF2WithHmacSHA512
+    How a key is derived from the secret; PBKDF2WithHmacSHA512 if it is not set.
+password.encoder.cipher.algorithm STRING AES/CBC/PKCS5Padding of=AES/CBC/PKCS5Padding
+    What encrypts them.
+password.encoder.key.length INT 128 unit=bits low=128 high=256
+    How long the key is: 128, 192 or 256.
+password.encoder.iterations INT 4096 low=1024 high=1000000
+    How often the secret is hashed for a key.
 zookeeper.ssl.client.enable BOOLEAN false
     Whether connections to ZooKeeper are encrypted.
 zookeeper.clientCnxnSocket STRING -

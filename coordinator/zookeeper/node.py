@@ -43,7 +43,8 @@ from fencepost.coordinator.zookeeper.loading import (
     read_config,
 )
 from fencepost.coordinator.zookeeper.notes import Notes
-from fencepost.coordinator.zookeeper.own_settings import OwnSettings
+from fencepost.coordinator.zookeeper.own_settings import OwnSettings, encode_anew
+from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.registration import Registration
 from fencepost.coordinator.zookeeper.session import (
     Create,
@@ -115,6 +116,8 @@ class ZooKeeperNode:
             has_rules=bool(config.text("authorizer.class.name")),
         )
         """Its users, quotas and rules."""
+        self.passwords = Passwords(config, node_id=node_id)
+        """How its settings that are passwords are kept."""
         self._notes = Notes(self._session, clock, znodes.CONFIG_CHANGES)
         self._arrivals = Arrivals(node_id)
         self._arriving = asyncio.Lock()
@@ -169,6 +172,7 @@ class ZooKeeperNode:
         self._registration.end_points = tuple(end_points)
         try:
             await self._notes.skip()
+            await encode_anew(self._session, self._node_id, self.passwords)
             loaded = await load(self._session)
             self._image = before_it_is_told(loaded.image, self._node_id)
             await self.access.load()
@@ -427,7 +431,9 @@ class ZooKeeperNode:
 
     def settings_to_write(self) -> OwnSettings:
         """What is known, for one request to change settings."""
-        return OwnSettings(self._config, self._session, self._image, node_id=self._node_id)
+        return OwnSettings(
+            self._config, self._session, self._image, self.passwords, node_id=self._node_id
+        )
 
     async def _reread(self, kind: int, name: str) -> None:
         async with self._arriving:

@@ -7,7 +7,9 @@ certificates. Whoever comes without a login, on loopback, is the operator.
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,14 +17,17 @@ from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
 from cryptography.x509.oid import NameOID
 from kazoo.exceptions import NoNodeError
 
 from fencepost.coordinator.cli import main
 from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
-from tests.support.certificates import HERE, Authority, trust_settings
+from fencepost.coordinator.zookeeper.passwords import DEFAULT_KEY_FACTORY, Encoder
+from tests.support.certificates import HERE, Authority, Certificate, trust_settings
 from tests.support.cluster import unique
 from tests.support.kafka39 import CONFIGS, run_tool
+from tests.support.member import Member
 from tests.support.mixed import JAVA, PYTHON
 from tests.support.waits import until
 from tests.support.zookeeper import ZooKeeper
@@ -47,6 +52,14 @@ SETTINGS: Final = {
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def _as_text(certificate: Certificate) -> dict[str, str]:
+    """Settings that have it shown; both of them are passwords."""
+    return {
+        "ssl.keystore.key": certificate.key,
+        "ssl.keystore.certificate.chain": certificate.chain,
+    }
 
 
 class Secured(ListeningBrokers):
@@ -75,7 +88,9 @@ class Secured(ListeningBrokers):
             shown = ((NameOID.COMMON_NAME, name),)
             certificate = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
             logins = {key: text.replace("{}", name) for key, text in jaas.items()}
-            return {**certificate.keystore, **logins}
+            # In a file of properties, a line's end is an escape.
+            shows = {key: text.replace("\n", "\\n") for key, text in _as_text(certificate).items()}
+            return {"ssl.keystore.type": "PEM", **shows, **logins}
 
         layout = {P: PYTHON, J: JAVA}
         super().__init__(home, zookeeper, layout, common, [*names][1:], of_each=of_each)
@@ -123,6 +138,8 @@ def two_listeners(
             "control.plane.listener.name": "CONTROL",
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
             "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "ssl.allow.dn.changes": "true",
+            "password.encoder.secret": "the encoder's secret",
         },
         {
             "listener.name.repl.scram-sha-512.sasl.jaas.config": (
@@ -167,6 +184,92 @@ def test_users_of_either_tool_let_brokers_log_in(two_listeners: Secured):
         brokers.replicate()
 
 
+# --- passwords among the settings of brokers ---
+
+OF_THE_KEY: Final = "listener.name.control.ssl.keystore.key"
+
+
+def _set(brokers: Secured, node_id: int, **values: str) -> tuple[str, str | None]:
+    """Set settings of a broker, which is asked itself; the error, and what is said about it."""
+    configs = [
+        {"name": name, "config_operation": 0, "value": value} for name, value in values.items()
+    ]
+    resource = {"resource_type": 4, "resource_name": str(node_id), "configs": configs}
+    with brokers.client(node_id) as client:
+        answer = client.call(
+            "incremental_alter_configs", 0, resources=[resource], validate_only=False
+        )
+    (row,) = answer["responses"]
+    return row["error_code"], row["error_message"]
+
+
+def _shown(brokers: Secured, node_id: int, certificate: Certificate) -> str:
+    """The certificate that a broker shows on the controller's listener to who has this one."""
+    host, _, port = brokers.listeners[node_id]["CONTROL"].partition(":")
+    with (
+        socket.create_connection((host, int(port))) as plain,
+        certificate.context().wrap_socket(plain, server_hostname=host) as encrypted,
+    ):
+        return str(encrypted.getpeercert()["serialNumber"])  # type: ignore[index]
+
+
+def _shows(brokers: Secured, node_id: int, certificate: Certificate) -> None:
+    parsed = x509.load_pem_x509_certificate(certificate.chain.encode())
+    number = f"{parsed.serial_number:X}"
+    until(
+        lambda: int(_shown(brokers, node_id, certificate), 16) == int(number, 16),
+        f"{node_id} shows the certificate, so it has its key",
+    )
+
+
+def _copy(brokers: Secured, source: int, to: int) -> None:
+    """Give a broker the settings of another one, passwords as they stand there."""
+    data = brokers.znodes.get(f"/config/brokers/{source}")[0]
+    brokers.znodes.ensure_path(f"/config/brokers/{to}")
+    brokers.znodes.set(f"/config/brokers/{to}", data)
+    note = {"version": 2, "entity_path": f"brokers/{to}"}
+    brokers.znodes.create(
+        "/config/changes/config_change_", json.dumps(note).encode(), sequence=True
+    )
+
+
+def _renewed(authority: Authority, name: str) -> tuple[Certificate, dict[str, str]]:
+    """Another certificate, which either may show, and the settings that have it shown."""
+    shown = ((NameOID.COMMON_NAME, f"broker-{J}"),)
+    found = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
+    return found, {f"listener.name.control.{key}": one for key, one in _as_text(found).items()}
+
+
+def test_passwords_that_either_has_encoded_are_of_use_to_the_other(
+    two_listeners: Secured, authority: Authority
+):
+    brokers = two_listeners
+    for source, to in ((J, P), (P, J)):
+        certificate, told = _renewed(authority, f"by-{source}")
+        error, message = _set(brokers, source, **told)
+        assert error == "none", message
+        _shows(brokers, source, certificate)
+        kept = brokers.node(f"/config/brokers/{source}")["config"]
+        assert kept.keys() >= told.keys()
+        assert not any("PRIVATE" in one or one.count(":") != 8 for one in map(kept.get, told))
+        _copy(brokers, source, to)
+        _shows(brokers, to, certificate)
+        # What is not changed stands as it was.
+        assert _set(brokers, source, **{"message.max.bytes": "900000"})[0] == "none"
+        _shows(brokers, source, certificate)
+    # Another secret: what stands there is encoded with it when the broker starts.
+    member = brokers.nodes[P]
+    assert isinstance(member, Member)
+    brokers.stop(P)
+    old, new = "the encoder's secret", "another secret"
+    member.tell({"password.encoder.secret": new, "password.encoder.old.secret": old})
+    member.start()
+    _shows(brokers, P, certificate)
+    kept = brokers.node(f"/config/brokers/{P}")["config"][OF_THE_KEY]
+    encoder = Encoder(new, DEFAULT_KEY_FACTORY, 128, 4096)
+    assert encoder.decode(kept).strip() == certificate.key.strip()
+
+
 PLAIN_LOGIN: Final = (
     f'{PLAIN} required username="{{}}" password="of {{}}"'
     ' user_broker-1="of broker-1" user_broker-2="of broker-2";'
@@ -195,7 +298,7 @@ def test_brokers_log_in_by_plain(zookeeper: ZooKeeper, authority: Authority, tmp
         brokers.close()
 
 
-# --- rights ---
+# --- certificates alone ---
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +321,15 @@ def by_certificates(
         yield found.start()
     finally:
         found.close()
+
+
+def test_without_a_secret_no_password_is_kept(by_certificates: Secured):
+    name = "listener.name.plaintext.ssl.key.password"
+    for node_id in (J, P):
+        error, message = _set(by_certificates, node_id, **{name: "in the clear"})
+        assert error == "invalid_config", message
+        assert "Password encoder secret not configured" in str(message), node_id
+        assert by_certificates.node(f"/config/brokers/{node_id}") is None
 
 
 def _may(node_id: int, permission: Permission) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class Member(Daemon):
         }
         self._file.write_text("".join(f"{key}={value}\n" for key, value in told.items()))
 
+    def tell(self, settings: Mapping[str, str]) -> None:
+        """Have more settings from the next start on."""
+        with self._file.open("a") as file:
+            file.writelines(f"{key}={value}\n" for key, value in settings.items())
+
     def arguments(self) -> list[str]:
         """See :class:`Daemon`."""
         return ["--config-file", str(self._file)]

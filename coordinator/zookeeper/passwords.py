@@ -46,14 +46,16 @@ class PasswordError(ValueError):
 class Encoder:
     """With one secret. Raises ConfigError where a package is missing."""
 
-    def __init__(self, secret: str, key_factory: str, key_bits: int, iterations: int) -> None:
+    def __init__(
+        self, secret: str, key_factory: str, key_bits: int, iterations: int, cipher: str = CIPHER
+    ) -> None:
         try:
             import cryptography.hazmat.primitives.ciphers  # noqa: F401, PLC0415 - asks whether it is there
         except ImportError:
             reason = "it needs the package cryptography: pip install 'fencepost[zookeeper]'"
             raise ConfigError(SECRET, HIDDEN, reason) from None
         self._secret, self._key_factory = secret, key_factory
-        self._key_bits, self._iterations = key_bits, iterations
+        self._key_bits, self._iterations, self._cipher = key_bits, iterations, cipher
 
     def encode(self, password: str) -> str:
         """What is kept of a password."""
@@ -64,7 +66,7 @@ class Encoder:
         encrypted = _encrypted(key, vector, text + bytes([left]) * left)
         fields = {
             "keyFactoryAlgorithm": self._key_factory,
-            "cipherAlgorithm": CIPHER,
+            "cipherAlgorithm": self._cipher,
             "keyLength": self._key_bits,
             "salt": b64encode(salt).decode(),
             "initializationVector": b64encode(vector).decode(),
@@ -208,4 +210,5 @@ def _encoder_of(config: BrokerConfig, key: str) -> Encoder | None:
         config.text("password.encoder.keyfactory.algorithm") or DEFAULT_KEY_FACTORY,
         bits,
         config.int("password.encoder.iterations"),
+        config.text("password.encoder.cipher.algorithm") or CIPHER,  # there is only one
     )

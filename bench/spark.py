@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from bench.clients import create_topic
 from bench.suite import Figures
 from fencepost.pipelines.spark import java
 from tests.support.cluster import unique
-from tests.support.kafka import CACHE, ROOT
+from tests.support.kafka import CACHE, ROOT, maven, one_fetches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,13 +47,16 @@ ISOLATION = "read_committed"
 
 
 def jars() -> list[Path]:
-    """The connector's jars, fetched once and one by one: its whole tree shadows Spark's own."""
+    """The connector's jars, fetched once and one by one: its whole tree shadows Spark's own.
+
+    OracleMissingError says what is missing.
+    """
     JARS.mkdir(parents=True, exist_ok=True)
-    for artifact in ARTIFACTS:
-        _, name, version = artifact.split(":")
-        if not (JARS / f"{name}-{version}.jar").exists():
-            command = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={artifact}"]
-            subprocess.run([*command, f"-DoutputDirectory={JARS}"], check=True, timeout=600)
+    with one_fetches():
+        for artifact in ARTIFACTS:
+            _, name, version = artifact.split(":")
+            if not (JARS / f"{name}-{version}.jar").exists():
+                maven("dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={JARS}")
     return sorted(JARS.glob("*.jar"))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fencepost.pipelines.spark import java
-from tests.support.kafka import CACHE, unavailable
+from tests.support.kafka import CACHE, required, unavailable
 from tests.support.processes import Child
 
 if TYPE_CHECKING:
@@ -59,11 +59,8 @@ def stock_jars(request: pytest.FixtureRequest, pyspark_is_there: None) -> list[P
         return []
     from bench.spark import jars
 
-    try:
+    with required("Spark's own Kafka connector"):
         return jars()
-    except (OSError, subprocess.SubprocessError) as error:
-        unavailable(f"mvn could not fetch the jars: {error}", "Spark's own Kafka connector")
-        raise
 
 
 @pytest.fixture(scope="session")

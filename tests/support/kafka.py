@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ TESTS = CACHE / "tests"
 
 LOG4J_FILE = CACHE / "log4j2.xml"
 START_S = 120.0
+MAVEN_PAUSES_S = (5, 20, 60)
+"""Before each attempt but the first to get something from a registry that fails."""
 
 CLUSTER_ID = "AAAAAAAAQACAAAAAAAAAAQ"
 """What storage is formatted with."""
@@ -100,15 +103,46 @@ def resolve(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> No
 
     ``stamp`` keeps the pom that they are of. OracleMissingError says what is missing.
     """
+    with one_fetches():
+        _resolved(pom, folders, stamp, jar)
+
+
+@contextmanager
+def one_fetches() -> Iterator[None]:
+    """The workers of one run, and runs side by side, want the same jars at the same time.
+
+    One of them fetches, the others must not see half of it, let alone write over what a JVM has
+    mapped. OracleMissingError says what is missing to fetch with.
+    """
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             raise OracleMissingError(f"`{tool}` is not on the PATH")
     CACHE.mkdir(parents=True, exist_ok=True)
-    # The workers of one run, and runs side by side, come here at the same time: one of them
-    # resolves, the others must not see half of it, let alone write over what a JVM has mapped.
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _resolved(pom, folders, stamp, jar)
+        yield
+
+
+def maven(*goal: str) -> None:
+    """Have Maven do it, again if need be: a registry fails at times, and not for long.
+
+    OracleMissingError says what it told at its last attempt.
+    """
+    for pause_s in (*MAVEN_PAUSES_S, None):
+        # Without -U it would not ask a second time for what it did not get.
+        done = subprocess.run(
+            ["mvn", "-q", "-B", "-U", *goal],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        if done.returncode == 0:
+            return
+        if pause_s is not None:
+            time.sleep(pause_s)
+    raise OracleMissingError(f"mvn could not resolve the jars: {done.stdout[-800:]}")
 
 
 def _resolved(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> None:
@@ -121,15 +155,7 @@ def _resolved(pom: Path, folders: Mapping[Path, str], stamp: Path, jar: str) -> 
     stamp.unlink(missing_ok=True)  # what is half done must not look done
     for folder, scope in folders.items():
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={folder}", scope]
-        resolved = subprocess.run(
-            ["mvn", "-q", "-B", "-f", str(pom), *goal],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        if resolved.returncode != 0:
-            raise OracleMissingError(f"mvn could not resolve the jars: {resolved.stdout[-800:]}")
+        maven("-f", str(pom), *goal)
     stamp.write_bytes(pom.read_bytes())
 
 

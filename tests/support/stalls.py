@@ -94,9 +94,14 @@ class LoopWatch:
             if cpu_ms / slow > self.cpu.judged_ms:
                 self.cpu = Stall(wall_ms, cpu_ms, repr(what), slow)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether no turn took more than :data:`MAX_STALL_MS` of processor time, as judged."""
+        return self.cpu.judged_ms <= MAX_STALL_MS
+
     def check(self) -> None:
         """Fail if a turn took more than :data:`MAX_STALL_MS` of processor time, as judged."""
-        assert self.cpu.judged_ms <= MAX_STALL_MS, (
+        assert self.is_short, (
             f"{self.cpu.cpu_ms:.1f} ms of processor time ({self.cpu.wall_ms:.1f} ms in all) in one "
             f"turn, while the machine was {self.cpu.slowness:.1f} times as slow as alone: "
             f"{self.cpu.what}"

@@ -22,13 +22,10 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
 )
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.runtime.background import Pace
+from fencepost.coordinator.runtime.background import SLICE_MS, Pace
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
-
-TURN_MS = 16
-"""How long topics are deleted before others get their turn, in milliseconds."""
 
 FIRST_WITH_DELETION_DISABLED = 3
 FIRST_TO_WAIT = 5
@@ -66,7 +63,7 @@ def _some(
     deleted: list[TopicImage],
 ) -> list[Entity]:
     """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
-    until = time.perf_counter() + TURN_MS / 1000
+    until = time.perf_counter() + SLICE_MS / 1000
     before = len(deleted)
     results: list[Entity] = []
     with ctx.broker.metadata.unforced():

@@ -120,16 +120,15 @@ public class KafkaTools {
         if (job.get("stays").asBoolean()) {
             Thread.sleep(job.get("limit_ms").asLong());
         }
-        if (tool.isAlive() || job.get("stays").asBoolean()) {
-            // As a terminal's ^C does.
-            for (Runnable hook : new ArrayList<>(HOOKS)) {
-                var ending = new Thread(hook);
-                ending.setDaemon(true);
-                ending.start();
-                ending.join(5_000);
-            }
-            tool.join(5_000);
+        // As a JVM's end does, be it ^C or the tool's own: what a console producer has yet to send it
+        // sends here, and not while the next tool is at work.
+        for (Runnable hook : new ArrayList<>(HOOKS)) {
+            var ending = new Thread(hook);
+            ending.setDaemon(true);
+            ending.start();
+            ending.join(5_000);
         }
+        tool.join(5_000);
         if (tool.isAlive()) {
             tool.interrupt();
             tool.join(2_000);

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from fencepost.coordinator.cli.partitioner import partition_for
 from fencepost.coordinator.cli.queries.claims import claims_of, holder
 from fencepost.coordinator.cli.queries.entries import entries_of
-from fencepost.coordinator.cli.queries.group_view import Group, look_at, offset_rows
+from fencepost.coordinator.cli.queries.group_view import Group, look_at, offset_rows, totals
 from fencepost.coordinator.cli.queries.open_transactions import unfinished
 from fencepost.coordinator.cli.queries.session import Session, check
 from fencepost.coordinator.wire.client.requests import produce as produce_request
@@ -329,7 +329,8 @@ class Kafka(OwnBroker):
 
         By default until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
         Kafka's words. With ``lag`` also until a read_committed reader could get at most so many
-        more records from what it has committed or owns. TimeoutError tells how it was instead.
+        more records from what it has committed or owns; a partition without a commit counts from
+        its log start. TimeoutError tells how it was instead.
         """
         __tracebackhide__ = True
         wanted = ("Empty" if members == 0 else "Stable") if state is None else state
@@ -344,14 +345,14 @@ class Kafka(OwnBroker):
                     return False
                 if lag is None:
                     return True
-                lags = [row["lag"] for row in offset_rows(session, [seen])]
-            behind = None if None in lags else sum(int(str(one)) for one in lags)
+                behind = totals(offset_rows(session, [seen]))["lag_at_most"]
             return behind is not None and behind <= lag
 
         def told() -> str:
             asked = f"{wanted}{'' if members is None else f' with {members} members'}"
             if lag is not None:
-                asked += f" and at most {lag} behind (it is {behind})"
+                told_lag = "unknown" if behind is None else behind
+                asked += f" and at most {lag} behind (it is {told_lag})"
             clients = ", ".join(f"{one.client_id}@{one.host}" for one in seen.members)
             count = len(seen.members)
             return (

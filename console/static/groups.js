@@ -50,13 +50,13 @@ const TABS = [
 function lagTab(app) {
   const { offsets, total, members } = app.data;
   const client = Object.fromEntries(members.map((one) => [one.member, one.client]));
-  const nothing = offsets.filter((row) => row.committed === null).length;
+  const { unknown } = total;
   if (!offsets.length) return card("Offsets", "", empty("Nothing is committed", "No member owns a partition, and no offset is there."));
   return card(
     "Offsets",
     [
       total.held_back ? `${plural(total.held_back, "record")} held back by open transactions` : "",
-      nothing ? `${plural(nothing, "partition")} without a committed offset: there lag is not known` : "",
+      unknown ? `the lag of ${plural(unknown, "partition")} is not known` : "",
     ].filter(Boolean).join("; "),
     table(
       [
@@ -306,7 +306,7 @@ export const groupPage = {
       h(
         "dl",
         { class: "facts" },
-        h("div", { class: "fact big" }, h("dt", {}, "Lag"), h("dd", { id: "total-lag" }, num(total.lag))),
+        h("div", { class: "fact big" }, h("dt", {}, "Lag"), h("dd", { id: "total-lag" }, lagCell(total))),
         h("div", { class: "fact big" }, h("dt", {}, "Held back"), h("dd", { class: total.held_back ? "held" : null }, num(total.held_back))),
         h("div", { class: "fact" }, h("dt", {}, "Members"), h("dd", {}, num(members.length))),
         h("div", { class: "fact" }, h("dt", {}, "Protocol"), h("dd", {}, type)),

@@ -284,7 +284,13 @@ export function heldBar(row) {
   );
 }
 
+/** A lag, a sum of lags too: one that is not known, of which a part is not known, is no number. */
 export const lagCell = (row) => {
+  if (row.unknown) {
+    const most = row.lag_at_most === null ? "there is no leader to ask" : `at most ${plural(row.lag_at_most, "record")}, from the log start`;
+    const title = `nothing is committed, and auto.offset.reset decides where the members begin: ${most}`;
+    return h("span", { class: "lag unknown", title }, row.lag_known ? `${num(row.lag_known)} and unknown` : "unknown");
+  }
   if (row.lag === null || row.lag === undefined) return h("span", { class: "quiet" }, "–");
   return h("span", { class: row.lag ? "lag" : "lag zero" }, row.lag_is_exact === false ? "≤ " : "", num(row.lag));
 };

@@ -42,7 +42,9 @@ OFFSET_COLUMNS = (
     *("topic", "partition", "committed", "stable", "end", "lag"),
     *("held_back", "member"),
 )
-SUMMARY_COLUMNS = ("group", "state", "type", "members", "partitions", "lag", "held_back")
+SUMMARY_COLUMNS = (
+    *("group", "state", "type", "members", "partitions", "lag", "unknown", "held_back"),
+)
 
 
 def change_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -92,6 +94,7 @@ def describe(session: Session, groups: tuple[str, ...], every_s: float | None, *
 
     LAG counts what a read_committed reader can still get; markers of transactions, aborted records
     and what retention has removed are no lag. HELD_BACK is what an open transaction keeps from it.
+    Without a commit LAG is unknown, unless there is nothing to read; JSON has lag_at_most as well.
     """
     if how["summary"] and how["members"]:
         raise click.UsageError("give either --summary or --members")
@@ -117,7 +120,11 @@ def _describe(
         found = [group_view.existing(session, name) for name in dict.fromkeys(names)]
     if summary:
         rows = group_view.summary_rows(session, found)
-        emit(rows, SUMMARY_COLUMNS, form)
+        if form == "table":
+            told = [{**row, "lag": _total_text(row)} for row in rows]
+            emit(told, SUMMARY_COLUMNS, form)
+        else:
+            emit(rows, SUMMARY_COLUMNS, form)
         _say_if_failed(sum(int(str(row["failed"])) for row in rows), form)
     elif members:
         rows = [row for group in found for row in group_view.member_rows(group)]
@@ -142,12 +149,28 @@ def _show_blocks(
         mine[row["group"]].append(row)
     for number, group in enumerate(groups):
         head = f"{group.group}: {group.state}, {counted(len(group.members), 'member')}"
+        shown = mine[group.group]
         if "lag" in columns:
-            total = totals(mine[group.group])
-            head += f", lag {total['lag']}"
+            total = totals(shown)
+            head += f", lag {_total_text(total)}"
+            if total["unknown"]:
+                head += f" in {total['unknown']} of {counted(len(shown), 'partition')}"
             head += f", held back {total['held_back']}" if total["held_back"] else ""
+            shown = _with_unknown(shown)
         click.echo(("\n" if number else "") + text_of(head))
-        emit(mine[group.group], columns, form)
+        emit(shown, columns, form)
+
+
+def _total_text(total: Mapping[str, object]) -> str:
+    """A sum of lags in words; one of which a part is not known is never a number alone."""
+    if not total["unknown"]:
+        return str(total["lag"])
+    return f"{total['lag_known']} and unknown" if total["lag_known"] else "unknown"
+
+
+def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Rows of offsets for a table, in which a lag that is not known is said to be so."""
+    return [{**row, "lag": "unknown"} if row["unknown"] else row for row in rows]
 
 
 def _say_if_failed(count: int, form: str, which: str = "") -> None:
@@ -159,6 +182,14 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
     """Of what an empty lag comes, and which ones are counted in offsets."""
     errors = [str(row["error"]) for row in rows if row["error"]]
     _say_if_failed(len(errors), form, ": " + ", ".join(sorted(set(errors))))
+    open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
+    if open_ends and form == "table":
+        most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
+        click.echo(
+            f"note: {counted(len(open_ends), 'partition')} without a committed offset: the"
+            f" members' auto.offset.reset decides where they begin, at most {most} before the end",
+            err=True,
+        )
     count = sum(row["lag_is_exact"] is False for row in rows)
     if count and form == "table":
         click.echo(
@@ -185,12 +216,12 @@ def offsets(session: Session, group: str, form: str) -> None:
     """Show how far GROUP is in each partition.
 
     LAG counts what a read_committed reader can still get; HELD_BACK is what an open transaction
-    keeps from it.
+    keeps from it. Without a commit LAG is unknown, unless there is nothing to read.
     """
     from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
 
     rows = offset_rows(session, [existing(session, group)])
-    emit(rows, OFFSET_COLUMNS, form)
+    emit(_with_unknown(rows) if form == "table" else rows, OFFSET_COLUMNS, form)
     _say_what_lags_are(rows, form)
 
 

@@ -244,6 +244,37 @@ def test_waits_for_groups(protocol: str, kafka: Kafka) -> None:
         kafka.wait_for_group("shop", state="Empty", lag=0, timeout=0.05)
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.kafka(topics={"orders": 3})
+def test_group_lag_counts_owned_partitions_without_a_commit(protocol: str, kafka: Kafka) -> None:
+    from confluent_kafka import Consumer
+
+    kafka.produce("orders", "tea", partition=0)
+    settings = {} if protocol == "classic" else {"group.protocol": protocol}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": "shop",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            **settings,
+        }
+    )
+    consumer.subscribe(["orders"])
+    try:
+        (message,) = consumer.consume(1, 30)
+        with pytest.raises(TimeoutError, match=r"and at most 0 behind \(it is 1\)"):
+            kafka.wait_for_group("shop", members=1, lag=0, timeout=0.05)
+        consumer.commit(message, asynchronous=False)
+        kafka.wait_for_group("shop", members=1, lag=0, timeout=5)  # two partitions are empty
+        kafka.produce("orders", "a", "b", partition=1)
+        with pytest.raises(TimeoutError, match=r"and at most 1 behind \(it is 2\)"):
+            kafka.wait_for_group("shop", lag=1, timeout=0.05)
+        kafka.wait_for_group("shop", lag=2, timeout=5)
+    finally:
+        consumer.close()
+
+
 def test_a_difference_of_committed_offsets_is_told(own: Kafka) -> None:
     from confluent_kafka import Consumer, TopicPartition
 

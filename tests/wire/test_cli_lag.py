@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from fencepost.coordinator.cli.queries import lag as lag_module
 from fencepost.coordinator.cli.queries.lag import EXACT_OFFSETS, Lags
@@ -18,7 +19,7 @@ from tests.support.cluster import Cluster, unique
 from tests.support.own_broker import own_broker
 from tests.support.processes import Child
 from tests.support.waits import until
-from tests.wire.clients import confluent_producer
+from tests.wire.clients import confluent_consumer, confluent_producer
 from tests.wire.test_cli import fencepost
 from tests.wire.test_cli_groups import execute, rows, run
 
@@ -164,6 +165,33 @@ def test_lag_of_a_group_reaches_zero_after_a_transaction(cluster, bootstrap, top
         assert f"{other}: Empty, 0 members, lag 1, held back 1\n" in table
         assert f"\n{group}: Empty, 0 members, lag 0, held back 1\n" in table
         producer.abort_transaction(60)
+
+
+def test_lag_without_a_commit_is_unknown_where_there_are_records(cluster, bootstrap):
+    topic, group = cluster.create_topic(unique("lag"), 3), unique("lag")
+    cluster.produce(topic, [b"x"] * 3)
+    cluster.produce(topic, [b"x"] * 2, partition=1)
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == 3, "assigned")
+        told = rows(run(bootstrap, "describe", group))
+        assert [(row["lag"], row["lag_at_most"], row["unknown"]) for row in told] == [
+            (None, 3, True),
+            (None, 2, True),
+            (0, 0, False),
+        ]
+        (total,) = rows(run(bootstrap, "describe", group, "--summary"))
+        assert (total["lag"], total["lag_known"], total["lag_at_most"]) == (None, 0, 5)
+        assert (total["unknown"], total["partitions"]) == (2, 3)
+        done = fencepost("groups", "describe", group, bootstrap=bootstrap)
+        assert ", lag unknown in 2 of 3 partitions\n" in done.stdout
+        assert "auto.offset.reset" in done.stderr
+        assert "5 records" in done.stderr
+        done = fencepost("groups", "offsets", group, bootstrap=bootstrap)
+        assert done.stdout.count("unknown") == 2
+        consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+        done = fencepost("groups", "describe", group, "--summary", bootstrap=bootstrap)
+        assert " 2 and unknown " in done.stdout
 
 
 def test_what_is_trimmed_amid_the_question_is_no_failure(cluster, bootstrap, session, topic):

@@ -13,11 +13,13 @@ from fencepost.coordinator.cli.queries.session import check
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.lag import Lags
     from fencepost.coordinator.cli.queries.session import Session
     from fencepost.coordinator.wire.client.requests import Partition
 
 CONSUMER_GROUP_DESCRIBE = 69
 CLASSIC, CONSUMER = "classic", "consumer"
+LAG_COLUMNS = ("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,12 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
 
     The lags are those of :class:`fencepost.coordinator.cli.queries.lag.Lag`: of records, ``lag``
     what a read_committed reader can still get, ``held_back`` what an open transaction keeps from
-    it, ``lag_uncommitted`` what a read_uncommitted reader can get. They are None for a topic that
-    is gone, where nothing was committed yet, and for a partition without a leader, whose ``error``
-    is Kafka's name for that; else it is None. Raises ApiError.
+    it, ``lag_uncommitted`` what a read_uncommitted reader can get.
+
+    Without a commit the reset policy of the members decides, which no broker knows: ``lag`` is then
+    0 if there is nothing to read, else None and ``unknown`` is true. ``lag_at_most`` counts from
+    the log start. A partition without a leader is unknown as well, its ``error`` is Kafka's name
+    for that. The lag of a topic that is gone is None, and not unknown. Raises ApiError.
     """
     from fencepost.coordinator.cli.queries.lag import Lags
 
@@ -180,8 +185,7 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     rows: list[dict[str, object]] = []
     for group, committed, owners in known:
         for tp in sorted(committed.keys() | owners.keys()):
-            bounds, lag = lags.bounds.get(tp), lags.of(tp, committed.get(tp))
-            failed = lags.failed.get(tp)
+            bounds, failed = lags.bounds.get(tp), lags.failed.get(tp)
             rows.append(
                 {
                     "group": group.group,
@@ -191,10 +195,7 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
                     "first": bounds and bounds.first,
                     "stable": bounds and bounds.stable,
                     "end": bounds and bounds.end,
-                    "lag": lag and lag.readable,
-                    "held_back": lag and lag.held_back,
-                    "lag_uncommitted": lag and lag.uncommitted,
-                    "lag_is_exact": lag and lag.is_exact,
+                    **_lag(lags, tp, committed.get(tp)),
                     "member": owners.get(tp),
                     "state": group.state,
                     "error": failed and failed.name.upper(),
@@ -203,10 +204,28 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     return rows
 
 
+def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, object]:
+    """The columns of :func:`offset_rows` that say how far the group is behind."""
+    has_committed = committed is not None
+    lag = lags.of(partition, committed) if has_committed else lags.from_start(partition)
+    if lag is None:
+        told: dict[str, object] = dict.fromkeys(LAG_COLUMNS)
+        return told | {"unknown": not has_committed or partition in lags.failed}
+    is_known = has_committed or not lag.readable
+    return {
+        "lag": lag.readable if is_known else None,
+        "held_back": lag.held_back,
+        "lag_uncommitted": lag.uncommitted if has_committed or not lag.uncommitted else None,
+        "lag_is_exact": lag.is_exact if is_known else None,
+        "lag_at_most": lag.readable,
+        "unknown": not is_known,
+    }
+
+
 def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, object]]:
     """One row for each group: its state and the totals of its lags. Raises ApiError.
 
-    ``failed`` partitions are in none of the lags.
+    ``failed`` partitions have no leader: they are among the ``unknown`` ones.
     """
     offsets: dict[object, list[Mapping[str, object]]] = defaultdict(list)
     for row in offset_rows(session, groups):
@@ -225,12 +244,25 @@ def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, ob
     ]
 
 
-def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int]:
-    """The sums of the lags of ``rows``, which are those of :func:`offset_rows`."""
-    found = {"partitions": 0, "lag": 0, "held_back": 0, "lag_uncommitted": 0}
-    for row in rows:
-        found["partitions"] += 1
-        for name in ("lag", "held_back", "lag_uncommitted"):
-            value = row[name]
-            found[name] += value if isinstance(value, int) else 0
-    return found
+def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
+    """The sums of the lags of ``rows``, which are those of :func:`offset_rows`.
+
+    A sum of which a part is not known is None. ``unknown`` counts the partitions of unknown lag,
+    ``lag_known`` is the sum of the others.
+    """
+    rows = list(rows)
+
+    def summed(name: str, rows: Iterable[Mapping[str, object]]) -> int | None:
+        values = [row[name] for row in rows]
+        found = [value for value in values if isinstance(value, int)]
+        return sum(found) if len(found) == len(values) else None
+
+    # What was committed for a topic that is gone is no lag.
+    there = [row for row in rows if row["unknown"] or row["end"] is not None]
+    return {
+        "partitions": len(rows),
+        "unknown": sum(bool(row["unknown"]) for row in rows),
+        "lag_known": summed("lag", [row for row in there if not row["unknown"]]),
+        **{name: summed(name, there) for name in ("lag", "lag_at_most", "lag_uncommitted")},
+        "held_back": summed("held_back", [row for row in there if row["held_back"] is not None]),
+    }

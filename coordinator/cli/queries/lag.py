@@ -114,6 +114,14 @@ class Lags:
             self._counted[asked] = self._count(partition, position, bounds)
         return self._counted[asked]
 
+    def from_start(self, partition: Partition) -> Lag | None:
+        """The lag from the log start: the most that a group without a commit may be behind.
+
+        Its reset policy, which only its members know, decides where it begins. Raises ApiError.
+        """
+        bounds = self.bounds.get(partition)
+        return None if bounds is None else self.of(partition, bounds.first)
+
     def held_since(self, partition: Partition) -> int | None:
         """When the transaction began that holds the last stable offset back: ms, or None."""
         bounds = self.bounds[partition]

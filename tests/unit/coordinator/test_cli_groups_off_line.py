@@ -37,10 +37,13 @@ def test_a_partition_that_is_off_line_is_a_row(tmp_path):
         for words in (("describe", "--all"), ("describe", "g"), ("offsets", "g")):
             table, notes = told(*words)
             shown = [line.split() for line in table.splitlines() if line.split()[:1] == ["t"]]
-            assert shown == [["t", "0", "1", *"-----"], ["t", "1", "1", "3", "3", "2", "0", "-"]]
+            assert shown == [
+                ["t", "0", "1", "-", "-", "unknown", "-", "-"],
+                ["t", "1", "1", "3", "3", "2", "0", "-"],
+            ]
             assert notes == off_line
             rows = json.loads(told(*words, "--format", "json")[0])
             assert [row["error"] for row in rows] == ["LEADER_NOT_AVAILABLE", None]
         table, notes = told("describe", "--all", "--summary")
-        assert table.splitlines()[-1].split()[-3:] == ["2", "2", "0"]
+        assert table.splitlines()[-1].split()[-6:] == ["2", "2", "and", "unknown", "1", "0"]
         assert notes == off_line.replace(": LEADER_NOT_AVAILABLE", "")

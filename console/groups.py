@@ -14,6 +14,7 @@ from fencepost.console.paging import Params, number, page, required
 from fencepost.console.transactions import counts
 from fencepost.coordinator.cli import group_plan, group_reset
 from fencepost.coordinator.cli.queries.group_view import (
+    KNOWN_TYPES,
     Group,
     existing,
     look_at,
@@ -31,9 +32,6 @@ Offsets = Mapping[Partition, Position]
 
 MAX_ADDED = 1_000
 """Members that a what-if may imagine, as in the command ``groups plan``."""
-
-KNOWN_TYPES = frozenset({"", "classic", "consumer"})
-"""Kinds of groups that can be described; a broker that tells none has classic ones."""
 
 
 def groups_view(session: Session, params: Params, history: History) -> dict[str, Any]:

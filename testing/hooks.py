@@ -8,9 +8,9 @@ the paths.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from fencepost.coordinator.cli.output import utc
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.daemon.broker import split_address
 from fencepost.coordinator.daemon.errors import BrokerError
@@ -105,8 +105,7 @@ class Hooks:
 
     def _time(self) -> dict[str, object]:
         now_ms = self.clock.now_ms()
-        told = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds")
-        return {"now_ms": now_ms, "now": told, "auto": self.clock.auto}
+        return {"now_ms": now_ms, "now": utc(now_ms), "auto": self.clock.auto}
 
     async def _get_clock(self, _request: Request, _rest: str) -> object:
         return self._time()

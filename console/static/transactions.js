@@ -29,11 +29,11 @@ const waiting = (row) =>
         { class: "waiting" },
         row.groups.slice(0, 4).map((one) => [
           link("group", { id: one.group }, one.group, { class: "mono clip" }),
-          one.stuck ? badge("waits", "warn") : h("span", { class: "note" }, `${num(one.lag)} behind`),
+          one.stuck ? badge("waits", "warn") : h("span", { class: "note" }, one.lag === null ? "nothing committed" : `${num(one.lag)} behind`),
         ]),
         row.groups.length > 4 ? h("span", { class: "note" }, `and ${row.groups.length - 4} more`) : null,
       )
-    : h("span", { class: "quiet" }, "nobody");
+    : h("span", { class: "quiet", title: "no group has committed offsets of it, or owns it; readers without a group are not seen" }, "no group");
 
 export function heldTable(app, rows) {
   return table(
@@ -44,7 +44,7 @@ export function heldTable(app, rows) {
       ["Producer", producer, { title: "producer id : epoch" }],
       ["State", (row) => (row.hanging ? h("span", { title: row.hanging }, badge("hanging", "bad")) : badge(row.state ?? "unknown"))],
       ["Open for", (row) => sinceCell(app, row)],
-      ["Who waits", waiting],
+      ["Groups that wait", waiting],
     ],
     rows,
     (row) => `${row.topic}:${row.partition}`,
@@ -138,7 +138,7 @@ export const transactionPage = {
         fact("Partitions", one.partitions.length ? places(one.partitions) : "none"),
       ),
       held.length ? card("Holds back", plural(held.length, "partition"), heldTable(app, held), how(app, held)) : null,
-      card("What happened, and why", history.rows.length ? "newest first; ends as their producer asked are not told" : "", timeline(app, history)),
+      card("What happened, and why", history.rows.length ? "newest first; commits and aborts that the producer asked for are not kept" : "", timeline(app, history, { none: "Nothing but commits and aborts that the producer asked for, which are not kept." })),
     ];
   },
 };

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,11 @@ TRANSACTION_STATES = (
     *("Dead", "PrepareEpochFence"),
 )
 """Kafka's ``TransactionState``, by the names that filters take."""
+
+ORDINARY_ENDS = (
+    "commits and aborts that a producer asked for are not kept;"
+    " fencepost_transactions_ended_total counts them"
+)
 
 PRODUCER_COLUMNS = [
     "topic",
@@ -119,20 +123,26 @@ def _check_filters(session: Session, duration_ms: int | None, id_pattern: str | 
 @click.argument("transactional_id")
 @table_options
 def describe(session: Session, transactional_id: str, form: str) -> None:
-    """Show the transaction of TRANSACTIONAL_ID: its producer, since when, and its partitions."""
+    """Show the transaction of TRANSACTIONAL_ID: its producer, its start, and its partitions.
+
+    OPEN_SECONDS is empty once the transaction is complete: the protocol does not tell when it
+    ended.
+    """
     from fencepost.coordinator.cli.queries.group_view import texts
-    from fencepost.coordinator.cli.queries.open_transactions import transaction
+    from fencepost.coordinator.cli.queries.open_transactions import UNFINISHED, transaction
 
     found = transaction(session, transactional_id)
-    started = found.started_ms and dt.datetime.fromtimestamp(found.started_ms / 1000, dt.UTC)
+    open_ms = None
+    if found.started_ms is not None and found.state in UNFINISHED:
+        open_ms = max(0, time.time_ns() // 1_000_000 - found.started_ms)
     row = {
         "transactional_id": found.transactional_id,
         "state": found.state,
         "producer_id": found.producer_id,
         "epoch": found.epoch,
         "timeout_ms": found.timeout_ms,
-        "started": started.isoformat() if started else None,
-        "open_seconds": round(time.time() - started.timestamp(), 1) if started else None,
+        "started": moment(found.started_ms),
+        "open_seconds": None if open_ms is None else round(open_ms / 1000, 1),
         "partitions": texts(found.partitions),
     }
     emit([row], list(row), form)
@@ -360,12 +370,13 @@ def _find_open(
 @click.argument("where", metavar="TOPIC[:P]")
 @table_options
 def show_blame(session: Session, where: str, form: str) -> None:
-    """Show what keeps readers of committed records in TOPIC waiting, and who waits.
+    """Show the transactions that keep readers of committed records in TOPIC waiting.
 
     For each partition: the offset where such readers stop (STABLE), the end, the oldest open
-    transaction, and the groups behind it with their lag; a `!` marks a group that has read all
-    there is for it. CLIENT names the members of the group whose offsets the transaction carries,
-    or else who claimed the transactional id, as the broker's history tells (not Apache Kafka's).
+    transaction, and the groups behind it with their lag, `unknown` for one that owns the partition
+    and has not committed; a `!` marks a group that has read all there is for it. CLIENT names the
+    members of the group whose offsets the transaction carries, or else the client that claimed the
+    transactional id, as the broker's history tells (not Apache Kafka's).
     """
     from fencepost.coordinator.cli.queries.blame import blame
     from fencepost.coordinator.cli.queries.claims import claims_of, holder
@@ -405,7 +416,10 @@ def _blame_row(row: Blame, claim: Claim | None, form: str) -> dict[str, object]:
         "client": owner["client"],
         "groups": [asdict(group) for group in row.waiting]
         if form == "json"
-        else [f"{group.group}:{group.lag}{'!' * group.stuck}" for group in row.waiting],
+        else [
+            f"{one.group}:{'unknown' if one.lag is None else one.lag}{'!' * one.stuck}"
+            for one in row.waiting
+        ],
         "hanging": row.hanging,
     }
 
@@ -416,6 +430,8 @@ def _blame_row(row: Blame, claim: Claim | None, form: str) -> dict[str, object]:
 def history(session: Session, transactional_id: str, **options: Any) -> None:
     """Tell what happened to TRANSACTIONAL_ID, and why: claims, fences, aborts, time-outs.
 
-    Ends that went as their producer asked are not told, except of prepared transactions.
+    Commits and aborts that the producer asked for are not kept, except of prepared transactions.
     """
     show(session, TRANSACTION, transactional_id, **options)
+    if options["form"] == "table":
+        click.echo(f"note: {ORDINARY_ENDS}", err=True)

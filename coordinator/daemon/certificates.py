@@ -170,7 +170,7 @@ class Certificates:
         if self._now_s - self._warned_s.get(name, -_DAY_S) < _DAY_S:
             return
         self._warned_s[name] = self._now_s
-        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.tls[name].not_after_s))
+        until = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(self.tls[name].not_after_s))
         if left_s <= 0:
             _log.error("certificate has expired", listener=name, not_after=until)
         else:

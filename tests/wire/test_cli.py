@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.cluster import unique
+from tests.support.waits import until
 from tests.wire.clients import confluent_consumer, confluent_producer
 
 
@@ -189,8 +192,8 @@ def test_groups_are_listed_and_described(bootstrap, topic):
         )
         assert [(row["partition"], row["committed"], row["lag"]) for row in offsets] == [
             (0, 1, 2),
-            (1, None, None),
-            (2, None, None),
+            (1, None, 0),
+            (2, None, 0),
         ]
     table = fencepost("groups", "describe", group, bootstrap=bootstrap).stdout
     assert table.startswith(f"{group}: Empty, 0 members")
@@ -211,9 +214,18 @@ def test_transactions_are_listed_and_described(bootstrap, topic):
         assert name in [row["transactional_id"] for row in listed]
         seen = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
         assert (seen[0]["state"], seen[0]["partitions"]) == ("Ongoing", [f"{topic}:2"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", seen[0]["started"])
+        assert seen[0]["open_seconds"] >= 0
         producer.commit_transaction(60)
-    after = rows(fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap))
-    assert after[0]["state"] in {"CompleteCommit", "PrepareCommit"}
+
+    def described() -> Any:
+        told = fencepost("txns", "describe", name, "--format", "json", bootstrap=bootstrap)
+        return rows(told)[0]
+
+    after = until(lambda: (one := described())["state"] == "CompleteCommit" and one, "the commit")
+    assert after["open_seconds"] is None, "it is not open any more"
+    told = fencepost("txns", "history", name, bootstrap=bootstrap)
+    assert "commits and aborts that a producer asked for are not kept" in told.stderr
     assert "TRANSACTIONAL_ID_NOT_FOUND" in (
         fencepost("txns", "describe", unique("none"), bootstrap=bootstrap, status=1).stderr.upper()
     )

@@ -398,6 +398,27 @@ def test_abort_wants_to_know_which(bootstrap, topic):
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_blame_names_a_group_that_waits_and_never_committed(bootstrap, cluster, topic, protocol):
+    cluster.produce(topic, [b"before"], partition=1)
+    group = unique("reader")
+    with open_transaction(bootstrap, topic), open_transaction(bootstrap, topic, partition=1):
+        if protocol == "consumer":
+            reader = member(bootstrap, group, topic)
+        else:
+            reader = confluent_consumer(bootstrap, group_id=group)
+        with reader as consumer:
+            consumer.subscribe([topic])
+            until(lambda: consumer.poll(0.1) is None and len(consumer.assignment()) == 2, "owned")
+            found = rows(fencepost("txns", "blame", topic, *JSON, bootstrap=bootstrap))
+            table = fencepost("txns", "blame", topic, bootstrap=bootstrap).stdout
+    for row, is_stuck in zip(found, (True, False), strict=True):
+        (waits,) = row["groups"]
+        assert (waits["group"], waits["committed"], waits["lag"]) == (group, None, None)
+        assert waits["stuck"] is is_stuck, "there is a record before the second transaction"
+    assert f"{group}:unknown!" in table
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_blame_names_the_pipeline_and_who_waits_behind_it(bootstrap, cluster, topic, protocol):
     source = cluster.create_topic(unique("source"))
     group, reader = unique("copier"), unique("reader")

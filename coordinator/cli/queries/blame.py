@@ -1,9 +1,12 @@
-"""What keeps the last stable offset of a partition from moving on, and who waits behind it.
+"""The transaction that holds back a partition's last stable offset, and the groups behind it.
 
 The protocol does not tell where a producer runs. But a transaction that carries consumed offsets
 names the internal partition they go to, and a group whose offsets are pending there says so
 (OffsetFetch with RequireStable): the members of that group are, with their client ids and hosts,
 the pipeline that holds the transaction open.
+
+A group waits if it has committed less than the end, or if a member of it owns the partition: one
+that has received nothing has nothing to commit.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from fencepost.coordinator.cli.queries.group_view import look_at
+from fencepost.coordinator.cli.queries.group_view import KNOWN_TYPES, look_at
 from fencepost.coordinator.cli.queries.open_transactions import (
     Producer,
     Transaction,
@@ -20,7 +23,7 @@ from fencepost.coordinator.cli.queries.open_transactions import (
     transactions_of,
     why_hanging,
 )
-from fencepost.coordinator.wire.client.requests import LATEST
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -35,19 +38,19 @@ Positions = dict[str, dict["Partition", "Position"]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A group that has committed less than the partition's end."""
+    """A group that reads the partition and has not committed its end."""
 
     group: str
-    committed: int
-    lag: int
-    """Offsets to the high watermark."""
+    committed: int | None
+    lag: int | None
+    """Offsets to the high watermark; None without a commit, where no broker knows."""
     stuck: bool
-    """It has read all that is stable: a read_committed member can not go on."""
+    """It has read all that is stable: a read_committed member cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One partition: its offsets, what pins the stable one (None: nothing), who waits."""
+    """One partition: its offsets, what pins the stable one (None: nothing), the groups behind."""
 
     topic: str
     partition: int
@@ -79,6 +82,8 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
     }
     known = transactions_of(session, (pin.producer_id for pin in pins.values()))
     positions = _positions(session) if pins else {}
+    owners = _owners(session) if pins else {}
+    first = session.offsets(list(pins), EARLIEST)
     clients = {
         producer_id: _members(
             session,
@@ -102,7 +107,16 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
                 hanging=why_hanging(pin, transaction) if pin is not None else None,
                 open_count=len(open_here[place]),
                 clients=clients.get(pin.producer_id, ()) if pin is not None else (),
-                waiting=_waiting(place, stable[place], ends[place], positions),
+                waiting=()
+                if pin is None
+                else (
+                    *_waiting(place, stable[place], ends[place], positions),
+                    *(
+                        Waiting(group, None, None, stuck=first[place] >= stable[place])
+                        for group in owners.get(place, ())
+                        if place not in positions.get(group, {})
+                    ),
+                ),
             )
         )
     return found
@@ -124,6 +138,19 @@ def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple
             held[row.producer_id].add(row.partition)
     positions = _positions(session) if held else {}
     return {one: _members(session, indexes, positions) for one, indexes in held.items()}
+
+
+def _owners(session: Session) -> dict[Partition, list[str]]:
+    """The groups of whose members one owns a partition, sorted."""
+    found: dict[Partition, list[str]] = defaultdict(list)
+    for row in session.groups():
+        # An older broker tells neither.
+        state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
+        if kind.lower() in KNOWN_TYPES and state not in {"Empty", "Dead"}:
+            owned = {tp for one in look_at(session, row.group_id).members for tp in one.assigned}
+            for place in owned:
+                found[place].append(str(row.group_id))
+    return found
 
 
 def _positions(session: Session) -> Positions:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CONSUMER_GROUP_DESCRIBE = 69
 CLASSIC, CONSUMER = "classic", "consumer"
+KNOWN_TYPES = frozenset({"", CLASSIC, CONSUMER})
+"""Types of groups that can be described; a broker that tells none has classic ones."""
 LAG_COLUMNS = ("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_the_clock_runs_until_it_is_stopped_and_is_moved(served: Served) -> None:
     assert served.ask("/clock")["auto"] is True
+    assert re.fullmatch(r"\S{10}T\S{8}\.\d{3}Z", served.ask("/clock")["now"])
     stopped = served.ask("/clock", {"auto": False})
     assert served.ask("/clock") == stopped
     with RawClient(served.bootstrap) as client:

@@ -64,7 +64,7 @@ from fencepost.pipelines.failures import (
     classify,
     explained,
 )
-from fencepost.pipelines.mqtt.ledger import Ledger, LedgerError, digest
+from fencepost.pipelines.mqtt.ledger import Ledger, LedgerError, digest, former_digest
 from fencepost.pipelines.mqtt.routes import Mapped, RouteError
 from fencepost.pipelines.mqtt.session import (
     SESSION_EXPIRY_S,
@@ -428,9 +428,10 @@ class Bridge:
     def _is_redelivery(self, event: Publish) -> bool:
         """Whether the packet id says so; note in the ledger that it is open."""
         ledger = self.ledger
-        mark = digest(event.topic, event.payload, event.properties)
-        known = ledger.is_redelivery(event.packet_id, mark, dup=event.dup)
-        if known and ledger.was_released(event.packet_id, mark):
+        mark = digest(event.topic, event.payload, event.properties, event.lasting)
+        marks = mark, former_digest(event.topic, event.payload, event.properties)
+        known = any(ledger.is_redelivery(event.packet_id, one, dup=event.dup) for one in marks)
+        if known and any(ledger.was_released(event.packet_id, one) for one in marks):
             if not self.counters.repeated:
                 _log.warning("the MQTT broker repeats messages that it had seen through")
             self.counters.repeated += 1
@@ -446,7 +447,7 @@ class Bridge:
         ledger = self.ledger
         if event.qos == 2 and self._is_redelivery(event):
             return []
-        message_id = self._mapped.message_id.of(event.topic, event.payload, dict(event.properties))
+        message_id = self._mapped.message_id.of(event.topic, event.payload, event.properties)
         if message_id is not None and ledger.knows(event.topic, message_id, dup=event.dup):
             return []
         if message_id is not None:
@@ -455,6 +456,7 @@ class Bridge:
             ("mqtt.topic", event.topic.encode()),
             ("mqtt.qos", b"%d" % event.qos),
             ("mqtt.retain", b"%d" % event.retain),
+            *((f"mqtt.{name}", value) for name, value in event.attributes),
             *((f"mqtt.property.{name}", text.encode()) for name, text in event.properties),
         )
         try:
@@ -490,7 +492,7 @@ def letters(
 ) -> list[Output]:
     """The dead letters of a message: its payload, in parts if no record of its size is allowed.
 
-    User properties that take more than half of a record are left out, and the reason says so.
+    MQTT 5's properties that take more than half of a record are left out, as the reason says.
     """
     key = event.topic.encode()
 
@@ -499,8 +501,9 @@ def letters(
 
     framed = frame(headers, reason)
     if record_bytes(Output(topic, b"", key, headers=framed)) > most_bytes // 2:
-        reason = f"{len(event.properties)} user properties left out; {reason}"
-        framed = frame(headers[: len(headers) - len(event.properties)], reason)
+        count = len(event.properties) + len(event.attributes)
+        reason = f"{count} properties left out; {reason}"
+        framed = frame(headers[: len(headers) - count], reason)
     room = most_bytes - record_bytes(Output(topic, b"", key, headers=framed))
     parts = [event.payload[at : at + room] for at in range(0, len(event.payload), room)] or [b""]
     told = framed[:-1]

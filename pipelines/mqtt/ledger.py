@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgpack
+
+from fencepost.pipelines.mqtt.message_ids import OwnId
 
 SLOTS = 2_000
 IDS_PER_SLOT = 50
@@ -48,27 +50,46 @@ DIGEST_BYTES = 8
 IDENTITY_BYTES = 16
 """Of a message id, within its MQTT topic: no two of 100,000 meet by chance."""
 
+_JSON, _WHOLE = b"json", b"whole"
+"""What keeps hashes apart from those of earlier versions, which left something out."""
+
 _PACKETS = "packets"
 """First field of a slot of packet ids; that of a slot of message ids is its sequence."""
 
 T = TypeVar("T")
 
 
-def digest(topic: str, payload: bytes, properties: Iterable[tuple[str, str]] = ()) -> bytes:
-    """What tells two messages of one packet id apart. ``properties``: MQTT 5's user properties."""
+def digest(
+    topic: str,
+    payload: bytes,
+    properties: Sequence[tuple[str, str]] = (),
+    attributes: Sequence[tuple[str, bytes]] = (),
+) -> bytes:
+    """What tells two messages of one packet id apart.
+
+    ``properties`` are MQTT 5's user properties, ``attributes`` its others that last.
+    """
+    told = msgpack.packb((topic, payload, properties, attributes), unicode_errors="surrogatepass")
+    return hashlib.blake2b(told, digest_size=DIGEST_BYTES, person=_WHOLE).digest()
+
+
+def former_digest(topic: str, payload: bytes, properties: Iterable[tuple[str, str]] = ()) -> bytes:
+    """The digest of earlier versions, which ledgers may hold."""
     summed = hashlib.blake2b(topic.encode() + b"\0" + payload, digest_size=DIGEST_BYTES)
     for name, text in properties:
         summed.update(f"\0{name}\0{text}".encode("utf-8", "surrogatepass"))
     return summed.digest()
 
 
-def identity(topic: str, message_id: str) -> bytes:
+def identity(topic: str, text: str, *, is_json: bool = False) -> bytes:
     """What is remembered of a message id. Devices that each count from 1 have topics of their own.
 
-    Of fixed length: remembering must not cost what a publisher likes.
+    Of fixed length: remembering must not cost what a publisher likes. Ids of JSON are apart from
+    plain ones, among which those of JSON stand that earlier versions have remembered.
     """
-    told = f"{topic}\0{message_id}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(told, digest_size=IDENTITY_BYTES).digest()
+    told = f"{topic}\0{text}".encode("utf-8", "surrogatepass")
+    person = _JSON if is_json else b""
+    return hashlib.blake2b(told, digest_size=IDENTITY_BYTES, person=person).digest()
 
 
 class LedgerError(ValueError):
@@ -141,13 +162,21 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def knows(self, topic: str, message_id: str, *, dup: bool = False) -> bool:
-        """Whether a message of this id has been written. ``dup``: the broker says it may have."""
-        return identity(topic, message_id) in self._ids or (dup and message_id in self._ids)
+    def knows(self, topic: str, own: OwnId, *, dup: bool = False) -> bool:
+        """Whether a message of this id has been written. ``dup``: the broker says it may have.
 
-    def add_id(self, topic: str, message_id: str) -> None:
+        An id that an earlier version remembered counts as well, though it stands for several.
+        """
+        if identity(topic, own.text, is_json=own.is_json) in self._ids:
+            return True
+        former = own.former if own.is_json else own.text
+        if former is None:
+            return False
+        return identity(topic, former) in self._ids or (dup and former in self._ids)
+
+    def add_id(self, topic: str, own: OwnId) -> None:
         """Remember it; the oldest slot is forgotten when the ring is full."""
-        known = identity(topic, message_id)
+        known = identity(topic, own.text, is_json=own.is_json)
         if forgotten := self._id_ring.add(known):
             self._ids.difference_update(forgotten[1])
         self._ids.add(known)

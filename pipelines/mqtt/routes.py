@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fencepost.pipelines.mqtt.message_ids import OwnId, canonical, json_id
 
 KAFKA_TOPIC_CHARS = 249
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
@@ -133,19 +134,20 @@ class MessageId:
             raise RouteError(f"{text!r}: property:NAME, json:FIELD or level:N is wanted")
         return cls(kind, name)
 
-    def of(self, topic: str, payload: bytes, properties: Mapping[str, str]) -> str | None:
-        """Return the id of a message, None if it has none."""
-        if self.kind == "property":
-            return properties.get(self.name)
+    def of(self, topic: str, payload: bytes, properties: Iterable[tuple[str, str]]) -> OwnId | None:
+        """Return the id of a message, None if it has none.
+
+        A user property that comes more than once is one id made of all its values.
+        """
+        if self.kind == "json":
+            return json_id(payload, self.name)
         if self.kind == "level":
             levels = topic.split("/")
-            return levels[int(self.name)] if int(self.name) < len(levels) else None
-        try:
-            value = json.loads(payload)
-        except (ValueError, RecursionError):
-            return None
-        found = value.get(self.name) if isinstance(value, dict) else None
-        return None if found is None else str(found)
+            return OwnId(levels[int(self.name)]) if int(self.name) < len(levels) else None
+        texts = [text for name, text in properties if name == self.name]
+        if len(texts) > 1:
+            return OwnId(canonical(texts), is_json=True, former=texts[-1])
+        return OwnId(texts[0]) if texts else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,16 @@ SESSION_EXPIRY_S = 0xFFFFFFFF
 """MQTT 5: the broker never forgets the session by itself."""
 
 
+EXPIRY = "message-expiry-s"
+ATTRIBUTES = {
+    "ContentType": "content-type",
+    "ResponseTopic": "response-topic",
+    "CorrelationData": "correlation-data",
+    "PayloadFormatIndicator": "payload-format",
+    "MessageExpiryInterval": EXPIRY,
+}
+"""MQTT 5's properties of a message by paho's names, and the names that headers have for them."""
+
 REFUSALS = frozenset({134, 135, 138, 140})
 """Reason codes of CONNACK: bad user name or password, not authorized, banned, bad method. paho
 translates those of 3.1.1 into them."""
@@ -57,12 +67,19 @@ class Publish:
     payload: bytes
     properties: tuple[tuple[str, str], ...] = ()
     """MQTT 5's user properties; a name may come more than once."""
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    """MQTT 5's other properties that the publisher gave it, by the names of their headers."""
 
     @property
     def size(self) -> int:
         """Bytes that it keeps while it waits."""
-        told = sum(len(name) + len(text) for name, text in self.properties)
+        told = sum(len(name) + len(one) for name, one in (*self.properties, *self.attributes))
         return EVENT_BYTES + len(self.topic) + len(self.payload) + told
+
+    @property
+    def lasting(self) -> tuple[tuple[str, bytes], ...]:
+        """The attributes that a redelivery repeats: the time that is left gets shorter."""
+        return tuple(one for one in self.attributes if one[0] != EXPIRY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +129,10 @@ class Address:
     def user(self) -> str | None:
         """As whom it connects."""
         return self.username or self.security.username or None
+
+
+def _bytes_of(value: str | bytes | int) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
 
 
 class Session:
@@ -240,7 +261,8 @@ class Session:
             self._client._connected.set_exception(aiomqtt.MqttError("no CONNACK came"))
 
     def _on_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
-        properties = getattr(message.properties, "UserProperty", None) or ()
+        told = message.properties
+        properties = getattr(told, "UserProperty", None) or ()
         with contextlib.suppress(UnicodeDecodeError):  # such a topic is against the protocol
             self._push(
                 Publish(
@@ -251,6 +273,11 @@ class Session:
                     message.topic,
                     bytes(message.payload),
                     tuple((str(name), str(text)) for name, text in properties),
+                    tuple(
+                        (name, _bytes_of(getattr(told, theirs)))
+                        for theirs, name in ATTRIBUTES.items()
+                        if hasattr(told, theirs)
+                    ),
                 )
             )
 

@@ -17,7 +17,8 @@ from fencepost.pipelines.mqtt.bridge import (
 from fencepost.pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError
 from fencepost.pipelines.records import REASON, Output
 from tests.mqtt.test_sessions import Gateway, broker, gateway
-from tests.support.cluster import unique
+from tests.support.cluster import Cluster, unique
+from tests.support.mosquitto import Mosquitto
 from tests.wire.clients import aio_consumer
 
 __all__ = ["broker", "gateway"]
@@ -124,6 +125,78 @@ async def test_devices_that_count_from_one_keep_their_messages(gateway: Gateway)
             await gateway.publish(b'{"id": 1}', b'{"id": 2}', b'{"id": 1}', topic=device, qos=1)
         await gateway.written(*[b'{"id": 1}', b'{"id": 2}'] * 2)
     assert bridge.counters.duplicates == 2
+
+
+async def test_ids_of_json_that_look_alike_are_different_messages(gateway: Gateway) -> None:
+    mapped = Mapped((Route("a/#", gateway.topic, qos=1),), MessageId.parse("json:id"))
+    bridge = gateway.mapped_bridge(mapped)
+    ids = (b"1", b'"1"', b"1.0", b"true", b'"True"', b"[1]", b'"[1]"', b"1e400", b"1e500", b'""')
+    messages = [b'{"id": %s}' % one for one in ids]
+    async with gateway.running(bridge):
+        await gateway.publish(*messages, *messages, qos=1)
+        await gateway.written(*messages)
+        await gateway.publish(b"end", qos=1)
+        await gateway.written(*messages, b"end")
+    assert bridge.counters.duplicates == len(messages)
+
+
+async def headers_of(gateway: Gateway, count: int) -> list[list[tuple[str, bytes]]]:
+    reading = aio_consumer(gateway.bootstrap, gateway.topic, auto_offset_reset="earliest")
+    async with reading as consumer:
+        return [list((await asyncio.wait_for(consumer.getone(), 60)).headers) for _ in range(count)]
+
+
+async def test_properties_of_mqtt_5_become_headers(
+    bootstrap: str, cluster: Cluster, broker: Mosquitto
+) -> None:
+    gateway = Gateway(bootstrap, cluster, broker, 5)
+    fixed = [("mqtt.topic", b"a/b"), ("mqtt.qos", b"2"), ("mqtt.retain", b"0")]
+    async with gateway.running(gateway.bridge()):
+        await gateway.publish(b"plain")
+        await gateway.publish(
+            b"{}",
+            ContentType="application/json",
+            ResponseTopic="answers/ä",
+            CorrelationData=b"\x00\xff7",
+            PayloadFormatIndicator=1,
+            MessageExpiryInterval=3_600,
+            UserProperty=[("unit", "°C"), ("unit", "K")],
+        )
+        # Nothing but its correlation data tells a request from the one before.
+        await gateway.publish(b"{}", CorrelationData=b"")
+        await gateway.written(b"plain", b"{}", b"{}")
+    headers = await headers_of(gateway, 3)
+    assert headers[0] == fixed
+    assert headers[1] == [
+        *fixed,
+        ("mqtt.content-type", b"application/json"),
+        ("mqtt.response-topic", "answers/ä".encode()),
+        ("mqtt.correlation-data", b"\x00\xff7"),
+        ("mqtt.payload-format", b"1"),
+        ("mqtt.message-expiry-s", b"3600"),
+        ("mqtt.property.unit", "°C".encode()),
+        ("mqtt.property.unit", b"K"),
+    ]
+    assert headers[2] == [*fixed, ("mqtt.correlation-data", b"")]
+
+
+async def test_a_dead_letter_leaves_out_properties_that_no_record_has_room_for(
+    bootstrap: str, cluster: Cluster, broker: Mosquitto
+) -> None:
+    gateway = Gateway(bootstrap, cluster, broker, 5)
+    options = BridgeOptions(dead_letter=gateway.topic, max_record_bytes=MIN_RECORD_BYTES)
+    mapped = Mapped((Route("a/#", "x.{2}"),))
+    async with gateway.running(gateway.mapped_bridge(mapped, options=options)):
+        await gateway.publish(b"small", ContentType="text/plain")
+        large = "é" * 30_000
+        await gateway.publish(
+            b"large", ContentType=large, ResponseTopic=large, CorrelationData=b"x" * 60_000
+        )
+        await gateway.written(b"small", b"large")
+    small, letter = map(dict, await headers_of(gateway, 2))
+    assert small["mqtt.content-type"] == b"text/plain"
+    assert letter[REASON].startswith(b"3 properties left out; ")
+    assert not {"mqtt.content-type", "mqtt.response-topic"} & set(letter)
 
 
 async def test_the_ledger_is_compacted_before_it_is_long(gateway: Gateway) -> None:

@@ -92,12 +92,21 @@ class Gateway:
         return client
 
     async def publish(
-        self, *payloads: bytes, qos: int = 2, topic: str = "a/b", retain: bool = False
+        self,
+        *payloads: bytes,
+        qos: int = 2,
+        topic: str = "a/b",
+        retain: bool = False,
+        **attributes: Any,
     ) -> None:
+        """``attributes``: MQTT 5's properties by paho's names."""
         client = self.client(unique("sensor"))
+        properties = Properties(PacketTypes.PUBLISH) if attributes else None
+        for name, value in attributes.items():
+            setattr(properties, name, value)
         try:
             for payload in payloads:
-                sent = client.publish(topic, payload, qos, retain)
+                sent = client.publish(topic, payload, qos, retain, properties)
                 await until_async(self._published(sent), "published")
         finally:
             client.disconnect()

@@ -13,7 +13,10 @@ from fencepost.pipelines.mqtt.ledger import (
     Ledger,
     LedgerError,
     digest,
+    former_digest,
+    identity,
 )
+from fencepost.pipelines.mqtt.message_ids import OwnId, json_id
 
 
 def compacted(written: list[tuple[bytes, bytes]]) -> list[bytes]:
@@ -119,17 +122,26 @@ def test_a_forgotten_slot_leaves_an_id_that_was_used_again() -> None:
 def test_a_ledger_without_released_packets_is_read() -> None:
     """As bridges before them wrote it."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
-    assert ledger.knows("a", "x", dup=True)
-    assert not ledger.knows("a", "x")  # it may be another device's
+    assert ledger.knows("a", OwnId("x"), dup=True)
+    assert not ledger.knows("a", OwnId("x"))  # it may be another device's
     assert ledger.open == {7: b"m"}
     assert ledger.is_connecting
     assert not ledger.was_released(7, b"m")
 
 
-def test_user_properties_tell_messages_apart() -> None:
-    marks = {digest("a", b"1", properties) for properties in ([], [("i", "1")], [("i", "2")])}
-    assert len(marks) == 3
-    assert digest("a", b"1") == digest("a", b"1", ())
+def test_everything_of_a_message_tells_it_apart() -> None:
+    messages: list[tuple[str, bytes, list[tuple[str, str]], list[tuple[str, bytes]]]] = [
+        ("a", b"1", [], []),
+        ("a", b"1", [("i", "1")], []),
+        ("a", b"1", [("i", "2")], []),
+        ("a", b"1\0i\x001", [], []),
+        ("a", b"1", [], [("content-type", b"i")]),
+        ("a", b"1", [], [("correlation-data", b"i")]),
+        ("a", b"1", [], [("correlation-data", b"j")]),
+    ]
+    assert len({digest(*one) for one in messages}) == len(messages)
+    assert digest("a", b"1") == digest("a", b"1", (), ())
+    assert digest("a", b"1") != former_digest("a", b"1")
 
 
 def test_a_new_session_forgets_packets_and_keeps_ids() -> None:
@@ -137,14 +149,14 @@ def test_a_new_session_forgets_packets_and_keeps_ids() -> None:
     ledger.receive(7, b"m")
     ledger.receive(8, b"m")
     ledger.release(8)
-    ledger.add_id("a", "x")
+    ledger.add_id("a", OwnId("x"))
     before = ledger.snapshot()
     ledger.new_session()
     for one in (ledger, Ledger.restore([v for _, v in (*before, *ledger.snapshot())])):
         assert not one.open
         assert not one.has_packets
         assert not one.was_released(8, b"m")
-        assert one.knows("a", "x")
+        assert one.knows("a", OwnId("x"))
     ledger.receive(8, b"m")
     ledger.release(8)
     after = Ledger.restore([v for _, v in (*before, *ledger.snapshot())])
@@ -167,26 +179,56 @@ def test_a_restart_knows_that_a_connect_was_not_acted_on() -> None:
 def test_the_ring_remembers_its_size_and_forgets_the_oldest_slot() -> None:
     ledger = Ledger(slots=3, ids_per_slot=2)
     for number in range(6):
-        ledger.add_id("a", str(number))
-    assert all(ledger.knows("a", str(number)) for number in range(6))
-    ledger.add_id("a", "6")
-    assert not ledger.knows("a", "0")
-    assert not ledger.knows("a", "1")
-    assert all(ledger.knows("a", str(number)) for number in range(2, 7))
+        ledger.add_id("a", OwnId(str(number)))
+    assert all(ledger.knows("a", OwnId(str(number))) for number in range(6))
+    ledger.add_id("a", OwnId("6"))
+    assert not ledger.knows("a", OwnId("0"))
+    assert not ledger.knows("a", OwnId("1"))
+    assert all(ledger.knows("a", OwnId(str(number))) for number in range(2, 7))
     assert len(ledger) == 5
 
 
 def test_an_id_is_its_topics_own_and_costs_the_same_however_long() -> None:
     ledger = Ledger()
     long = "x" * 1_000_000
-    ledger.add_id("a", long)
-    ledger.add_id("b", "1")
+    ledger.add_id("a", OwnId(long))
+    ledger.add_id("b", OwnId("1"))
     for one in (ledger, restarted(ledger)):
-        assert one.knows("a", long)
-        assert not one.knows("b", long)
-        assert not one.knows("a", "1")
-        assert one.knows("b", "1")
+        assert one.knows("a", OwnId(long))
+        assert not one.knows("b", OwnId(long))
+        assert not one.knows("a", OwnId("1"))
+        assert one.knows("b", OwnId("1"))
     assert sum(len(value) for _, value in ledger.snapshot(whole=True)) < 100
+
+
+def test_ids_of_json_that_look_alike_are_different_messages() -> None:
+    ledger = Ledger()
+    ids = [json_id(b'{"id": %s}' % text, "id") for text in (b"1", b'"1"', b"1.0", b"true")]
+    for one in (*ids, OwnId("1")):
+        assert one is not None
+        assert not ledger.knows("a", one)
+        ledger.add_id("a", one)
+    for again in (ledger, restarted(ledger)):
+        assert all(again.knows("a", one) for one in ids if one)
+
+
+def test_ids_that_earlier_versions_remembered_still_count() -> None:
+    """They took ``str()`` of what JSON gave: the number and the string were one."""
+    slots = [[0, [identity("a", "1"), identity("a", "True"), "x"], {}, False, False, 0]]
+    ledger = Ledger.restore([msgpack.packb(slot) for slot in slots])
+
+    def knows(payload: bytes, *, dup: bool = False, topic: str = "a") -> bool:
+        one = json_id(payload, "id")
+        assert one is not None
+        return ledger.knows(topic, one, dup=dup)
+
+    assert knows(b'{"id": 1}')
+    assert knows(b'{"id": "1"}')
+    assert knows(b'{"id": true}')
+    assert knows(b'{"id": "x"}', dup=True)
+    assert not knows(b'{"id": "x"}')
+    assert not knows(b'{"id": 1.0}')
+    assert not knows(b'{"id": 1}', topic="b")
 
 
 def test_a_message_costs_the_ledger_little() -> None:
@@ -195,7 +237,7 @@ def test_a_message_costs_the_ledger_little() -> None:
     count = total = 0
     for number in range(2_000):
         ledger.receive(number, digest("a", b"%d" % number))
-        ledger.add_id("a", str(number))
+        ledger.add_id("a", OwnId(str(number)))
         total += sum(len(key) + len(value) for key, value in ledger.snapshot())
         ledger.release(number)
         total += sum(len(key) + len(value) for key, value in ledger.snapshot())
@@ -209,8 +251,8 @@ def test_a_restart_knows_what_was_known(batches: list[list[int]], compact: bool)
     written: list[tuple[bytes, bytes]] = []
     for batch in batches:
         for number in batch:
-            if not ledger.knows("a", str(number)):
-                ledger.add_id("a", str(number))
+            if not ledger.knows("a", OwnId(str(number))):
+                ledger.add_id("a", OwnId(str(number)))
             ledger.receive(number, b"m")
             if number % 3 == 0:
                 ledger.release(number)
@@ -220,8 +262,8 @@ def test_a_restart_knows_what_was_known(batches: list[list[int]], compact: bool)
     assert again.open == ledger.open
     assert again._id_ring.sequence == ledger._id_ring.sequence
     assert again._released == ledger._released
-    assert [again.knows("a", str(n)) for n in range(41)] == [
-        ledger.knows("a", str(n)) for n in range(41)
+    assert [again.knows("a", OwnId(str(n))) for n in range(41)] == [
+        ledger.knows("a", OwnId(str(n))) for n in range(41)
     ]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fencepost.pipelines.mqtt.message_ids import OwnId
 from fencepost.pipelines.mqtt.routes import (
     KAFKA_TOPIC_CHARS,
     Mapped,
@@ -112,17 +114,81 @@ def test_the_first_route_that_fits_decides() -> None:
 
 
 def test_message_ids() -> None:
-    assert MessageId.parse("property:id").of("t", b"", {"id": "7"}) == "7"
-    assert MessageId.parse("property:id").of("t", b"", {}) is None
-    assert MessageId.parse("json:n").of("t", b'{"n": 7}', {}) == "7"
-    assert MessageId.parse("json:n").of("t", b"[7]", {}) is None
-    assert MessageId.parse("json:n").of("t", b"{", {}) is None
-    assert MessageId.parse("json:n").of("t", b"[" * 100_000, {}) is None
-    assert MessageId.parse("level:1").of("a/7", b"", {}) == "7"
-    assert MessageId.parse("level:2").of("a/7", b"", {}) is None
+    assert MessageId.parse("property:id").of("t", b"", [("id", "7")]) == OwnId("7")
+    assert MessageId.parse("property:id").of("t", b"", []) is None
+    assert MessageId.parse("json:n").of("t", b'{"n": 7}', []) == OwnId("7", True, "7")
+    assert MessageId.parse("json:n").of("t", b'{"n": null}', []) is None
+    assert MessageId.parse("json:n").of("t", b"[7]", []) is None
+    assert MessageId.parse("json:n").of("t", b"{", []) is None
+    assert MessageId.parse("json:n").of("t", b"[" * 100_000, []) is None
+    assert MessageId.parse("level:1").of("a/7", b"", []) == OwnId("7")
+    assert MessageId.parse("level:2").of("a/7", b"", []) is None
     for wrong in ("", "property:", "level:x", "header:id"):
         with pytest.raises(RouteError):
             MessageId.parse(wrong)
+
+
+def test_a_repeated_user_property_is_one_id_of_all_its_values() -> None:
+    of = MessageId.parse("property:id").of
+    ids = [
+        of("t", b"", [("id", text) for text in texts])
+        for texts in (["a", "x"], ["b", "x"], ["x"], ['["a","x"]'])
+    ]
+    assert len({(one.text, one.is_json) for one in ids if one}) == len(ids)
+    assert ids[0] is not None
+    assert ids[0].former == "x"
+
+
+LEAVES = ["1", '"1"', "1.0", "true", '"True"', "[1]", '"[1]"', '"null"', '""', '"\\u00e9"']
+LEAVES += ['"e\\u0301"', "1e400", "1e500", "NaN", '"NaN"', "-0", "0", "9007199254740993"]
+LEAVES += ["9007199254740993.0", "9007199254740992.0", "1" * 5_000, '"a\\u0000b"', '"\\ud800"']
+
+
+TREES = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(st.tuples(st.sampled_from("ab"), inner), max_size=3).map(tuple)
+    ),
+)
+"""JSON values: the text of one that is neither, a list, or a tuple of an object's members."""
+
+
+def rendered(tree: Any) -> str:
+    if isinstance(tree, list):
+        return f"[{','.join(map(rendered, tree))}]"
+    if isinstance(tree, tuple):
+        return "{" + ", ".join(f'"{name}": {rendered(one)}' for name, one in tree) + "}"
+    return str(tree)
+
+
+def sorted_members(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [sorted_members(one) for one in tree]
+    if isinstance(tree, tuple):
+        return tuple(sorted(((name, sorted_members(one)) for name, one in tree), key=repr))
+    return tree
+
+
+@given(st.lists(TREES, min_size=2, max_size=6))
+def test_two_ids_of_json_are_the_same_exactly_if_their_values_are(trees: list[Any]) -> None:
+    of = MessageId.parse("json:n").of
+    found = [of("t", f'{{"n": {rendered(tree)}}}'.encode(), []) for tree in trees]
+    for (tree, one), (other, two) in itertools.combinations(zip(trees, found, strict=True), 2):
+        assert one is not None
+        assert two is not None
+        assert (one.text == two.text) == (sorted_members(tree) == sorted_members(other))
+
+
+def test_blanks_and_the_order_of_members_are_no_part_of_an_id() -> None:
+    of = MessageId.parse("json:n").of
+    texts = (rb'{"n":{"a":1,"b":[2,"\u0063"]}}', b'{"n": {"b": [2, "c"], "a": 1}}')
+    assert len({one.text for text in texts if (one := of("t", text, []))}) == 1
+
+
+def test_an_id_nested_too_deep_is_none() -> None:
+    deep = b'{"n":' + b"[" * 900 + b"]" * 900 + b"}"
+    MessageId.parse("json:n").of("t", deep, [])  # no RecursionError
 
 
 def test_a_file_of_routes(tmp_path: Path) -> None:

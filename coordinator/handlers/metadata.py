@@ -17,7 +17,6 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import TopicImage
-from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidTopicError, ThrottlingQuotaExceededError
 from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import forced, open_coordinator
@@ -132,16 +131,18 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
         return _refused(ctx, name, None, ErrorCode.topic_authorization_failed)
     try:
         check_name(name)
-        if may_create:
-            yield from _create(ctx, name)
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
-    except ThrottlingQuotaExceededError:
-        if ctx.throttle is not None:
-            ctx.throttle.asks_again()
-    except DomainError as error:
-        _log.warning("topic not created", topic=name, cause=str(error))
-        return _refused(ctx, name, None, error_code(error))
+    if may_create:
+        # Why a topic was not created is told by the log alone: Kafka's brokers answer before
+        # they know, and the controller refuses a name that collides, or too many replicas, later.
+        try:
+            yield from _create(ctx, name)
+        except ThrottlingQuotaExceededError:
+            if ctx.throttle is not None:
+                ctx.throttle.asks_again()
+        except DomainError as error:
+            _log.warning("topic not created", topic=name, cause=str(error))
     return _refused(ctx, name, None, ErrorCode.unknown_topic_or_partition)
 
 

@@ -133,7 +133,7 @@ def _take(
     decision.event(
         EventKind.REGEX_RESOLVED, draft.group.group_id, regex=shown, topics=len(value.topics)
     )
-    if old is not None:
+    if value.topics != (() if old is None else old.topics):
         reasons.append(f"topics matching {shown!r} changed")
     return True
 

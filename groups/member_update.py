@@ -185,17 +185,28 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
     update.draft.put(update.member_id, new)
     decision.append(cr.member(group.group_id, update.member_id, new))
     if old is None:
-        update.reasons.append(f"member {update.member_id} joined")
         decision.event(
             EventKind.MEMBER_JOINED,
             group.group_id,
             **identity(update.member_id, new),
         )
-    elif (
-        new.subscribed_topic_names != old.subscribed_topic_names
-        or new.subscribed_topic_regex != old.subscribed_topic_regex
-    ):
-        update.reasons.append(f"member {update.member_id} changed its subscription")
+    if _subscription_has_changed(update.draft, base, new):
+        verb = "joined" if old is None else "changed its subscription"
+        update.reasons.append(f"member {update.member_id} {verb}")
+
+
+def _subscription_has_changed(
+    draft: GroupDraft, old: cr.ConsumerMemberValue, new: cr.ConsumerMemberValue
+) -> bool:
+    """Return whether a member's new subscription bumps the group epoch by itself.
+
+    An expression that is not resolved yet does not: the epoch is bumped once, by its topics, so
+    that the target is not computed twice.
+    """
+    if new.subscribed_topic_names != old.subscribed_topic_names:
+        return True
+    regex = new.subscribed_topic_regex
+    return regex != old.subscribed_topic_regex and (not regex or regex in draft.regexes)
 
 
 # --- its reconciliation ----------------------------------------------------------------------

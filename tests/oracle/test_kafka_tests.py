@@ -69,10 +69,6 @@ OTHERWISE: dict[str, tuple[str, str]] = {
         "expected: <List(ListedGroup(",
         f"groups are listed {IN_ORDER}",
     ),
-    "ConsumerGroupHeartbeatRequestTest.testConsumerGroupHeartbeatWithRegularExpression": (
-        "expected: <1> but was: <2>",
-        "the first heartbeat finds the topics of an expression; Kafka does so in the next epoch",
-    ),
     **{
         f"ConsumerProtocolMigrationTest.testOnlineMigrationWithEagerAssignmentStrategyAnd{kind}": (
             "memberId=''",

@@ -65,6 +65,41 @@ def test_a_new_expression_waits_for_the_one_under_way():
     assert "topic-1" in driver.consumer_group().regexes["topic-1.*"].topics
 
 
+def test_join_by_an_unmatched_expression_keeps_the_group_epoch():
+    driver = ConsumerDriver(image=MANY)
+    client = driver.client("m", subscribed_topic_names=None, subscribed_topic_regex="foo*")
+    assert driver.consumer_group().epoch == client.epoch == 1
+    driver.image = changed(driver.image, foo=(V, 3))
+    driver.advance(10_001)
+    settle(client)
+    assert driver.consumer_group().epoch == client.epoch == 2
+    assert len(client.owned) == 3
+
+
+def test_join_by_a_resolved_expression_bumps_the_group_epoch():
+    driver = ConsumerDriver(image=MANY)
+    driver.client("m", subscribed_topic_names=None, subscribed_topic_regex="topic-0.*")
+    epoch = driver.consumer_group().epoch
+    driver.client("n", subscribed_topic_names=None, subscribed_topic_regex="topic-0.*")
+    assert driver.consumer_group().epoch == epoch + 1
+
+
+def test_expression_of_topics_subscribed_by_name_bumps_the_group_epoch():
+    driver = ConsumerDriver(image=MANY)
+    driver.client("m", subscribed_topic_names=("topic-01",))
+    epoch = driver.consumer_group().epoch
+    driver.client("n", subscribed_topic_names=None, subscribed_topic_regex="topic-01")
+    assert driver.consumer_group().epoch == epoch + 1
+
+
+def test_join_without_a_subscription_keeps_the_group_epoch():
+    driver = ConsumerDriver(image=MANY)
+    driver.client("m", subscribed_topic_names=("topic-01",))
+    epoch = driver.consumer_group().epoch
+    driver.client("n", subscribed_topic_names=())
+    assert driver.consumer_group().epoch == epoch
+
+
 @pytest.mark.parametrize("how", ["leave", "clear", "crash", "delete"])
 def test_nobody_waits_for_the_rest_any_more(how):
     driver = ConsumerDriver(SLOW, image=MANY)
@@ -73,12 +108,12 @@ def test_nobody_waits_for_the_rest_any_more(how):
     assert driver.consumer_group().scan is not None
     if how == "crash":
         driver.reload()
-        driver.beat("m", 2)
+        driver.beat("m", 1)
         driver.advance(1_000)
         assert subscribed(driver) == 10
         return
     if how == "clear":
-        driver.beat("m", 2, subscribed_topic_names=("topic-01",), subscribed_topic_regex="")
+        driver.beat("m", 1, subscribed_topic_names=("topic-01",), subscribed_topic_regex="")
     else:
         driver.beat("m", -1)
         if how == "delete":
@@ -220,7 +255,7 @@ def test_what_a_timer_goes_on_with_is_still_what_the_sender_may_see():
     # The group was new, so nobody remembers what the sender may see before it says more.
     driver.advance(1_000)
     assert not driver.consumer_group().regexes
-    driver.beat("m", 2, sight=sight)
+    driver.beat("m", 1, sight=sight)
     assert driver.consumer_group().scan is not None
     driver.advance(1_000)
     assert driver.consumer_group().regexes[pattern].topics == ("topic-39",)

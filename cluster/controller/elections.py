@@ -6,6 +6,7 @@ Source: ``ReplicationControlManager.electLeaders``/``maybeBalancePartitionLeader
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fencepost.cluster.controller.errors import (
@@ -79,18 +80,37 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 def balance_leaders(view: View) -> Outcome[bool]:
     """Elect the preferred leader wherever another one leads.
 
-    The answer says whether there is more to do.
+    With a percentage, only for brokers that miss a larger share of the partitions whose preferred
+    leader they are. The answer says whether there is more to do. Source:
+    ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
+    balanced = _balanced_brokers(view)
     return _swept(
         view,
         (
             (topic.name, index)
             for topic, index, partition in view.partitions()
-            if not _has_preferred_leader(partition)
+            if not _has_preferred_leader(partition) and partition.replicas[0] not in balanced
         ),
         Election.PREFERRED,
         "the preferred leader was not leading",
     )
+
+
+def _balanced_brokers(view: View) -> set[int]:
+    """Brokers that lead enough of the partitions whose preferred leader they are."""
+    percentage = view.settings.leader_imbalance_percentage
+    if percentage is None:
+        return set()
+    preferred, led_by_others = Counter[int](), Counter[int]()
+    for _, _, partition in view.partitions():
+        preferred[partition.replicas[0]] += 1
+        led_by_others[partition.replicas[0]] += not _has_preferred_leader(partition)
+    return {
+        broker
+        for broker, count in preferred.items()
+        if led_by_others[broker] * 100 <= percentage * count
+    }
 
 
 def elect_unclean_leaders(view: View) -> Outcome[bool]:

@@ -52,6 +52,8 @@ class ControllerSettings:
     """``auto.leader.rebalance.enable``."""
     leader_imbalance_check_interval_ms: int = 300_000
     """``leader.imbalance.check.interval.seconds``."""
+    leader_imbalance_percentage: int | None = None
+    """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000

@@ -93,17 +93,17 @@ def read_settings(path: Path) -> Profile:
 
     What is for clients of other kinds stands there too, and is passed over.
     """
-    from fencepost.coordinator.config import properties
+    from fencepost.coordinator.config.key import ConfigError
+    from fencepost.coordinator.config.settings_file import parse
 
     raw = _content(path, f"the settings in {path}")
-    settings: Mapping[str, object]
-    if path.suffix == ".toml":
-        settings = _flat(_toml(path, raw))
-    else:
-        try:
-            settings = properties.parse(raw)
-        except ValueError:
-            raise ProfileError(f"{path} is no file of properties: a wrong \\u escape") from None
+    try:
+        settings = parse(raw, path.suffix)
+    except ConfigError as error:
+        raise ProfileError(f"{path}: {error.key}: {error.reason}") from None
+    except ValueError:
+        # The parsers' own messages may show a part of a password.
+        raise ProfileError(f"{path} is neither TOML nor a file of Java properties") from None
     bootstrap, timeout = settings.get("bootstrap.servers"), settings.get("default.api.timeout.ms")
     if timeout is not None and not str(timeout).isdecimal():
         raise ProfileError(f"{path}: default.api.timeout.ms must be a number of milliseconds")

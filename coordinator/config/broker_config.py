@@ -10,19 +10,17 @@ Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper`
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
-from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
+from fencepost.coordinator.config.cluster_keys import ON_ZOOKEEPER
+from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS, IGNORED_PREFIXES
 from fencepost.coordinator.config.key import (
-    HIDDEN,
     ConfigError,
     ConfigKey,
     ConfigType,
@@ -31,6 +29,7 @@ from fencepost.coordinator.config.key import (
     setting_text,
 )
 from fencepost.coordinator.config.security_keys import OF_LISTENERS
+from fencepost.coordinator.config.settings_file import read_file
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.logcore.config import LogConfig
@@ -71,9 +70,6 @@ def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
 LISTENER_PREFIX = "listener.name."
 """What begins the key of a value that is for one listener."""
 
-MAX_CONFIG_FILE_BYTES = 1 << 20
-"""Bytes of a configuration file: far above what all keys together need."""
-
 
 class ConfigSource(IntEnum):
     """Where a value comes from; the numbers are those of DescribeConfigs."""
@@ -101,14 +97,14 @@ class Setting(NamedTuple):
 def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str, str]:
     """The settings of a file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
 
-    A file whose name ends in ``.properties`` has Java's format, as Apache Kafka's own; every other
-    one is TOML. Only the form is checked; :class:`BrokerConfig` checks keys and values.
+    A file is TOML, or has Java's properties format as Apache Kafka's own; its content decides. Only
+    the form is checked; :class:`BrokerConfig` checks keys and values.
     """
-    settings = {} if config_file is None else _read_file(config_file)
+    settings = {} if config_file is None else read_file(config_file)
     for pair in pairs:
         key, found, value = pair.partition("=")
         if not found or not key.strip():
-            raise ConfigError(pair, "", "a setting is written KEY=VALUE")
+            raise ConfigError(pair, None, "a setting is written KEY=VALUE")
         settings[key.strip()] = value.strip()
     return settings
 
@@ -125,36 +121,6 @@ def take_data_directory(settings: dict[str, str]) -> Path | None:
         if text:
             return Path(text)
     return None
-
-
-def _read_file(path: Path) -> dict[str, str]:
-    is_properties = path.suffix == properties.SUFFIX
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_CONFIG_FILE_BYTES + 1)
-        if len(raw) > MAX_CONFIG_FILE_BYTES:
-            raise ConfigError(str(path), "", f"longer than {MAX_CONFIG_FILE_BYTES} bytes")
-        if is_properties:
-            return properties.parse(raw)
-        tree = tomllib.loads(raw.decode())
-    except (OSError, ValueError) as error:
-        hint = ""
-        if "overwrite" in str(error):
-            hint = "; where one key continues another, write it in quotes"
-        elif isinstance(error, tomllib.TOMLDecodeError):
-            hint = f"; a file of Java properties has a name that ends in {properties.SUFFIX}"
-        raise ConfigError(str(path), "", f"cannot be read: {error}{hint}") from error
-    return dict(_flatten(tree, ""))
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Dotted keys from nested tables: ``log.retention.hours = 1`` is three tables in TOML."""
-    for name, value in tree.items():
-        key = prefix + name
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{key}.")
-        else:
-            yield key, setting_text(key, value)
 
 
 # --- broker level --------------------------------------------------------------------------------
@@ -174,8 +140,9 @@ class BrokerConfig:
         self._ignored: dict[str, str] = {}
         for given, value in (settings or {}).items():
             text = setting_text(given, value).strip()
-            if given in IGNORED_KEYS:
-                self._ignored[given] = IGNORED_KEYS[given]
+            reason = _reason_to_ignore(given)
+            if reason:
+                self._ignored[given] = reason
                 continue
             of_listener = _key_of_listener(given)
             name = given if of_listener is not None else _broker_name(given, text)
@@ -279,8 +246,11 @@ class BrokerConfig:
 
     def without_effect(self) -> list[tuple[str, str]]:
         """(key, reason) of the static settings that change nothing, for a warning."""
-        inert = [(name, _key(name).inert) for name in self._static if _key(name).inert]
-        return [*inert, *self._ignored.items()]
+        inert = {name: _key(name).inert for name in self._static if _key(name).inert}
+        if not self._values["zookeeper.connect"]:
+            reason = "the controllers are not on ZooKeeper: zookeeper.connect is not set"
+            inert |= {name: reason for name in self._static if name in ON_ZOOKEEPER}
+        return [*inert.items(), *self._ignored.items()]
 
     # --- topic level ---
 
@@ -334,7 +304,10 @@ class BrokerConfig:
         for name, text in settings.items():
             key = BROKER_KEYS.get(name) or _key_of_listener(name)
             if key is None:
-                raise ConfigError(name, HIDDEN, "unknown configuration")
+                reason = _reason_to_ignore(name)
+                raise ConfigError(
+                    name, None, f"it has no effect: {reason}" if reason else _unknown(name)
+                )
             key.parse(text)
             if not key.updatable:
                 raise InvalidRequestError(f"Cannot update these configs dynamically: {name}")
@@ -403,9 +376,36 @@ def _broker_name(given: str, text: str) -> str:
         return SYNONYMS[given]
     if given in REPLACED:
         raise ConfigError(given, text, REPLACED[given])
-    known = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
-    # Perhaps it is a password, under a name with a mistake in it.
-    raise ConfigError(given, HIDDEN, f"unknown configuration{nearest(given, known)}")
+    # Without the value: perhaps it is a password, under a name with a mistake in it.
+    raise ConfigError(given, None, _unknown(given))
+
+
+def _unknown(name: str) -> str:
+    """What is said of a key that is unknown, with the nearest one."""
+    known: Iterable[str] = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
+    if name.startswith(LISTENER_PREFIX):
+        listener, _, _ = name.removeprefix(LISTENER_PREFIX).partition(".")
+        known = (f"{LISTENER_PREFIX}{listener}.{key}" for key in OF_LISTENERS)
+    return f"unknown configuration{nearest(name, known)}"
+
+
+def _reason_to_ignore(name: str) -> str:
+    """Why a key of Apache Kafka's is accepted and kept nowhere; empty for every other name."""
+    if name in IGNORED_KEYS:
+        return IGNORED_KEYS[name]
+    for prefix, reason in IGNORED_PREFIXES.items():
+        if name.startswith(prefix):
+            return reason
+    if name.startswith(LISTENER_PREFIX) and _key_of_listener(name) is None:
+        _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
+        for key in (rest, rest.partition(".")[2]):
+            if key in IGNORED_KEYS:
+                return IGNORED_KEYS[key]
+            if key in BROKER_KEYS:
+                return BROKER_KEYS[key].inert or f"{key} is for all listeners"
+            if key in SYNONYMS or key in REPLACED:
+                return f"{key} is for all listeners"
+    return ""
 
 
 def _check_together(values: Mapping[str, Value]) -> None:

@@ -65,7 +65,7 @@ message.max.bytes INT 1048588 unit=bytes low=0 dynamic
     The largest record batch that is accepted, after compression.
 compression.type STRING producer of=uncompressed,zstd,lz4,snappy,gzip,producer dynamic
     The codec batches are stored with; producer keeps what was sent.
-compression.gzip.level INT -1 low=-1 high=9 dynamic
+compression.gzip.level INT -1 of=-1,1,2,3,4,5,6,7,8,9 dynamic
     Effort of gzip, 1 to 9; -1 is its default.
 compression.lz4.level INT 9 low=1 high=17 dynamic
     Effort of lz4.
@@ -86,17 +86,18 @@ node.id INT 1 low=0
     This broker's number; it is fixed by the first start of a data directory.
 broker.rack STRING -
     The rack that Metadata shows for this broker.
-listeners STRING -
+listeners LIST -
     NAME://HOST:PORT where clients connect, several with commas between, if --listen does not say
     it; without HOST on every address. Kafka's default is PLAINTEXT://:9092.
-advertised.listeners STRING -
+advertised.listeners LIST -
     NAME://HOST:PORT that clients of each listener are told to connect to; one that is not named
     tells where it listens.
 controller.listener.names LIST ""
     Listeners of these names are for brokers that ask a controller, not for clients; the first is
     how a broker connects to controllers. A node that is broker and controller is alone
     without one.
-listener.security.protocol.map LIST ""
+listener.security.protocol.map STRING \
+SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
     The protocol of each listener, NAME:PROTOCOL, where it is not its name: PLAINTEXT, SSL,
     SASL_PLAINTEXT or SASL_SSL.
 fencepost.insecure BOOLEAN false
@@ -128,17 +129,17 @@ log.retention.check.interval.ms LONG 300000 unit=ms low=1
     How often retention looks for segments to delete.
 log.cleaner.enable BOOLEAN true
     Whether compacted logs are cleaned.
-log.cleaner.backoff.ms LONG 15000 unit=ms low=1
+log.cleaner.backoff.ms LONG 15000 unit=ms low=0 dynamic
     How long the cleaner waits before it looks again, when there was nothing to clean.
-log.cleaner.dedupe.buffer.size LONG 134217728 unit=bytes low=1024
+log.cleaner.dedupe.buffer.size LONG 134217728 unit=bytes low=1024 dynamic
     Memory for the keys of one round; with more keys a log takes several rounds.
-log.cleaner.io.max.bytes.per.second DOUBLE 1.7976931348623157E308 unit=bytes/s low=1
+log.cleaner.io.max.bytes.per.second DOUBLE 1.7976931348623157E308 unit=bytes/s low=1 dynamic
     What the cleaner may read and write together.
 log.initial.task.delay.ms LONG 30000 unit=ms low=0
     How long after the start retention first runs.
-log.flush.offset.checkpoint.interval.ms INT 60000 unit=ms low=1
+log.flush.offset.checkpoint.interval.ms INT 60000 unit=ms low=0
     How often recovery points are written.
-log.flush.start.offset.checkpoint.interval.ms INT 60000 unit=ms low=1
+log.flush.start.offset.checkpoint.interval.ms INT 60000 unit=ms low=0
     How often log start offsets are written.
 replica.high.watermark.checkpoint.interval.ms LONG 5000 unit=ms low=1
     How often high watermarks are written.
@@ -161,8 +162,8 @@ queued.max.request.bytes LONG 268435456 unit=bytes low=-1
 queued.max.response.bytes LONG 67108864 unit=bytes low=-1
     Responses in memory that clients have not taken yet, of all connections together. Beyond it,
     requests with large answers wait; -1 sets no bound. Fencepost's own.
-connections.max.idle.ms LONG 600000 unit=ms low=1
-    A connection without requests is closed after this long.
+connections.max.idle.ms LONG 600000 unit=ms low=-1
+    A connection without requests is closed after this long; -1 keeps it.
 max.connections.per.ip INT 10000 low=0 dynamic
     Open connections of one address; Kafka's default sets no bound.
 unstable.api.versions.enable BOOLEAN false
@@ -200,7 +201,7 @@ transaction.remove.expired.transaction.cleanup.interval.ms INT 3600000 unit=ms l
     How often expired transactional ids are looked for.
 transaction.partition.verification.enable BOOLEAN true dynamic
     Ask the coordinator before a transaction first writes to a partition.
-add.partitions.to.txn.retry.backoff.ms INT 20 unit=ms low=0
+add.partitions.to.txn.retry.backoff.ms INT 20 unit=ms low=1
     Wait before a transaction whose predecessor is being completed is asked for again.
 add.partitions.to.txn.retry.backoff.max.ms INT 100 unit=ms low=0
     For so long it is asked for, before its producer has to.

@@ -16,11 +16,11 @@ controller.quorum.bootstrap.servers LIST ""
     HOST:PORT of controllers, of which one is asked where the active one is.
 controller.quorum.voters LIST ""
     ID@HOST:PORT of every controller, where controller.quorum.bootstrap.servers is not set.
-controller.quorum.fetch.timeout.ms INT 2000 unit=ms
+controller.quorum.fetch.timeout.ms INT 2000 unit=ms low=0
     How long the active controller may be silent before another one is asked.
-controller.quorum.request.timeout.ms INT 2000 unit=ms
+controller.quorum.request.timeout.ms INT 2000 unit=ms low=0
     How long a fetch of the metadata waits for its answer.
-controller.quorum.retry.backoff.ms INT 20 unit=ms
+controller.quorum.retry.backoff.ms INT 20 unit=ms low=0
     The pause before a failed one is repeated.
 controller.socket.timeout.ms INT 30000 unit=ms
     How long any other request to a controller waits for its answer.
@@ -56,6 +56,9 @@ control.plane.listener.name STRING -
     it, that of the brokers among themselves.
 zookeeper.max.in.flight.requests INT 10 low=1
     Requests to ZooKeeper that are under way at the same time.
+leader.imbalance.per.broker.percentage INT 10 unit=percent
+    A controller on ZooKeeper lets the first replicas lead again when more than this share of those
+    that a broker is the first replica of is led by others. Other controllers do so without a bound.
 zookeeper.set.acl BOOLEAN false
     Only who logs in to ZooKeeper as this broker does may change what it writes there, and read
     users, settings of brokers and tokens.
@@ -108,3 +111,16 @@ zookeeper.metadata.migration.enable BOOLEAN false
 """
 
 CLUSTER_KEYS = read_keys(_BROKER)
+
+ON_ZOOKEEPER = {
+    key.name
+    for key in CLUSTER_KEYS
+    if key.name.startswith(("zookeeper.", "password.encoder."))
+    or key.name
+    in {
+        "control.plane.listener.name",
+        "fencepost.zookeeper.jaas.config",
+        "leader.imbalance.per.broker.percentage",
+    }
+} - {"zookeeper.connect"}
+"""Keys that have no effect without ``zookeeper.connect``."""

@@ -12,7 +12,7 @@ group.consumer.session.timeout.ms INT 45000 unit=ms low=1
     A member of a consumer group that is silent for so long is removed.
 group.consumer.heartbeat.interval.ms INT 5000 unit=ms low=1
     How often members of consumer groups are told to send a heartbeat.
-group.consumer.assignment.interval.ms INT 1000 unit=ms low=0 high=15000
+group.consumer.assignment.interval.ms INT 1000 unit=ms low=0 dynamic
     A consumer group's target assignment is computed at most once in this time.
 group.consumer.min.session.timeout.ms INT 45000 unit=ms low=1
     The shortest session timeout that a group may be given as its own.
@@ -28,11 +28,12 @@ group.consumer.max.assignment.interval.ms INT 15000 unit=ms low=0
     The longest assignment interval that a group may be given as its own.
 group.consumer.max.size INT 1000 unit=members low=1
     Members of one consumer group. Kafka's default is unlimited; here a table has a limit.
-group.consumer.migration.policy STRING bidirectional of=disabled,upgrade,downgrade,bidirectional
+group.consumer.migration.policy STRING bidirectional any-case \
+of=disabled,upgrade,downgrade,bidirectional
     Whether groups with members may change between the classic and the consumer protocol.
 group.consumer.assignors LIST uniform,range
-    Server-side assignors; the first is the default. Others than uniform and range are entry points
-    of the group fencepost.assignors.
+    Server-side assignors; the first is the default. Others than uniform and range, which Apache
+    Kafka's names of their classes mean as well, are entry points of the group fencepost.assignors.
 group.min.session.timeout.ms INT 6000 unit=ms low=0
     The shortest session timeout a member may ask for.
 group.max.session.timeout.ms INT 1800000 unit=ms low=0

@@ -1,7 +1,7 @@
 """Keys of Apache Kafka's brokers that are taken from a file with a warning, and kept nowhere.
 
-With those of ``unused_keys.py``, which tools may also ask for, they are all that Kafka 4.3 has
-beside the keys that have an effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
+With those of ``unused_keys.py``, which tools may also ask for, they are all that Kafka 3.9 and 4.3
+have beside the keys that have an effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,22 @@ there is one node, and it is its own controller
     controller.quorum.append.linger.ms controller.quorum.auto.join.enable
     controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
     server.max.startup.time.ms unstable.feature.versions.enable
+node.id is this broker's number: none is generated
+    broker.id.generation.enable reserved.broker.max.id
+the levels of features say what brokers write (`fencepost features`)
+    eligible.leader.replicas.enable inter.broker.protocol.version
+every record batch is written in the format of Kafka 3.0 and later
+    log.message.format.version
+records are converted for every consumer that needs an older format
+    log.message.downconversion.enable
+log.message.timestamp.before.max.ms and log.message.timestamp.after.max.ms bound a record's time
+    log.message.timestamp.difference.max.ms
+a commit of offsets waits for all replicas in sync
+    offsets.commit.required.acks
+there is one group coordinator, for both protocols
+    group.coordinator.new.enable
+metadata is not migrated from ZooKeeper
+    zookeeper.metadata.migration.min.batch.size
 the metadata is fetched in pieces of 1 MiB
     controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
 no listener waits for the others: all serve when the broker does
@@ -28,14 +44,17 @@ there is one data directory
 the log of topics is small, and kept as it is
     internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
     internal.metadata.max.batch.size.in.bytes metadata.log.max.record.bytes.between.snapshots
-    metadata.log.max.snapshot.interval.ms metadata.log.segment.bytes metadata.log.segment.ms
+    metadata.log.max.snapshot.interval.ms metadata.log.segment.bytes
+    metadata.log.segment.min.bytes metadata.log.segment.ms
     metadata.max.retention.bytes metadata.max.retention.ms
 classes of Java are not loaded
-    alter.config.policy.class.name client.quota.callback.class config.providers
+    alter.config.policy.class.name alter.config.policy.kraft.compatibility.enable
+    client.quota.callback.class config.providers
     create.topic.policy.class.name principal.builder.class security.providers
 there is no JMX
-    kafka.metrics.polling.interval.secs kafka.metrics.reporters metric.reporters
-    metrics.num.samples metrics.recording.level metrics.sample.window.ms telemetry.max.bytes
+    auto.include.jmx.reporter kafka.metrics.polling.interval.secs kafka.metrics.reporters
+    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms
+    telemetry.max.bytes
 the backlog has 1,024 places
     socket.listen.backlog.size
 what waits is dropped when it is answered
@@ -67,7 +86,8 @@ records are kept on the disk: tiered storage is not served
     remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix
     remote.log.storage.system.enable
 share groups are not served
-    group.share.initialize.retry.interval.ms group.share.persister.class.name
+    group.share.enable group.share.initialize.retry.interval.ms group.share.max.groups
+    group.share.persister.class.name
     share.coordinator.append.linger.ms share.coordinator.cached.buffer.max.bytes
     share.coordinator.cold.partition.snapshot.interval.ms share.coordinator.load.buffer.size
     share.coordinator.snapshot.update.records.per.snapshot
@@ -77,7 +97,7 @@ share groups are not served
     share.coordinator.threads share.coordinator.write.timeout.ms
 delegation tokens are not served
     delegation.token.expiry.check.interval.ms delegation.token.expiry.time.ms
-    delegation.token.max.lifetime.ms delegation.token.secret.key
+    delegation.token.master.key delegation.token.max.lifetime.ms delegation.token.secret.key
 this way of encryption or authentication is not served
     sasl.client.callback.handler.class sasl.kerberos.kinit.cmd
     sasl.kerberos.min.time.before.relogin sasl.kerberos.principal.to.local.rules
@@ -114,3 +134,10 @@ def _read(table: str) -> dict[str, str]:
 
 IGNORED_KEYS: Mapping[str, str] = _read(_TABLE)
 """Why a key changes nothing here, by its name."""
+
+IGNORED_PREFIXES: Mapping[str, str] = {
+    "config.providers.": IGNORED_KEYS["config.providers"],
+    "rlmm.config.": IGNORED_KEYS["remote.log.storage.system.enable"],
+    "rsm.config.": IGNORED_KEYS["remote.log.storage.system.enable"],
+}
+"""Why keys change nothing here that plugins of Apache Kafka's brokers are given, by prefix."""

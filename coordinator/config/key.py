@@ -28,13 +28,17 @@ SHOWN_CHARACTERS = 100
 
 
 class ConfigError(DomainError):
-    """A key is unknown, or its value is not acceptable (INVALID_CONFIG)."""
+    """A key is unknown, or its value is not acceptable (INVALID_CONFIG).
+
+    ``value`` is None where the error is not about a value.
+    """
 
     def __init__(self, key: str, value: object, reason: str) -> None:
         shown = str(value)
         if len(shown) > SHOWN_CHARACTERS:
             shown = shown[:SHOWN_CHARACTERS] + "…"
-        super().__init__(f"Invalid value {shown} for configuration {key}: {reason}")
+        what = key if value is None else f"Invalid value {shown} for configuration {key}"
+        super().__init__(f"{what}: {reason}")
         self.key = key
         self.value = value
         self.reason = reason
@@ -84,6 +88,8 @@ class ConfigKey:
     configuration made for Apache Kafka works; empty for all others."""
     synonyms: tuple[Synonym, ...] = ()
     """Topic keys: the broker keys behind it, the strongest first."""
+    any_case: bool = False
+    """Whether its choices may be written in upper case."""
     form: str = ""
     """Which of :data:`FORMS` its text has."""
 
@@ -97,6 +103,8 @@ class ConfigKey:
                 raise self._refuse(text, "expected true or false")
             return text.lower() == "true"
         if self.type in {ConfigType.STRING, ConfigType.PASSWORD}:
+            if self.any_case:
+                text = text.lower()
             self._check_choice(text, [text])
             self._check_form(text)
             return text
@@ -135,6 +143,7 @@ class ConfigKey:
             raise self._refuse(text, f"it must be at least {self.low}{self._unit()}")
         if self.high is not None and not value <= self.high:
             raise self._refuse(text, f"it must be no more than {self.high}{self._unit()}")
+        self._check_choice(text, [str(value)])
         return value
 
     def _unit(self) -> str:
@@ -225,7 +234,8 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
     """A key from its line of a table: name, type, default (``-`` for none), and what bounds it.
 
     That is ``unit=``, ``low=``, ``high=``, ``form=``, ``of=`` whose choices have commas between.
-    ``dynamic`` says that the key can be changed while the broker runs.
+    ``dynamic`` says that the key can be changed while the broker runs, ``any-case`` that its
+    choices may be written in upper case.
     """
     name, kind, default, *rest = line.split()
     given = dict(item.partition("=")[::2] for item in rest)
@@ -240,6 +250,7 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
         None if high is None else int(high),
         () if choices is None else tuple(choices.split(",")),
         updatable="dynamic" in given,
+        any_case="any-case" in given,
         inert=inert,
         form=given.get("form", ""),
     )

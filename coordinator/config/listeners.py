@@ -61,7 +61,7 @@ def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
     A listener that is not in it tells its own address. Raises ConfigError.
     """
     found = _of_clients(config, ADVERTISED)
-    text = config.text(ADVERTISED)
+    text = _text(config, ADVERTISED)
     if any(one.host in ANY_ADDRESS for one in found.values()):
         reason = "nobody can connect to the meta-address 0.0.0.0. Use a routable IP address"
         raise ConfigError(ADVERTISED, text, reason)
@@ -126,7 +126,7 @@ def advertised_controllers(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
 def listener_names(config: BrokerConfig) -> list[str]:
     """The names of ``listeners``, those of controllers among them. Raises ConfigError."""
-    return [name for name, _ in _entries(LISTENERS, config.text(LISTENERS) or "")]
+    return [name for name, _ in _entries(LISTENERS, _text(config, LISTENERS))]
 
 
 def protocols_of_listeners(config: BrokerConfig) -> dict[str, SecurityProtocol]:
@@ -187,10 +187,17 @@ def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
     return str(config.on_listener(listener.name, key))
 
 
+def _text(config: BrokerConfig, key: str) -> str:
+    """The value of a key that is a list of listeners; empty if it is not set."""
+    value = config.get(key)
+    return ",".join(value) if isinstance(value, tuple) else ""
+
+
 def _of_clients(config: BrokerConfig, key: str) -> dict[str, ListenerConfig]:
     found = _listeners(config, key, of_controllers=False)
-    if config.text(key) and not found and "broker" in config.items("process.roles"):
-        raise ConfigError(key, config.text(key), "there are only controllers' listeners")
+    text = _text(config, key)
+    if text and not found and "broker" in config.items("process.roles"):
+        raise ConfigError(key, text, "there are only controllers' listeners")
     return found
 
 
@@ -202,7 +209,7 @@ def _listeners(
     config: BrokerConfig, key: str, *, of_controllers: bool
 ) -> dict[str, ListenerConfig]:
     """Those of controllers, or the others; by name and in order."""
-    text = config.text(key)
+    text = _text(config, key)
     if not text:
         return {}
     names = _of_controllers(config)
@@ -246,13 +253,20 @@ def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:
         yield parts[1].upper(), parts[2]
 
 
+def mapped_protocols(config: BrokerConfig) -> list[str]:
+    """The entries of ``listener.security.protocol.map``; none if it is not set."""
+    is_set = len(config.settings(PROTOCOLS)) > 1
+    text = (config.text(PROTOCOLS) or "") if is_set else ""
+    return list(filter(None, map(str.strip, text.split(","))))
+
+
 def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
     """The protocol of each listener that has one, by its name.
 
     Where nobody says anything, and nothing else is in use, controllers speak PLAINTEXT.
     """
     protocols = {one.value: one for one in SecurityProtocol}
-    entries = config.items(PROTOCOLS)
+    entries = mapped_protocols(config)
     if not entries:
         of_controllers = _of_controllers(config)
         if not any(
@@ -261,13 +275,13 @@ def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
         ):
             return protocols | dict.fromkeys(of_controllers, SecurityProtocol.PLAINTEXT)
     for entry in entries:
-        name, found, text = (part.strip().upper() for part in entry.partition(":"))
+        name, found, protocol = (part.strip().upper() for part in entry.partition(":"))
         if not found:
             raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), f"{entry!r} is not NAME:PROTOCOL")
         try:
-            protocols[name] = SecurityProtocol(text)
+            protocols[name] = SecurityProtocol(protocol)
         except ValueError as error:
-            reason = f"Invalid security protocol `{text}` defined in {PROTOCOLS}"
+            reason = f"Invalid security protocol `{protocol}` defined in {PROTOCOLS}"
             raise ConfigError(PROTOCOLS, config.get(PROTOCOLS), reason) from error
     return protocols
 
@@ -277,7 +291,7 @@ def _check_ports(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
 
     Raises ConfigError.
     """
-    text = config.text(LISTENERS)
+    text = _text(config, LISTENERS)
     by_port: defaultdict[int, list[int]] = defaultdict(list)
     for one in listeners:
         if one.port:

@@ -11,62 +11,62 @@ _BROKER = """
 a transaction is aborted when its timeout runs out
     transaction.abort.timed.out.transaction.cleanup.interval.ms INT 10000 low=1
 all work is done on one event loop
-    num.network.threads INT 3
-    num.io.threads INT 8
-    background.threads INT 10
-    num.recovery.threads.per.data.dir INT 2
-    log.cleaner.threads INT 1
-    group.coordinator.threads INT 4
+    num.network.threads INT 3 low=1 dynamic
+    num.io.threads INT 8 low=1 dynamic
+    background.threads INT 10 low=1 dynamic
+    num.recovery.threads.per.data.dir INT 2 low=1 dynamic
+    log.cleaner.threads INT 1 low=0 dynamic
+    group.coordinator.threads INT 4 low=1
 a connection has one request at a time
-    queued.max.requests INT 500
+    queued.max.requests INT 500 low=1
 writes are complete when they are answered
-    group.coordinator.append.linger.ms INT -1
+    group.coordinator.append.linger.ms INT -1 low=-1
 logs are read segment by segment
-    offsets.load.buffer.size INT 5242880
-    transaction.state.log.load.buffer.size INT 5242880
+    offsets.load.buffer.size INT 5242880 low=1
+    transaction.state.log.load.buffer.size INT 5242880 low=1
 coordinator records are small
     offsets.topic.compression.codec INT 0
 segments are read batch by batch
-    log.cleaner.io.buffer.size INT 524288
+    log.cleaner.io.buffer.size INT 524288 low=0 dynamic
 the operating system sizes its buffers
     socket.send.buffer.bytes INT 102400
     socket.receive.buffer.bytes INT 102400
 share groups are not served
-    group.share.session.timeout.ms INT 45000
-    group.share.min.session.timeout.ms INT 45000
-    group.share.max.session.timeout.ms INT 60000
-    group.share.heartbeat.interval.ms INT 5000
-    group.share.min.heartbeat.interval.ms INT 5000
-    group.share.max.heartbeat.interval.ms INT 15000
-    group.share.assignment.interval.ms INT 1000
-    group.share.min.assignment.interval.ms INT 0
-    group.share.max.assignment.interval.ms INT 15000
-    group.share.record.lock.duration.ms INT 30000
-    group.share.min.record.lock.duration.ms INT 15000
-    group.share.max.record.lock.duration.ms INT 60000
-    group.share.delivery.count.limit INT 5
-    group.share.min.delivery.count.limit INT 2
-    group.share.max.delivery.count.limit INT 10
-    group.share.partition.max.record.locks INT 2000
-    group.share.min.partition.max.record.locks INT 100
-    group.share.max.partition.max.record.locks INT 4000
-    group.share.max.share.sessions INT 2000
-    group.share.max.size INT 200
+    group.share.session.timeout.ms INT 45000 low=1
+    group.share.min.session.timeout.ms INT 45000 low=1
+    group.share.max.session.timeout.ms INT 60000 low=1
+    group.share.heartbeat.interval.ms INT 5000 low=1
+    group.share.min.heartbeat.interval.ms INT 5000 low=1
+    group.share.max.heartbeat.interval.ms INT 15000 low=1
+    group.share.assignment.interval.ms INT 1000 low=0 dynamic
+    group.share.min.assignment.interval.ms INT 0 low=0
+    group.share.max.assignment.interval.ms INT 15000 low=0
+    group.share.record.lock.duration.ms INT 30000 low=1000 high=3600000
+    group.share.min.record.lock.duration.ms INT 15000 low=1000 high=30000
+    group.share.max.record.lock.duration.ms INT 60000 low=30000 high=3600000
+    group.share.delivery.count.limit INT 5 low=2 high=10
+    group.share.min.delivery.count.limit INT 2 low=2 high=5
+    group.share.max.delivery.count.limit INT 10 low=5 high=25
+    group.share.partition.max.record.locks INT 2000 low=100 high=10000
+    group.share.min.partition.max.record.locks INT 100 low=100 high=2000
+    group.share.max.partition.max.record.locks INT 4000 low=2000 high=10000
+    group.share.max.share.sessions INT 2000 low=1
+    group.share.max.size INT 200 low=1 high=1000
     group.share.assignors LIST simple
 streams groups are not served
-    group.streams.session.timeout.ms INT 45000
-    group.streams.min.session.timeout.ms INT 45000
-    group.streams.max.session.timeout.ms INT 60000
-    group.streams.heartbeat.interval.ms INT 5000
-    group.streams.min.heartbeat.interval.ms INT 5000
-    group.streams.max.heartbeat.interval.ms INT 15000
-    group.streams.assignment.interval.ms INT 1000
-    group.streams.min.assignment.interval.ms INT 0
-    group.streams.max.assignment.interval.ms INT 15000
-    group.streams.initial.rebalance.delay.ms INT 3000
-    group.streams.num.standby.replicas INT 0
-    group.streams.max.standby.replicas INT 2
-    group.streams.max.size INT 2147483647
+    group.streams.session.timeout.ms INT 45000 low=1
+    group.streams.min.session.timeout.ms INT 45000 low=1
+    group.streams.max.session.timeout.ms INT 60000 low=1
+    group.streams.heartbeat.interval.ms INT 5000 low=1
+    group.streams.min.heartbeat.interval.ms INT 5000 low=1
+    group.streams.max.heartbeat.interval.ms INT 15000 low=1
+    group.streams.assignment.interval.ms INT 1000 low=0 dynamic
+    group.streams.min.assignment.interval.ms INT 0 low=0
+    group.streams.max.assignment.interval.ms INT 15000 low=0
+    group.streams.initial.rebalance.delay.ms INT 3000 low=0
+    group.streams.num.standby.replicas INT 0 low=0
+    group.streams.max.standby.replicas INT 2 low=0
+    group.streams.max.size INT 2147483647 low=1
 """
 
 _GROUP = """

@@ -50,6 +50,8 @@ _MINUTE_MS = 60_000
 BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
     "uniform": UniformAssignor,
     "range": RangeAssignor,
+    "org.apache.kafka.coordinator.group.assignor.UniformAssignor": UniformAssignor,
+    "org.apache.kafka.coordinator.group.assignor.RangeAssignor": RangeAssignor,
 }
 """The broker's own server-side assignors by their names in ``group.consumer.assignors``."""
 
@@ -73,6 +75,7 @@ class GroupCoordinator(ShardedCoordinator):
         names = self._config.items("group.consumer.assignors")
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
         self._base_settings: ConsumerSettings | None = None
+        self._config.listen(self._forget_settings)
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
@@ -152,12 +155,19 @@ class GroupCoordinator(ShardedCoordinator):
             environment=self.environment,
         )
 
+    def _forget_settings(self) -> None:
+        self._base_settings = None
+
     def _consumer_settings(self) -> ConsumerSettings:
-        config = self._config
+        config, interval = self._config, "group.consumer.assignment.interval.ms"
         return ConsumerSettings(
             session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
             heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
-            assignment_interval_ms=config.int("group.consumer.assignment.interval.ms"),
+            # As in Kafka (DynamicBrokerConfig.clampDynamicConfigs): it may be changed at run time.
+            assignment_interval_ms=min(
+                max(config.int(interval), config.int("group.consumer.min.assignment.interval.ms")),
+                config.int("group.consumer.max.assignment.interval.ms"),
+            ),
             max_size=config.int("group.consumer.max.size"),
             assignors=AssignorRegistry(
                 BUILT_IN[name]() if name in BUILT_IN else RemoteAssignor(name)

@@ -6,6 +6,7 @@ Source: ``SocketServer``, ``KafkaConfig``.
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -79,11 +80,12 @@ class Listeners:
     def prepare(self, services: Services, registry: Registry) -> Server:
         """The server of these listeners; it listens nowhere yet."""
         config = services.config
+        idle_ms = config.int("connections.max.idle.ms")
         limits = ConnectionLimits(
             max_request_bytes=config.int("socket.request.max.bytes"),
             max_queued_request_bytes=config.int("queued.max.request.bytes"),
             max_queued_response_bytes=config.int("queued.max.response.bytes"),
-            max_idle_ms=config.int("connections.max.idle.ms"),
+            max_idle_ms=max(1, idle_ms) if idle_ms >= 0 else sys.maxsize,
         )
         self.server = server = Server(
             services,

@@ -32,6 +32,11 @@ def controller_settings(
         leader_imbalance_check_interval_ms=(
             config.int("leader.imbalance.check.interval.seconds") * 1000
         ),
+        leader_imbalance_percentage=(
+            config.int("leader.imbalance.per.broker.percentage")
+            if config.text("zookeeper.connect")
+            else None
+        ),
         unclean_check_interval_ms=config.int("unclean.leader.election.interval.ms"),
         max_partitions_per_request=max_partitions_per_request,
         features={name: (low, high) for name, (low, high, _) in FEATURES.items()},

@@ -178,7 +178,8 @@ class Repeated:
             pause_ms = 0 if more else AFTER_FAILURE_MS
             if not more:
                 with survived(self.what):
-                    pause_ms = self._pause_ms()
+                    # Some settings of Kafka's may be 0, which must not take the whole processor.
+                    pause_ms = max(1, self._pause_ms())
             await self._pause(pause_ms)
 
     async def _pause(self, pause_ms: int) -> None:

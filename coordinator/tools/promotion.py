@@ -31,6 +31,7 @@ from fencepost.coordinator.config.listeners import (
     PROTOCOLS,
     advertised_listeners,
     client_listeners,
+    mapped_protocols,
     parse_address,
 )
 from fencepost.coordinator.config.roles import BOOTSTRAP, ROLES, VOTERS, roles_of
@@ -262,7 +263,7 @@ def _broker_settings(
     advertised = {**listeners, **advertised_listeners(config)}
     told = {key: text for key, text in wanted.settings.items() if key not in _OWN}
     protocols = {one.name: str(one.protocol) for one in listeners.values()}
-    protocols |= dict(_pair(entry) for entry in config.items(PROTOCOLS))
+    protocols |= dict(_pair(entry) for entry in mapped_protocols(config))
     protocols.setdefault(names[0], SecurityProtocol.PLAINTEXT)
     between = config.text(BETWEEN_BROKERS) or (
         config.text("security.inter.broker.protocol") or "PLAINTEXT"

@@ -1,4 +1,4 @@
-"""Java itself says how a properties file is read, and Apache Kafka which settings a broker has."""
+"""Java itself says how a properties file is read; a data directory of Apache Kafka is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from fencepost.coordinator.config import properties
-from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
-from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
 from tests.support.cluster import Cluster, unique
 from tests.support.kafka import Kafka, java_command, required
 
@@ -39,14 +37,6 @@ public class Read {
       Collections.sort(rows);
       System.out.println(String.join(" ", rows));
     }
-  }
-}
-"""
-KEYS = """
-import org.apache.kafka.server.config.AbstractKafkaConfig;
-public class Keys {
-  public static void main(String[] none) {
-    for (String name : AbstractKafkaConfig.CONFIG_DEF.names()) System.out.println(name);
   }
 }
 """
@@ -101,16 +91,6 @@ def test_properties_are_read_as_java_does(tmp_path: Path, seed: int) -> None:
     for path, line in zip(paths, told, strict=True):
         assert told_by_us(path.read_bytes()) == told_by_java(line), path.read_bytes()
     assert 0 < told.count("refused") < FILES
-
-
-def test_every_key_of_kafkas_brokers_is_known(tmp_path: Path) -> None:
-    theirs = set(run_source(tmp_path, "Keys", KEYS))
-    assert len(theirs) > 300
-    assert (
-        theirs - BROKER_KEYS.keys() - IGNORED_KEYS.keys() - REPLACED.keys() - SYNONYMS.keys()
-        == set()
-    )
-    assert IGNORED_KEYS.keys() - theirs == set()
 
 
 def test_the_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: Path) -> None:

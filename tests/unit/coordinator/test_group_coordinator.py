@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime import shard as shard_module
 from fencepost.coordinator.runtime.errors import CoordinatorLoadInProgressError, NotCoordinatorError
@@ -263,3 +264,17 @@ async def test_a_parked_join_is_answered_when_the_broker_stops(services: Service
     assert not second.done()
     await services.groups.stop()
     assert second.exception() is not None
+
+
+async def test_the_assignment_interval_changes_while_the_broker_runs(services: Services) -> None:
+    key, groups = "group.consumer.assignment.interval.ms", services.groups
+
+    def interval_ms() -> int:
+        return groups.environment("g").settings.assignment_interval_ms
+
+    assert interval_ms() == 1000
+    for text, expected in (("0", 0), ("15000", 15_000), ("15001", 15_000)):
+        services.config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {key: text})
+        assert interval_ms() == expected
+    services.config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
+    assert interval_ms() == 1000

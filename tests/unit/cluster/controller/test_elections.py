@@ -188,6 +188,17 @@ def test_balance_goes_in_steps_of_so_many_elections() -> None:
     assert seen == [2, 4, 5]
 
 
+@pytest.mark.parametrize(("percentage", "leader"), [(59, 0), (60, 1)])
+def test_balance_on_zookeeper_waits_for_a_share_of_imbalanced_partitions(
+    percentage: int, leader: int
+) -> None:
+    cluster = imbalanced({"leader_imbalance_percentage": percentage})
+    cluster.do(cluster.controller.elect_leaders(Election.PREFERRED, [("a", 3), ("a", 4)]))
+    assert leaders(cluster) == [1, 1, 1, 0, 0]
+    cluster.pass_time(300_000, beating=(0, 1, 2))
+    assert leaders(cluster) == [leader] * 3 + [0] * 2
+
+
 def test_no_balance_without_auto_leader_rebalance() -> None:
     cluster = imbalanced({"leader_rebalance": False})
     cluster.pass_time(400_000, beating=(0, 1, 2))

@@ -1,0 +1,220 @@
+"""Every configuration key of Apache Kafka's brokers: its name, type, default, bounds and scope.
+
+``BrokerKeys.java`` asks the real definitions, also which texts each key accepts. 4.3 decides where
+both versions have a key. What differs on purpose is listed here, and a line that no longer differs
+fails too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
+from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS
+from fencepost.coordinator.config.key import ConfigError, ConfigKey
+from tests.support import kafka, kafka39
+from tests.support.broker_keys import KafkaKey, path_of
+from tests.support.kafka import required
+
+MAIN = Path(__file__).with_name("BrokerKeys.java")
+COMMANDS: dict[str, Callable[..., list[str]]] = {
+    "3.9": kafka39.java_command,
+    "4.3": kafka.java_command,
+}
+
+DEFAULTS = {
+    "broker.id": "numbers are not generated",
+    "controller.listener.names": "Kafka requires it; a node that is alone here needs none",
+    "group.consumer.max.size": "a table has a limit",
+    "group.coordinator.rebalance.protocols": "streams groups are not served",
+    "group.initial.rebalance.delay.ms": "tests and small clusters do not wait",
+    "group.max.size": "a table has a limit",
+    "listeners": "serve listens on 127.0.0.1 where nothing is said",
+    "max.connections": "descriptors have a limit",
+    "max.connections.per.ip": "descriptors have a limit",
+    "node.id": "Kafka requires it; a node that is alone is broker 1",
+    "process.roles": "Kafka requires it; a node alone is both",
+    "queued.max.request.bytes": "memory has a limit",
+    "sasl.server.max.receive.size": "a client that has not logged in gets less memory",
+    "ssl.keystore.type": "PEM is the only form that is read",
+    "ssl.truststore.type": "PEM is the only form that is read",
+    "zookeeper.connect": "empty means the same",
+    "zookeeper.ssl.cipher.suites": "empty means the same",
+    "zookeeper.ssl.enabled.protocols": "empty means the same",
+    "zookeeper.ssl.keystore.type": "PEM is the only form that is read",
+    "zookeeper.ssl.truststore.type": "PEM is the only form that is read",
+}
+
+NARROWER = {
+    "broker.id": "numbers are not generated",
+    "connections.max.idle.ms": "below -1 means -1",
+    "connections.max.reauth.ms": "no time is negative",
+    "default.replication.factor": "a topic has a replica",
+    "group.initial.rebalance.delay.ms": "no time is negative",
+    "group.max.session.timeout.ms": "no time is negative",
+    "group.min.session.timeout.ms": "no time is negative",
+    "log.cleaner.dedupe.buffer.size": "no key would fit",
+    "log.cleaner.io.max.bytes.per.second": "the cleaner would stand still",
+    "log.flush.interval.ms": "no time is negative",
+    "log.flush.scheduler.interval.ms": "no time is negative",
+    "log.retention.hours": "below -1 means -1",
+    "log.retention.minutes": "below -1 means -1",
+    "log.retention.ms": "below -1 means -1",
+    "log.roll.jitter.ms": "no time is negative",
+    "log.roll.ms": "every append would roll",
+    "max.connection.creation.rate": "0 lets no client in",
+    "max.connections": "0 lets no client in",
+    "max.connections.per.ip.overrides": "Kafka refuses these when it starts",
+    "offset.metadata.max.bytes": "no length is negative",
+    "offsets.topic.segment.bytes": "no topic of 4.3 has smaller segments",
+    "password.encoder.cipher.algorithm": "others are not served",
+    "password.encoder.iterations": "a start would take hours",
+    "password.encoder.key.length": "AES has keys of 128, 192 and 256 bits",
+    "password.encoder.keyfactory.algorithm": "others are not served",
+    "queued.max.request.bytes": "below -1 means -1",
+    "replica.fetch.min.bytes": "no size is negative",
+    "replica.high.watermark.checkpoint.interval.ms": "no time is negative",
+    "replica.selector.class": "classes of Java are not loaded",
+    "request.timeout.ms": "no time is negative",
+    "sasl.oauthbearer.clock.skew.seconds": "no time is negative",
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": "no time is negative",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "no time is negative",
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "no time is negative",
+    "sasl.server.max.receive.size": "no login would fit",
+    "ssl.enabled.protocols": "only TLS 1.2 and 1.3 are served",
+    "transaction.state.log.segment.bytes": "no topic of 4.3 has smaller segments",
+    "zookeeper.connection.timeout.ms": "no time is negative",
+    "zookeeper.session.timeout.ms": "no time is negative",
+    "zookeeper.ssl.cipher.suites": "no item stands in a list twice",
+    "zookeeper.ssl.enabled.protocols": "only TLS 1.2 and 1.3 are served",
+    "zookeeper.ssl.protocol": "only TLS 1.2 and 1.3 are served",
+}
+"""Keys of which texts are refused that Kafka's definition accepts."""
+
+WIDER = {
+    "advertised.listeners": "empty means that it is not set",
+    "controller.listener.names": "empty means that it is not set",
+    "controller.quorum.bootstrap.servers": "the node's roles are checked with it",
+    "controller.quorum.voters": "the node's roles are checked with it",
+    "group.consumer.assignors": "the assignors are looked up when the broker starts",
+    "group.coordinator.rebalance.protocols": "the classic protocol is always served",
+    "group.share.assignors": "share groups are not served",
+    "listeners": "empty means that it is not set",
+    "process.roles": "the start says what is missing",
+}
+"""Keys of which texts are accepted that Kafka's definition refuses."""
+
+FIXED = {
+    "listener.security.protocol.map": "listeners are bound at the start",
+    "listeners": "listeners are bound at the start",
+    "sasl.enabled.mechanisms": "logins are set up at the start",
+    "sasl.jaas.config": "logins are set up at the start",
+    "sasl.mechanism.inter.broker.protocol": "logins are set up at the start",
+    "ssl.cipher.suites": "only certificates are exchanged while a listener is open",
+    "ssl.client.auth": "only certificates are exchanged while a listener is open",
+    "ssl.enabled.protocols": "only certificates are exchanged while a listener is open",
+    "ssl.endpoint.identification.algorithm": "only certificates are exchanged while it is open",
+    "ssl.protocol": "only certificates are exchanged while a listener is open",
+}
+"""Keys that are dynamic in Kafka alone, beside those that are kept nowhere."""
+
+LOOSER = {
+    "log.retention.hours": "SIGHUP has the file read again, and this may change with it",
+    "log.retention.minutes": "SIGHUP has the file read again, and this may change with it",
+    "log.roll.hours": "SIGHUP has the file read again, and this may change with it",
+    "log.roll.jitter.hours": "SIGHUP has the file read again, and this may change with it",
+}
+"""Keys that are dynamic here alone."""
+
+TABLES = {
+    "default": DEFAULTS,
+    "narrower": NARROWER,
+    "wider": WIDER,
+    "fixed": FIXED,
+    "looser": LOOSER,
+}
+
+
+def told(version: str, directory: Path) -> list[str]:
+    """The lines of ``BrokerKeys.java`` on the jars of a version."""
+    with required():
+        command = COMMANDS[version](str(MAIN))
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=True, cwd=directory
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Of both versions."""
+    directory = tmp_path_factory.mktemp("keys")
+    return {version: told(version, directory) for version in COMMANDS}
+
+
+@pytest.mark.parametrize("version", COMMANDS)
+def test_the_keys_that_unit_tests_read_are_those_of_the_jars(
+    lines: dict[str, list[str]], version: str
+) -> None:
+    expected = sorted("\t".join(line.split("\t")[:4]) for line in lines[version])
+    assert path_of(version).read_text().splitlines() == expected
+
+
+def test_every_key_is_known(lines: dict[str, list[str]]) -> None:
+    names = {KafkaKey.read(line).name for of_version in lines.values() for line in of_version}
+    known = BROKER_KEYS.keys() | IGNORED_KEYS.keys() | REPLACED.keys() | SYNONYMS.keys()
+    assert names - known == set()
+    assert IGNORED_KEYS.keys() - names == set()
+
+
+def test_types_defaults_bounds_and_scopes_are_kafkas(lines: dict[str, list[str]]) -> None:
+    found: dict[str, set[str]] = {what: set() for what in ("type", *TABLES)}
+    for line in decisive(lines):
+        theirs = KafkaKey.read(line)
+        ours = BROKER_KEYS.get(SYNONYMS.get(theirs.name, theirs.name))
+        if ours is not None:
+            for what in differences(ours, theirs, line):
+                found[what].add(theirs.name)
+    assert not found.pop("type")
+    for what, names in found.items():
+        assert names == TABLES[what].keys(), what
+
+
+def decisive(lines: dict[str, list[str]]) -> list[str]:
+    """The lines of 4.3, and those of 3.9 for keys that 4.3 does not have."""
+    newer = {KafkaKey.read(line).name for line in lines["4.3"]}
+    return [
+        *lines["4.3"],
+        *(line for line in lines["3.9"] if KafkaKey.read(line).name not in newer),
+    ]
+
+
+def differences(ours: ConfigKey, theirs: KafkaKey, line: str) -> set[str]:
+    """What about a key is not Kafka's."""
+    accepted, refused = (column.split("|")[:-1] for column in line.split("\t")[4:])
+    assert accepted
+    found = set()
+    if ours.type.name != theirs.type:
+        found.add("type")
+    if ours.default != theirs.default:
+        found.add("default")
+    if not all(accepts(ours, text) for text in accepted):
+        found.add("narrower")
+    if any(accepts(ours, text) for text in refused):
+        found.add("wider")
+    if ours.updatable != theirs.is_dynamic:
+        found.add("fixed" if theirs.is_dynamic else "looser")
+    return found
+
+
+def accepts(key: ConfigKey, text: str) -> bool:
+    """Whether a text is a value of ours."""
+    try:
+        key.parse(text)
+    except ConfigError:
+        return False
+    return True

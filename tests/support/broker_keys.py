@@ -1,0 +1,56 @@
+"""The configuration keys of Apache Kafka's brokers, from files that ``tests/oracle`` compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSIONS = ("3.9", "4.3")
+
+
+@dataclass(frozen=True)
+class KafkaKey:
+    """One key of a version."""
+
+    name: str
+    type: str
+    default: str | None
+    """None where there is none."""
+    is_dynamic: bool
+
+    @classmethod
+    def read(cls, line: str) -> KafkaKey:
+        """The key of a line of ``BrokerKeys.java``, whose further columns are not looked at."""
+        name, kind, default, is_dynamic = line.split("\t")[:4]
+        return cls(name, kind, None if default == "-" else default[1:-1], is_dynamic == "true")
+
+
+def path_of(version: str) -> Path:
+    """The file of a version: the first four columns of what ``BrokerKeys.java`` prints, sorted."""
+    return Path(__file__).with_name(f"broker_keys_{version.replace('.', '')}.tsv")
+
+
+def keys_of(version: str) -> dict[str, KafkaKey]:
+    """All keys of a version, by name."""
+    lines = path_of(version).read_text().splitlines()
+    return {key.name: key for key in map(KafkaKey.read, lines)}
+
+
+def file_of_defaults(version: str, home: Path) -> str:
+    """A ``server.properties`` with every key that has a default, at its default.
+
+    Only what depends on the machine or has to be given differs: where to listen, the directory, the
+    roles and the number.
+    """
+    settings = {key.name: key.default for key in keys_of(version).values()}
+    settings |= {
+        "broker.id": "1",
+        "controller.listener.names": None,
+        "listeners": "PLAINTEXT://127.0.0.1:0",
+        "log.dir": str(home / "logs"),
+        "log.dirs": None,
+        "node.id": "1",
+        "process.roles": "broker,controller",
+    }
+    lines = (f"{key}={value}\n" for key, value in settings.items() if value is not None)
+    return "".join(lines).replace("\\", "\\\\")

@@ -1,0 +1,115 @@
+"""Every key that a broker of Apache Kafka 3.9 or 4.3 has is known, alone and for a listener."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.config.broker_keys import REPLACED
+from tests.support.broker_keys import VERSIONS, KafkaKey, file_of_defaults, keys_of
+from tests.support.daemon import Daemon
+from tests.support.processes import Child
+
+SAMPLES = {
+    "BOOLEAN": "true",
+    "CLASS": "x",
+    "DOUBLE": "1",
+    "INT": "1",
+    "LIST": "x",
+    "LONG": "1",
+    "PASSWORD": "x",
+    "SHORT": "1",
+    "STRING": "x",
+}
+"""A value for a key that has no default; by type."""
+
+CHOSEN = {
+    "password.encoder.keyfactory.algorithm": "PBKDF2WithHmacSHA512",
+    "process.roles": "broker",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    "zookeeper.connection.timeout.ms": "18000",
+    "zookeeper.ssl.enabled.protocols": "TLSv1.3",
+}
+
+NUMBERS = {"broker.id": "1", "node.id": "1"}
+"""-1, the default in Kafka 3.9, asks for a generated number there; here a broker has node.id."""
+
+
+def value_of(key: KafkaKey) -> str:
+    if key.default is None:
+        return CHOSEN.get(key.name, SAMPLES[key.type])
+    return key.default
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_key_is_accepted_at_its_default(version: str) -> None:
+    keys = keys_of(version)
+    assert len(keys) > 300
+    settings = {key.name: value_of(key) for key in keys.values()}
+    for name in settings.keys() & (REPLACED.keys() | NUMBERS.keys()):
+        if settings[name] not in NUMBERS.values():
+            with pytest.raises(ConfigError) as refused:
+                BrokerConfig({name: settings[name]})
+            assert "unknown" not in str(refused.value)
+            del settings[name]
+    BrokerConfig(settings)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("prefix", ["listener.name.inside.", "listener.name.inside.scram-sha-256."])
+def test_every_key_is_accepted_for_a_listener(version: str, prefix: str) -> None:
+    keys = [key for key in keys_of(version).values() if key.name not in REPLACED]
+    config = BrokerConfig({prefix + key.name: value_of(key) for key in keys})
+    reasons, effective = dict(config.without_effect()), config.of_listeners()
+    for key in keys:
+        assert prefix + key.name in effective or reasons[prefix + key.name]
+
+
+def test_keys_of_plugins_are_passed_over_with_a_reason() -> None:
+    given = {
+        "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
+        "rsm.config.bucket": "b",
+        "rlmm.config.remote.log.metadata.topic.replication.factor": "1",
+    }
+    config = BrokerConfig(given)
+    assert dict(config.without_effect()).keys() == given.keys()
+
+
+def test_keys_for_zookeeper_say_that_there_is_none() -> None:
+    settings = {
+        "leader.imbalance.per.broker.percentage": "20",
+        "zookeeper.session.timeout.ms": "9000",
+    }
+    reasons = dict(BrokerConfig(settings).without_effect())
+    assert reasons.keys() == settings.keys()
+    assert all("zookeeper.connect is not set" in reason for reason in reasons.values())
+    assert not BrokerConfig({**settings, "zookeeper.connect": "z:2181"}).without_effect()
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [("3.9", "broker.conf"), ("4.3", "settings"), ("4.3", "broker.toml")]
+)
+def test_a_broker_starts_with_all_keys_at_their_defaults(
+    tmp_path: Path, version: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(file_of_defaults(version, tmp_path))
+    daemon = Daemon(tmp_path, {})
+    child = daemon.child = Child([*daemon._command, "--config-file", str(path)])
+    daemon.wait_until_listening()
+    told = re.findall(r'"key": "(\S+)", .*"event": "setting has no effect"', child.tail(100_000))
+    daemon.stop()
+    assert {"num.io.threads", "log.local.retention.ms"} <= set(told)
+    assert ("inter.broker.protocol.version" in told) is (version == "3.9")
+
+
+def test_a_listeners_key_with_a_mistake_is_told_with_the_nearest_one() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^listener\.name\.x\.ssl\.keystore\.locaton: unknown configuration; "
+        r"did you mean listener\.name\.x\.ssl\.keystore\.location\?$",
+    ):
+        BrokerConfig({"listener.name.x.ssl.keystore.locaton": "secret"})

@@ -10,6 +10,7 @@ Afterwards everything can be imported as ever.
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,23 @@ def _stand_in(name: str, **attributes: object) -> Iterator[None]:
         del sys.modules[name]
 
 
-with _absent("hypothesis", "rich"):
+@contextmanager
+def _unfrozen() -> Iterator[None]:
+    """Have ``datetime.datetime`` be the real class, of which kio derives another.
+
+    freezegun replaces it by a class whose metaclass does not allow that.
+    """
+    now = dt.datetime
+    dt.datetime = next(  # type: ignore[misc, assignment]
+        one for one in now.__mro__ if one.__module__ == "datetime"
+    )
+    try:
+        yield
+    finally:
+        dt.datetime = now  # type: ignore[misc]
+
+
+with _absent("hypothesis", "rich"), _unfrozen():
     import kio.static.primitive
     import structlog
 with _stand_in("importlib.metadata", version=str), _stand_in("crc32c._cli", main=None):

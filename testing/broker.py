@@ -12,6 +12,7 @@ from typing import Final, Self, TypeVar
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.runtime.loop import RealTimeLoop
 from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.clock import Clock
 from fencepost.testing.crash import MortalFiles
@@ -44,7 +45,7 @@ class OwnBroker:
         clock: Clock | None = None,
         forces: bool = True,
         add_scram: Sequence[str] = (),
-        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = RealTimeLoop,
     ) -> None:
         self.data_dir = Path(data_dir)
         self.config = dict(config or {})

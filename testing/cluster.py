@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.tools.ports import hold_port
+from fencepost.logcore.clock import monotonic_s
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.kafka import setting_texts
 from fencepost.testing.network import Network
@@ -248,7 +249,7 @@ class Cluster:
 
     def wait_for(self, look: Callable[[], T | None], what: str) -> T:
         """Look again and again until there is something; AssertionError after 30 s."""
-        until = time.monotonic() + WAIT_S
+        until = monotonic_s() + WAIT_S
         while True:
             try:
                 found = look()
@@ -256,7 +257,7 @@ class Cluster:
                 found = None
             if found:
                 return found
-            if time.monotonic() > until:
+            if monotonic_s() > until:
                 raise AssertionError(f"{what}: not within {WAIT_S} s")
             time.sleep(_POLL_S)
 

@@ -28,6 +28,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Registry
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import APIS, ApiKey
+from fencepost.logcore.clock import monotonic_s
 from fencepost.testing.error_answers import DONE_ALL_THE_SAME, error_answer
 from fencepost.testing.requests import SeenRequest, check_fields, matcher
 
@@ -97,19 +98,24 @@ class Fault:
                 raise self._too_few(hits, timeout)
 
     async def wait_async(self, timeout: float = 10.0, *, hits: int = 1) -> None:
-        """As :meth:`wait`, for coroutines: it keeps no thread, and can be cancelled."""
+        """As :meth:`wait`, for coroutines: it can be cancelled."""
         changed = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         with self._changed:
             self._told.append(tell)
+        # The caller's loop may have a clock that its test has frozen.
+        end = monotonic_s() + timeout
+        alarm = threading.Timer(timeout, tell)
+        alarm.daemon = True
+        alarm.start()
         try:
-            async with asyncio.timeout(timeout):
-                while self._hits < hits:
-                    changed.clear()
-                    await changed.wait()
-        except TimeoutError:
-            raise self._too_few(hits, timeout) from None
+            while self._hits < hits:
+                if monotonic_s() >= end:
+                    raise self._too_few(hits, timeout)
+                changed.clear()
+                await changed.wait()
         finally:
+            alarm.cancel()
             with self._changed:
                 self._told.remove(tell)
 

@@ -27,6 +27,7 @@ from fencepost.coordinator.cli.queries.open_transactions import unfinished
 from fencepost.coordinator.cli.queries.session import Session, check
 from fencepost.coordinator.wire.client.requests import produce as produce_request
 from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.clock import monotonic_s
 from fencepost.testing.access import USUAL_MECHANISM, Access, add_rules, parse_rule
 from fencepost.testing.broker import OwnBroker
 from fencepost.testing.clock import TestClock
@@ -83,8 +84,9 @@ class Kafka(OwnBroker):
     ``rename`` makes the names of :meth:`name` and :meth:`topic`; by default they stay as they are.
     ``users`` (passwords by name) have to log in, ``tls`` encrypts, and with ``acls`` they may do
     only what rules allow (see :meth:`acl`); the methods here may do everything.
-    Its ``clock`` runs as the machine's does, until :attr:`clock`.auto is set to False, and may be
-    moved on at any time.
+    Its ``clock`` begins at ``now_ms``, by default at the machine's time of day (also where a test
+    has frozen that), and runs as fast, until :attr:`clock`.auto is set to False. It may be moved on
+    at any time.
     """
 
     clock: TestClock
@@ -97,6 +99,7 @@ class Kafka(OwnBroker):
         users: Mapping[str, str] | None = None,
         tls: bool = False,
         acls: Sequence[str] | None = None,
+        now_ms: int | None = None,
         rename: Callable[[str], str] = str,
     ) -> None:
         self._access = Access(users, tls=tls, acls=acls)
@@ -104,7 +107,7 @@ class Kafka(OwnBroker):
         super().__init__(
             data_dir or "",
             config=settings,
-            clock=TestClock(auto=True),
+            clock=TestClock(now_ms, auto=True),
             forces=False,
             add_scram=self._access.added,
         )
@@ -477,9 +480,9 @@ class Kafka(OwnBroker):
     def _wait(self, reached: Callable[[], bool], timeout: float, told: Callable[[], str]) -> None:
         """Look until it is so. Raises TimeoutError with what is ``told`` then."""
         __tracebackhide__ = True
-        end = time.monotonic() + timeout
+        end = monotonic_s() + timeout
         while not reached():
-            if time.monotonic() >= end:
+            if monotonic_s() >= end:
                 raise TimeoutError(f"not within {timeout} s: {told()}{_advice()}")
             time.sleep(POLL_S)
 

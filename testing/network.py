@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from fencepost.coordinator.runtime.loop import RealTimeLoop
+
 Address = tuple[str, int]
 
 _POLL_S: Final = 0.02
@@ -67,7 +69,7 @@ class Network:
             self._open.append((source, address, loop, transport))
 
 
-class _NodeLoop(asyncio.SelectorEventLoop):
+class _NodeLoop(RealTimeLoop):
     """An event loop of a node."""
 
     network: Network

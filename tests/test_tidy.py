@@ -52,7 +52,7 @@ ALLOWED_IMPORTS = {
     "testing": ("testing", "coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
     # The rooms of the daemon. What lies in its root is for all of them.
     "coordinator": ("coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
-    f"{_ROOM}wire": ("coordinator.wire", "logcore.values"),
+    f"{_ROOM}wire": ("coordinator.wire", "logcore.clock", "logcore.values"),
     f"{_ROOM}runtime": ("coordinator.runtime", "logcore"),
     f"{_ROOM}config": (
         "coordinator.config",
@@ -305,6 +305,16 @@ BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
     "threading",
 }
 
+CLOCKS = frozenset(
+    f"{module}{name}{ns}"
+    for module, name in (("time.", "time"), ("time.", "monotonic"), ("time.", "perf_counter"))
+    for ns in ("", "_ns")
+) | {"datetime.now", "datetime.utcnow", "dt.datetime.now"}
+"""What a test that freezes time replaces (see ``logcore/clock.py``)."""
+
+BESIDE_TESTS = ("logcore/", "coordinator/", "testing/")
+"""What runs in the process of a test; commands have a process of their own."""
+
 ON_ITS_OWN = frozenset({"create_task", "ensure_future", "call_later", "call_at"})
 """What begins something that nobody waits for."""
 
@@ -393,6 +403,19 @@ def the_log_has_two_doors(path: str, source: str) -> Iterator[str]:
         name = module.split(".")[0]
         if name in BEHIND_DOORS - DOORS.get(path, frozenset()):
             yield f"{path}:{line} imports {module}: that is for {', '.join(DOORS)}"
+
+
+def a_frozen_clock_is_not_asked(path: str, source: str) -> Iterator[str]:
+    if not path.startswith(BESIDE_TESTS) or path.startswith(("coordinator/cli/", f"{_ROOM}tools/")):
+        return
+    asked = [
+        (node.lineno, ast.unparse(node))
+        for node in _nodes(source)
+        if isinstance(node, ast.Attribute)
+    ]
+    for line, name in [*asked, *_imported(source, path)]:
+        if name in CLOCKS:
+            yield f"{path}:{line} {name}: logcore/clock.py has clocks that no test freezes"
 
 
 def work_in_the_background_is_begun_in_one_place(path: str, source: str) -> Iterator[str]:
@@ -508,6 +531,11 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("logcore/clock.py", "import os"),
         ("logcore/x.py", "from time import time"),
     ),
+    a_frozen_clock_is_not_asked: (
+        ("testing/x.py", "import time\nuntil = time.monotonic() + 30"),
+        ("coordinator/net/x.py", "from time import perf_counter"),
+        ("logcore/x.py", "now = dt.datetime.now(dt.UTC)"),
+    ),
     work_in_the_background_is_begun_in_one_place: (
         ("coordinator/x.py", "def f(loop):\n    loop.call_later(1, f)"),
         ("coordinator/handlers/x.py", "import asyncio\nasyncio.create_task(f())"),
@@ -556,6 +584,8 @@ GOOD: dict[str, str] = {
     "coordinator/wire/good.py": (
         "from .api import ApiKey\nfrom fencepost.coordinator.wire import codec"
     ),
+    "testing/good.py": "import time\nend = monotonic_s() + loop.time()\ntime.sleep(1)",
+    "coordinator/cli/good.py": "import time\nend = time.monotonic()",
     "coordinator/runtime/background.py": "loop.create_task(f())",
     "coordinator/data/cleaner.py": (
         "from fencepost.coordinator.runtime.background import call_later\ncall_later(f)"

@@ -12,7 +12,6 @@ Source: ``TransactionMarkerChannelManager``; the answers it knows are listed in
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
@@ -27,6 +26,7 @@ from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, OUTSIDE_TRANS
 from fencepost.coordinator.runtime.background import SLICE_MS, spawn, survived, tell
 from fencepost.coordinator.runtime.commits import Held
 from fencepost.coordinator.runtime.timers import TimerQueue
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.errors import (
     InvalidProducerEpochError,
     TransactionCoordinatorFencedError,
@@ -157,10 +157,10 @@ class LocalMarkerWriter:
 
     def _is_through(self, job: _Job) -> bool:
         """Try partitions for a slice of time; True, and the attempt is over, after the last one."""
-        end = time.perf_counter() + SLICE_MS / 1000
+        end = monotonic_s() + SLICE_MS / 1000
         left, begun_at = job.left, job.at
         while job.at < len(left):
-            if job.at >= begun_at + MIN_SLICE_PARTITIONS and time.perf_counter() >= end:
+            if job.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
                 return False
             partition = left[job.at]
             job.at += 1

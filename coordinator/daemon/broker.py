@@ -59,7 +59,7 @@ from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
-from fencepost.logcore.clock import Clock, SystemClock
+from fencepost.logcore.clock import Clock, SystemClock, cluster_clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import DomainError
 
@@ -355,7 +355,7 @@ class Broker:
             raise BrokerError(needs) from error
         found = ZooKeeperMember(self.config, self.roles, self._listeners.all, self._lost)
         try:
-            found.open(self.clock)
+            found.open(cluster_clock(self.clock))
         except ConfigError as error:
             raise BrokerError(str(error)) from error
         return found
@@ -368,7 +368,13 @@ class Broker:
 
         meta = identify(self.fs, directory, self.config.int("node.id"))
         self.controller_part = part = await ControllerPart.open(
-            self.fs, directory, self.config, self.clock, meta, self._of_controller, threads
+            self.fs,
+            directory,
+            self.config,
+            cluster_clock(self.clock),
+            meta,
+            self._of_controller,
+            threads,
         )
         self._keep_private(f"{directory}/{_METADATA_DIRECTORY}")
         await self._add_users(part.services)

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar
 
+from fencepost.coordinator.runtime.loop import RealTimeLoop
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,7 @@ class BrokerThread:
         self,
         make: Callable[[], AbstractAsyncContextManager[Served]],
         # Not of the kind that the program around has chosen for its own loops.
-        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = RealTimeLoop,
     ) -> None:
         self._make, self._loop_factory = make, loop_factory
         self._started = threading.Event()

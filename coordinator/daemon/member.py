@@ -55,6 +55,7 @@ from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.checkpoints import MetaProperties
+from fencepost.logcore.clock import cluster_clock
 
 if TYPE_CHECKING:
     from fencepost.coordinator.services import Services
@@ -252,7 +253,7 @@ class Member:
 
     async def _begin(self, services: Services, image: MetadataImage) -> Publisher:
         """Begin what the image asks of this broker; what comes next is to be published."""
-        config, clock, place = self._config, services.clock, self.place
+        config, clock, place = self._config, cluster_clock(services.clock), self.place
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
         services.history.place = HistoryPlace(
             config,

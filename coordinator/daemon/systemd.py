@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 
 from fencepost.coordinator.runtime.background import call_later
+from fencepost.logcore.clock import monotonic_ns
 
 FEEDS_PER_WATCHDOG = 3
 """How often the watchdog is fed within the time after which it bites."""
@@ -35,7 +35,7 @@ class Notifier:
 
     def reloading(self) -> None:
         """The settings are read anew; :meth:`ready` follows."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
         """The broker stops, which may take its time."""

@@ -37,6 +37,7 @@ from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.node import ZooKeeperNode
 from fencepost.coordinator.zookeeper.telling import Controller
 from fencepost.logcore.checkpoints import MetaProperties
+from fencepost.logcore.clock import cluster_clock
 
 if TYPE_CHECKING:
     from fencepost.coordinator.services import Services
@@ -138,7 +139,7 @@ class ZooKeeperMember(Member):
         elected = Elected(
             self._config,
             self._node.session,
-            services.clock,
+            cluster_clock(services.clock),
             loaded,
             lambda answered: Channels(
                 node_id=controller.broker_id,

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from itertools import islice
-from time import perf_counter
 from typing import Final, Protocol
 
 import structlog
@@ -45,6 +44,7 @@ from fencepost.coordinator.runtime.background import SLICE_MS, Threads, call_lat
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.batch import HEADER_SIZE
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.errors import (
     CorruptRecordError,
     InvalidProducerEpochError,
@@ -318,7 +318,7 @@ class Appends:
         """Find partitions and check their batches while there is time."""
         room = Room()
         now_ms = self._clock.now_ms()
-        until = perf_counter() + _HALF_A_SLICE_S
+        until = monotonic_s() + _HALF_A_SLICE_S
         for part in islice(append.parts, progress.checked, None):
             try:
                 check = self._found(append, part, now_ms)
@@ -329,7 +329,7 @@ class Appends:
                 self._refuse(append, part, error)
             progress.ready.append(part)
             progress.checked += 1
-            if perf_counter() > until:
+            if monotonic_s() > until:
                 return
 
     def _found(self, append: Append, part: Part, now_ms: int) -> partial[Admitted]:
@@ -373,12 +373,12 @@ class Appends:
             progress.disk = verified
             return
         progress.disk = None
-        until = perf_counter() + _HALF_A_SLICE_S
+        until = monotonic_s() + _HALF_A_SLICE_S
         done: list[Part] = []
         while progress.ready:
             done.append(progress.ready.popleft())
             self._append_one(append, done[-1], verified)
-            if perf_counter() > until:
+            if monotonic_s() > until:
                 break
         if append.acks and not self._commits.is_idle:
             self._wait_for_disk(append, progress, done)

@@ -10,7 +10,6 @@ Source: ``LogCleaner`` (its cleaner threads), ``LogCleanerManager``.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -20,7 +19,7 @@ from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.runtime.background import Pace, Repeated, Threads, survived
 from fencepost.logcore.checkpoints import CLEANER_CHECKPOINT
 from fencepost.logcore.cleaner_choice import CleanerChoice
-from fencepost.logcore.clock import Clock, SystemClock
+from fencepost.logcore.clock import Clock, SystemClock, monotonic_s
 from fencepost.logcore.compaction import CompactionCancelled, CompactionRound, Throttle
 from fencepost.logcore.errors import LogError, NoRoomError
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
@@ -75,7 +74,7 @@ class Cleaner:
         if found is None:
             return False
         partition, compaction = found
-        begin = time.monotonic()
+        begin = monotonic_s()
         try:
             is_whole = await self._clean(partition, compaction)
         except CompactionCancelled:
@@ -86,7 +85,7 @@ class Cleaner:
             return not compaction.is_current or self._failed(partition, error)
         else:
             if is_whole and compaction.is_current:
-                self._report(partition, compaction, time.monotonic() - begin)
+                self._report(partition, compaction, monotonic_s() - begin)
                 self._choice.finished(partition, compaction)
                 await self._logs.save(CLEANER_CHECKPOINT)
         return True

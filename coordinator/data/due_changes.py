@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from time import perf_counter
 from typing import Final
 
 from fencepost.cluster.image import LocalPartition
@@ -24,6 +23,7 @@ from fencepost.coordinator.runtime.background import (
     spawn,
     tell,
 )
+from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS: Final = 20
 """How long an image keeps the event loop at first for what is to be led and followed."""
@@ -100,8 +100,8 @@ class DueChanges:
             await asyncio.wait({self._task})
 
     def _some(self, slice_ms: int) -> None:
-        until = perf_counter() + slice_ms / 1000
-        while self._due and perf_counter() < until:
+        until = monotonic_s() + slice_ms / 1000
+        while self._due and monotonic_s() < until:
             self.settle(next(iter(self._due)))
 
     async def _rest(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +46,7 @@ from fencepost.logcore.checkpoints import (
     take_clean_shutdown,
     write_clean_shutdown,
 )
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, monotonic_s
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.durable import FlushScheduler
 from fencepost.logcore.errors import LogError, StorageError
@@ -375,8 +374,8 @@ class LogManager:
         self.producer_limit.maximum = self._config.int("max.producer.ids")
         self._unconfigured = list(self.metadata.topics)
         if self._reconfiguring is None:
-            until = time.perf_counter() + SLICE_MS / 1000
-            while self._unconfigured and time.perf_counter() < until:
+            until = monotonic_s() + SLICE_MS / 1000
+            while self._unconfigured and monotonic_s() < until:
                 self._reconfigure_next()
             if self._unconfigured:
                 self._reconfiguring = spawn(self._reconfigure_rest(), "settings of open logs")

@@ -21,7 +21,7 @@ from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, cluster_clock
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 
@@ -79,7 +79,9 @@ class Storage:
             self.logs.broker_epoch = self.metadata.broker_epoch
         self.topics = TopicAdmin(self.metadata, config, node_id)
         """Creating, changing and deleting topics."""
-        self.replicas = Replicas(self.logs, self.commits, config, clock, node_id=node_id)
+        self.replicas = Replicas(
+            self.logs, self.commits, config, cluster_clock(clock), node_id=node_id
+        )
         """Which partitions this broker leads, and which it follows."""
 
     def _open_logs(self) -> LogManager:

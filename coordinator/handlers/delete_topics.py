@@ -6,7 +6,6 @@ Source: ``ControllerApis.deleteTopics``.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_DELETION_DISABLED = 3
@@ -63,11 +63,11 @@ def _some(
     deleted: list[TopicImage],
 ) -> list[Entity]:
     """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
-    until = time.perf_counter() + SLICE_MS / 1000
+    until = monotonic_s() + SLICE_MS / 1000
     before = len(deleted)
     results: list[Entity] = []
     with ctx.broker.metadata.unforced():
-        while waiting and time.perf_counter() < until:
+        while waiting and monotonic_s() < until:
             one, times = waiting.popleft()
             results.append(_answer(ctx, one, deleted, times=times, named=named))
     ctx.broker.metadata.force()

@@ -7,7 +7,6 @@ gets its answer. A scrape works in slices of a millisecond, and its text is sent
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +30,7 @@ from fencepost.coordinator.net.http_messages import text_response
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn
 from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.logcore.clock import monotonic_s
 
 if TYPE_CHECKING:
     from fencepost.coordinator.net.server import Server
@@ -166,14 +166,14 @@ class Endpoint:
     async def _scrape(self, page: Page) -> None:
         """Look at everything and write it down."""
         async with self._one_at_a_time:
-            since = time.perf_counter()
+            since = monotonic_s()
             pace = Pace(SLICE_MS)
             await page.add(own.of_process(self._began), pace)
             await page.add(self._of_endpoint(), pace)
             services, server = self.services, self.server
             if services is not None and server is not None:
                 await self._add_broker(page, services, server, pace)
-            self._took = time.perf_counter() - since
+            self._took = monotonic_s() - since
             self._scraped += 1
             about = Page(page.content_type, ABOUT_ITSELF)
             await about.add(self._of_scrape(page), pace)
@@ -211,7 +211,7 @@ class Endpoint:
                 for name, one in traffic.items()
                 for direction in ("bytes_in", "bytes_out")
             }
-            view = View(services, server, seen, self._rates.after(counts, time.monotonic()))
+            view = View(services, server, seen, self._rates.after(counts, monotonic_s()))
             for name in self._compat:
                 await page.add(_series_of(name)(view), pace)
 

@@ -8,7 +8,6 @@ time per scrape, so much memory; what is left counts as records until a later sc
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -21,6 +20,7 @@ from fencepost.coordinator.metrics.snapshot import (
 )
 from fencepost.coordinator.metrics.tally import Tally
 from fencepost.coordinator.runtime.background import Pace
+from fencepost.logcore.clock import monotonic_s
 
 LOOK_MS: Final = 200
 """Time that a scrape may spend on batch headers, in milliseconds."""
@@ -48,7 +48,7 @@ class Lags:
             await pace()
         self._forget(readers)
         self.unseen = 0
-        until = time.perf_counter() + LOOK_MS / 1000
+        until = monotonic_s() + LOOK_MS / 1000
         for key, rows in readers.items():
             at = rows[0].at
             if at.partition is not None:
@@ -125,5 +125,5 @@ MAX_TIMES: Final = 64
 def _in_time(steps: Iterator[None], until: float) -> Iterator[None]:
     for step in steps:
         yield step
-        if time.perf_counter() > until:
+        if monotonic_s() > until:
             return

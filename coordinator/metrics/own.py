@@ -19,6 +19,7 @@ from fencepost.coordinator.metrics.snapshot import PartitionRow, Snapshot
 from fencepost.coordinator.net.connection_limits import REASONS
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.logcore.clock import time_of_day_ns
 
 if TYPE_CHECKING:
     from fencepost.coordinator.net.server import Server
@@ -498,5 +499,5 @@ def began() -> float:
             Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
         )
         alive = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-        return time.time() - alive
-    return time.time()
+        return time_of_day_ns() / 1e9 - alive
+    return time_of_day_ns() / 1e9

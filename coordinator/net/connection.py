@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import GeneratorType
@@ -51,6 +50,7 @@ from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, ConnectionLimi
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.coordinator.wire.pieces import let_go
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
                     # The request may still be read from, and new bytes would overwrite it.
                     self._pause()
                 return
-            if time.perf_counter() >= until:
+            if monotonic_s() >= until:
                 self._serve_again()
                 return
         else:
@@ -439,14 +439,14 @@ class Connection(asyncio.BufferedProtocol):
                 return
         self.requests += 1
         watch = self._server.watch
-        since = 0.0 if watch is None else time.perf_counter()
+        since = 0.0 if watch is None else monotonic_s()
         held: list[Entity] = []
         answer = self._answer(request, held, spent)
         if request.api_key in LARGE_ANSWERS:
             answer = self._within_budget(answer)
         yield from answer if spent is None else spent.timed(answer)
         if watch is not None:
-            watch.note(request.api_key, request.api_version, time.perf_counter() - since)
+            watch.note(request.api_key, request.api_version, monotonic_s() - since)
         if self._job is not None and self._job.has_given_way:
             held.append(request.body)
             del request, coming, answer
@@ -573,7 +573,7 @@ class Connection(asyncio.BufferedProtocol):
         """Write pieces of what is unsent as long as the socket takes them whole."""
         transport, stream, unsent = self._transport, self._stream, self._stream.unsent
         most = self._sent_bytes + SENT_PER_TURN_BYTES
-        until = time.perf_counter() + SLICE_MS / 1000
+        until = monotonic_s() + SLICE_MS / 1000
         while unsent and self._writable and not transport.is_closing():
             try:
                 self._sent_bytes += send_next(stream, transport, self._socket)
@@ -581,7 +581,7 @@ class Connection(asyncio.BufferedProtocol):
                 log.exception("records can not be read", peer=self.peer)
                 self.abort()
                 return
-            if unsent and (self._sent_bytes >= most or time.perf_counter() >= until):
+            if unsent and (self._sent_bytes >= most or monotonic_s() >= until):
                 self._sends_again = self._loop.call_soon(self._send_again)
                 break
         self._hold()

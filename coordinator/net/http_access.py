@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import ssl
 import stat
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ import structlog
 
 from fencepost.coordinator.net.http_messages import HttpError
 from fencepost.coordinator.wire.server_tls import ServerTlsError, server_context
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass
 
 LOOK_S: Final = 30.0
@@ -99,8 +99,8 @@ class RenewedContext:
 
     async def __call__(self) -> ssl.SSLContext:
         """The context for a connection that comes now."""
-        if time.monotonic() - self._now.looked_s >= LOOK_S:
-            self._now.looked_s = time.monotonic()
+        if monotonic_s() - self._now.looked_s >= LOOK_S:
+            self._now.looked_s = monotonic_s()
             await asyncio.to_thread(self._look)
         return self._now.context
 
@@ -114,7 +114,7 @@ class RenewedContext:
 
     def _load(self) -> _Loaded:
         context = server_context(self._certificate, self._key)
-        return _Loaded(context, self._stamps(), time.monotonic())
+        return _Loaded(context, self._stamps(), monotonic_s())
 
     def _stamps(self) -> tuple[tuple[int, int], ...]:
         states = [Path(one).stat() for one in (self._certificate, self._key) if one]

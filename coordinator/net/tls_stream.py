@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from fencepost.coordinator.net.connection import Connection
 from fencepost.coordinator.runtime.background import call_later, tell
 from fencepost.coordinator.runtime.few_lines import FewLines
 from fencepost.coordinator.security.tls import ListenerTls, reason_of
+from fencepost.logcore.clock import monotonic_s
 
 log = structlog.get_logger(__name__)
 
@@ -64,12 +64,12 @@ class Handshakes:
             self.loop.call_soon(self._next)
 
     def _next(self) -> None:
-        until = time.perf_counter() + HANDSHAKES_MS / 1000
+        until = monotonic_s() + HANDSHAKES_MS / 1000
         while self._queue:
             # It stays in the queue meanwhile, so that nobody else arms the loop.
             self._queue[0].guarded(self._queue[0].shake_hands)
             self._queue.popleft()
-            if self._queue and time.perf_counter() >= until:
+            if self._queue and monotonic_s() >= until:
                 self.loop.call_soon(self._next)
                 return
 

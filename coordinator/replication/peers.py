@@ -11,7 +11,6 @@ Source: ``BrokerBlockingSender``, ``NetworkUtils.buildNetworkClient``,
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -33,6 +32,7 @@ from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, Secu
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.clock import monotonic_s
 
 T = TypeVar("T")
 
@@ -178,13 +178,13 @@ class Peer:
         self, timeout_ms: float | None, ask: Callable[[Router, float], Awaitable[T]]
     ) -> T:
         """Ask within the time, and remember how it went."""
-        until = time.monotonic() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        pause = min(self._not_before, until) - time.monotonic()
+        until = monotonic_s() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        pause = min(self._not_before, until) - monotonic_s()
         if pause > 0:
             await asyncio.sleep(pause)
         router = self._connected()
         try:
-            answer = await ask(router, max(1.0, (until - time.monotonic()) * 1000))
+            answer = await ask(router, max(1.0, (until - monotonic_s()) * 1000))
         except UnsupportedVersion:
             if self._router is router:
                 self._disconnect()  # maybe another answer tells of other versions
@@ -192,7 +192,7 @@ class Peer:
         except WireError:
             if self._router is router and not router.is_open:
                 self._backoff_ms = min(max(2 * self._backoff_ms, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
-                self._not_before = time.monotonic() + self._backoff_ms / 1000
+                self._not_before = monotonic_s() + self._backoff_ms / 1000
             raise
         except (TypeError, ValueError) as error:
             # An answer that makes no sense, where nobody has looked for that.

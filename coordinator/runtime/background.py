@@ -12,7 +12,6 @@ Source: ``KafkaScheduler`` and ``CoreUtils.swallow``, which log and go on as wel
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from fencepost.logcore.clock import Clock, SystemClock
+from fencepost.logcore.clock import Clock, SystemClock, monotonic_s
 from fencepost.logcore.disk_steps import DiskSteps
 
 T = TypeVar("T")
@@ -46,13 +45,13 @@ class Pace:
 
     def __init__(self, slice_ms: int = SLICE_MS) -> None:
         self._slice_seconds = slice_ms / 1000
-        self._since = time.perf_counter()
+        self._since = monotonic_s()
 
     async def __call__(self) -> None:
         """Give way if the slice is used up."""
-        if time.perf_counter() - self._since >= self._slice_seconds:
+        if monotonic_s() - self._since >= self._slice_seconds:
             await asyncio.sleep(0)
-            self._since = time.perf_counter()
+            self._since = monotonic_s()
 
 
 def tell(what: str, error: BaseException, **where: object) -> None:

@@ -16,11 +16,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from time import perf_counter
 from typing import NamedTuple
 
 from fencepost.coordinator.runtime.background import SLICE_MS, survived
 from fencepost.coordinator.runtime.flusher import Callback, Flusher
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.partition import Partition
 
 
@@ -107,9 +107,9 @@ class _Behind:
 
     def _call(self) -> None:
         self._is_armed = False
-        until = perf_counter() + SLICE_MS / 1000
+        until = monotonic_s() + SLICE_MS / 1000
         while self._is_due():
-            if perf_counter() > until:
+            if monotonic_s() > until:
                 self._changed()  # others have their turn first
                 return
             self._given_up -= self._given_up > 0

@@ -16,14 +16,13 @@ seals has a queue of its own (``sealed_flushes.py``).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fencepost.coordinator.runtime.background import Threads, spawn, survived, tell
 from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.coordinator.runtime.sealed_flushes import SealedFlushes
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, monotonic_s
 from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.flush import Flush
@@ -175,10 +174,10 @@ class Flusher:
 
 def _result_of(flush: Flush) -> tuple[Exception | None, float]:
     """What became of a flush, and how long it took in seconds."""
-    since = time.perf_counter()
+    since = monotonic_s()
     failure: Exception | None
     try:
         failure = flush.run()
     except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
         failure = error
-    return failure, time.perf_counter() - since
+    return failure, monotonic_s() - since

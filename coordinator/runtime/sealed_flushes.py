@@ -15,11 +15,11 @@ Source: ``UnifiedLog.roll`` (its ``flush-log`` task), ``LogManager.checkpointLog
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from fencepost.coordinator.runtime.background import Threads, spawn, survived
 from fencepost.coordinator.runtime.histogram import Histogram
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import StorageError
 
@@ -75,9 +75,9 @@ class SealedFlushes:
             return  # off line by now, closed or deleted
         if flush is None:
             return
-        since = time.perf_counter()
+        since = monotonic_s()
         failure = await self._thread.attempt(flush.run)
-        self.seconds.note(time.perf_counter() - since)
+        self.seconds.note(monotonic_s() - since)
         flushes.finish(flush, failure)
         if flushes.marks.recovery_point < flush.end:
             return  # it was refused; the next look at the log finds it again

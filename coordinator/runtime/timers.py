@@ -20,14 +20,13 @@ Source: the contract is that of ``CoordinatorTimerImpl``.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 
 from sortedcontainers import SortedList
 
 from fencepost.coordinator.runtime.background import call_later, survived
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, monotonic_s
 
 PASS_MS = 5
 """How long timers are fired before the loop gets its turn, in milliseconds: each may append a
@@ -86,11 +85,11 @@ class TimerQueue:
         self._disarm()
         horizon_ms = self._clock.monotonic_ms() if by_ms is None else by_ms
         # Real time, not the daemon's clock: it bounds our own use of the processor.
-        end = time.perf_counter() + self._pass_seconds
+        end = monotonic_s() + self._pass_seconds
         fired = moved = 0
         try:
             while self._queue and self._queue[0][0] <= horizon_ms:
-                if (fired or (moved and by_ms is not None)) and time.perf_counter() >= end:
+                if (fired or (moved and by_ms is not None)) and monotonic_s() >= end:
                     break
                 _, sequence, timer = self._queue.pop(0)
                 if sequence != timer.sequence:

@@ -9,7 +9,6 @@ is long; between two slices the loop looks after everybody else.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -18,6 +17,7 @@ from types import GeneratorType
 from typing import Any, TypeVar
 
 from fencepost.coordinator.runtime.background import SLICE_MS
+from fencepost.logcore.clock import monotonic_s
 
 FIRST_SLICE_MS = 1
 """How long work that has just begun may keep the loop while other work waits, in milliseconds."""
@@ -66,7 +66,7 @@ class Job:
         if wait is not None:
             self.waits_for = wait
             wait.add_done_callback(self._go_on)
-        elif time.perf_counter() >= until:
+        elif monotonic_s() >= until:
             self.has_given_way = True
             self._turns.queue(self)
         else:
@@ -105,7 +105,7 @@ class Turns:
         Returns None if that was all of it. Else ``on_end`` will be called, in a turn of its own.
         """
         for wait in work:
-            if wait is not None or time.perf_counter() >= until:
+            if wait is not None or monotonic_s() >= until:
                 job = Job(self, work, on_end)
                 job.stops(wait, until)
                 return job
@@ -114,7 +114,7 @@ class Turns:
     def until(self) -> float:
         """When work that takes its first steps now gives way, on ``perf_counter``."""
         slice_ms = FIRST_SLICE_MS if self._queue else SLICE_MS
-        return time.perf_counter() + slice_ms / 1000
+        return monotonic_s() + slice_ms / 1000
 
     def queue(self, job: Job) -> None:
         """Have ``job`` go on when it is its turn."""
@@ -130,9 +130,9 @@ class Turns:
 
     def _next(self) -> None:
         """Give one slice of time to those that wait, and come again if any is left."""
-        until = time.perf_counter() + SLICE_MS / 1000
+        until = monotonic_s() + SLICE_MS / 1000
         try:
-            while self._queue and time.perf_counter() < until:
+            while self._queue and monotonic_s() < until:
                 self._queue.popleft().advance(until)
         finally:
             self._is_armed = bool(self._queue)

@@ -8,7 +8,6 @@ Source: ``StandardAuthorizerData.logAuditMessage``.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ import structlog
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.security.acl import Operation, ResourceType, resource_text
 from fencepost.coordinator.security.principal import Session
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass
 
 LINES_PER_S = 10
@@ -58,7 +58,7 @@ class _Allowance:
 class Audit:
     """Writes the lines. ``now`` is in seconds and never goes back."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = monotonic_s) -> None:
         self._now = now
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ import structlog
 
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import AuthenticationFailed
-from fencepost.logcore.clock import Clock
+from fencepost.logcore.clock import Clock, monotonic_s
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a set of keys."""
@@ -164,13 +163,13 @@ def fetch_keys(url: str) -> tuple[Jwk, ...]:
 
 def _read(stream: IO[bytes]) -> bytes:
     """All of it, within the time and the size."""
-    until = time.monotonic() + FETCH_TIMEOUT_S
+    until = monotonic_s() + FETCH_TIMEOUT_S
     raw = bytearray()
     while part := stream.read(min(65_536, MAX_BYTES + 1 - len(raw))):
         raw += part
         if len(raw) > MAX_BYTES:
             raise KeySetError(f"longer than {MAX_BYTES} bytes")
-        if time.monotonic() > until:
+        if monotonic_s() > until:
             raise KeySetError(f"not read within {FETCH_TIMEOUT_S:g} s")
     return bytes(raw)
 

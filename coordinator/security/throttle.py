@@ -7,7 +7,6 @@ Source: ``RequestHandlerHelper``, ``KafkaApis``; KIP-124, KIP-219.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Generator
 from types import CoroutineType
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.quota_entities import FETCH, MUTATION, PRODUCE, REQUEST
 from fencepost.coordinator.security.quotas import ClientQuotas, Mutations
+from fencepost.logcore.clock import monotonic_s
 
 T = TypeVar("T")
 
@@ -32,14 +32,14 @@ class LoopTime:
     def seconds(self) -> float:
         """The time up to now."""
         since = self._since
-        return self._seconds + (0.0 if since is None else time.perf_counter() - since)
+        return self._seconds + (0.0 if since is None else monotonic_s() - since)
 
     def timed(self, work: Generator[Any, Any, T]) -> Work[T]:
         """The same steps; the time of each counts, and their waits do not."""
         received: Any = None
         failure: BaseException | None = None
         while True:
-            self._since = time.perf_counter()
+            self._since = monotonic_s()
             try:
                 wait = work.send(received) if failure is None else work.throw(failure)
             except StopIteration as end:

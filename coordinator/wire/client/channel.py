@@ -20,6 +20,7 @@ from fencepost.coordinator.wire.client.tls_errors import refusal
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.limits import MAX_RESPONSE_BYTES
 from fencepost.coordinator.wire.writer import Chunk
+from fencepost.logcore.clock import monotonic_s
 
 _LENGTH = struct.Struct(">i")
 _TLS_ALERT = b"\x15\x03"
@@ -96,7 +97,7 @@ class BlockingChannel:
         cls, host: str, port: int, timeout_ms: float, tls: ssl.SSLContext | None = None
     ) -> Self:
         """Connect within the time. Raises OSError (TimeoutError among them)."""
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = monotonic_s() + timeout_ms / 1000
         sock = socket.create_connection((host, port), timeout_ms / 1000)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -114,7 +115,7 @@ class BlockingChannel:
         self, chunks: list[Chunk], *, answered: bool, timeout_ms: float
     ) -> bytes | None:
         """See :class:`Channel`."""
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = monotonic_s() + timeout_ms / 1000
         try:
             for chunk in chunks:
                 self._socket.settimeout(_left(deadline))
@@ -173,7 +174,7 @@ def _broken(error: OSError, where: str) -> WireError:
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
+    left = deadline - monotonic_s()
     if left <= 0:
         raise TimeoutError("no answer in time")
     return left

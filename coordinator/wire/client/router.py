@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.messages import RequestFactory, request_factory
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.clock import monotonic_s
 
 DEFAULT_TIMEOUT_MS = 30_000
 """How long a call may take in all, retries included."""
@@ -561,7 +561,7 @@ def _patience(problem: WireError) -> float:
 
 
 def _now() -> float:
-    return time.monotonic() * 1000
+    return monotonic_s() * 1000
 
 
 def _left(deadline: float) -> float:

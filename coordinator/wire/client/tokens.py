@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from fencepost.logcore.clock import time_of_day_ns
 from fencepost.logcore.values import dataclass
 
 MAX_TOKEN_BYTES: Final = 256 * 1024
@@ -103,7 +103,7 @@ def _checked(raw: bytes, where: str) -> str:
 
 def unsecured_token(claims: Mapping[str, Any], lifetime_s: float) -> str:
     """A token with those claims that nobody has signed, from now on."""
-    now = int(time.time())  # no broker may find it to be of the future
+    now = time_of_day_ns() // 1_000_000_000  # no broker may find it to be of the future
     return (
         ".".join(
             base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")

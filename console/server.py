@@ -25,6 +25,7 @@ from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_
 from fencepost.console.live import KEEPALIVE, TooManyClientsError, Watches, event
 from fencepost.console.paging import Params
 from fencepost.console.sessions import Sessions
+from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.wire.client.channel import (
     AuthenticationError,
@@ -318,10 +319,10 @@ def run(settings: Settings) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with served(settings) as url:
-            click.echo(f"console {url}")
-            click.echo(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)
+            say(f"console {url}")
+            say(f"of {settings.bootstrap}; Ctrl-C ends it", err=True)
             if settings.tls is None and not is_loopback(settings.listen.rpartition(":")[0]):
-                click.echo(OPEN_TO_OTHERS, err=True)
+                say(OPEN_TO_OTHERS, err=True)
             await stop.wait()
 
     asyncio.run(serve())

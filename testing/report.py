@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.cli.output import text_of
+from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
     from fencepost.coordinator.history.entries import Entry
@@ -38,7 +39,7 @@ def report_of(kafka: Kafka, began_ms: int) -> str:
         lines.append(f"no history: {type(error).__name__}: {error}")
     if lines:
         lines.append(f"data directory: {kafka.data_dir}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def history_lines(entries: Sequence[Entry]) -> list[str]:

@@ -25,7 +25,7 @@ _ROOM = "coordinator/"
 # The format of a record batch is defined once, and needed on the user's side as well.
 _BATCHES = (
     "coordinator.wire",
-    *(f"logcore.{name}" for name in ("batch", "compression", "errors", "varint")),
+    *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
 )
 _BESIDE_MACHINES = tuple(f"logcore.{name}" for name in ("machine", "errors", "fields", "values"))
 ALLOWED_IMPORTS = {
@@ -43,7 +43,10 @@ ALLOWED_IMPORTS = {
     "console": (
         "console",
         "coordinator.cli.queries",
-        *(f"coordinator.cli.{name}" for name in ("group_plan", "group_reset", "history")),
+        *(
+            f"coordinator.cli.{name}"
+            for name in ("group_plan", "group_reset", "history", "printing")
+        ),
         "coordinator.history.entries",
         "coordinator.metadata.names",
         "coordinator.wire",
@@ -328,6 +331,27 @@ MAY_BEGIN = (
 )
 """Where it may stand in the daemon."""
 
+PRINTING = "coordinator/cli/printing.py"
+PRINT_ONLY_BY_PRINTING = ("coordinator/cli/", "coordinator/tools/", "console/", "pipelines/mqtt/")
+"""Where control characters in names of clients would reach a terminal."""
+
+WAYS_TO_PRINT = frozenset(
+    {
+        "print",
+        "pprint",
+        "pprint.pprint",
+        "os.write",
+        *(
+            f"{prefix}{name}"
+            for prefix in ("", "click.")
+            for name in ("echo", "secho", "echo_via_pager", "progressbar")
+        ),
+    }
+)
+STREAMS = tuple(
+    f"sys.{name}.{write}" for name in ("stdout", "stderr") for write in ("write", "buffer")
+)
+
 API_NAMES = frozenset(api_key_map.values())
 """What a handler module may be called; others in that folder are what handlers share."""
 
@@ -428,6 +452,20 @@ def work_in_the_background_is_begun_in_one_place(path: str, source: str) -> Iter
             and node.func.attr in ON_ITS_OWN
         ):
             yield f"{path}:{node.lineno} {node.func.attr}: runtime/background.py has a way"
+
+
+def commands_print_in_one_place(path: str, source: str) -> Iterator[str]:
+    if not path.startswith(PRINT_ONLY_BY_PRINTING) or path == PRINTING:
+        return
+    for line, module in _imported(source, path):
+        if _within(module, ("rich.console", "rich.print")):
+            yield f"{path}:{line} imports {module}: {PRINTING} prints tables"
+    for node in _nodes(source):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in WAYS_TO_PRINT or called.startswith(STREAMS):
+            yield f"{path}:{node.lineno} {called}: {PRINTING} escapes what it prints"
 
 
 def functions_are_short(path: str, source: str) -> Iterator[str]:
@@ -540,6 +578,14 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("coordinator/x.py", "def f(loop):\n    loop.call_later(1, f)"),
         ("coordinator/handlers/x.py", "import asyncio\nasyncio.create_task(f())"),
     ),
+    commands_print_in_one_place: (
+        ("coordinator/cli/x.py", "print(1)"),
+        ("coordinator/cli/x.py", "import click\nclick.echo(1)"),
+        ("coordinator/cli/queries/x.py", "from click import echo\necho(1)"),
+        ("coordinator/cli/x.py", "import sys\nsys.stdout.write('')"),
+        ("coordinator/tools/x.py", "import sys\nsys.stderr.buffer.write(b'')"),
+        ("console/x.py", "from rich.console import Console\nConsole().print('')"),
+    ),
     functions_are_short: (
         ("txn/x.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
         ("txn/x.py", "class A:\n  async def f(self):\n" + "    x = 1\n" * FUNCTION_LINES),
@@ -585,7 +631,11 @@ GOOD: dict[str, str] = {
         "from .api import ApiKey\nfrom fencepost.coordinator.wire import codec"
     ),
     "testing/good.py": "import time\nend = monotonic_s() + loop.time()\ntime.sleep(1)",
-    "coordinator/cli/good.py": "import time\nend = time.monotonic()",
+    "coordinator/cli/good.py": (
+        "import sys, time\nfrom fencepost.coordinator.cli.printing import say"
+        "\nsay(sys.stdout.name)\nend = time.monotonic()"
+    ),
+    "coordinator/cli/printing.py": "import click\nclick.echo('')",
     "coordinator/runtime/background.py": "loop.create_task(f())",
     "coordinator/data/cleaner.py": (
         "from fencepost.coordinator.runtime.background import call_later\ncall_later(f)"

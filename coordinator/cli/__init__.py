@@ -9,9 +9,13 @@ One module per command group; a module is imported only when its command is used
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from fencepost.coordinator.cli.printing import say, show_error
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -40,6 +44,27 @@ COMMANDS = {
 
 class LazyGroup(click.Group):
     """A group whose commands live in modules of this package, imported on first use."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command as every group does, but escape the text of errors."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            show_error(error)
+            status = error.exit_code
+        except click.Abort:
+            say("Aborted!", err=True)
+            status = 1
+        sys.exit(status if isinstance(status, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name all commands."""

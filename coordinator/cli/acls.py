@@ -9,6 +9,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import CommandGroup, counted, emit, table_options
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -189,7 +190,7 @@ def remove(
     if not execute:
         show_only()
         return
-    click.echo(f"removed {counted(delete(session, rules), 'rule')}", err=True)
+    say(f"removed {counted(delete(session, rules), 'rule')}", err=True)
 
 
 @command.command("why")
@@ -222,7 +223,7 @@ def why(
     }
     emit([row], ("decision", "because", "rule"), form)
     for note in verdict.notes:
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
 
 
 def _filters(

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import click
 
+from fencepost.coordinator.cli.printing import say
+
 R = TypeVar("R")
 
 NOTHING_CHANGED = "nothing was changed; --execute does it"
@@ -28,11 +30,9 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
         if dry_run and (execute or yes):
             raise click.UsageError("--dry-run contradicts --execute")
         if dry_run:
-            click.echo(
-                "hint: --dry-run can be left out: without --execute nothing is done", err=True
-            )
+            say("hint: --dry-run can be left out: without --execute nothing is done", err=True)
         if yes:
-            click.echo("hint: --yes is called --execute now", err=True)
+            say("hint: --yes is called --execute now", err=True)
         return function(execute=execute or yes, **options)
 
     return wrapped
@@ -40,4 +40,4 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
 
 def show_only() -> None:
     """Say, on standard error, that what is shown was not done."""
-    click.echo(NOTHING_CHANGED, err=True)
+    say(NOTHING_CHANGED, err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -21,6 +20,7 @@ from fencepost.coordinator.cli.output import (
     text_of,
     utc,
 )
+from fencepost.coordinator.cli.printing import say, say_json
 from fencepost.coordinator.history.entries import CLUSTER
 
 if TYPE_CHECKING:
@@ -88,15 +88,15 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
             "brokers": brokers,
             "features": features,
         }
-        click.echo(json.dumps(told | ({"apis": apis} if with_apis else {}), ensure_ascii=False))
+        say_json(told | ({"apis": apis} if with_apis else {}))
         return
     head = f"cluster {text_of(cluster.cluster_id)}, {counted(len(brokers), 'broker')}"
-    click.echo(head + ("" if version is None else f", version {version}"))
+    say(head + ("" if version is None else f", version {version}"))
     emit(brokers, BROKER_COLUMNS, form)
-    click.echo()
+    say()
     emit(features, FEATURE_COLUMNS, form)
     if with_apis:
-        click.echo()
+        say()
         emit(apis, API_COLUMNS, form)
 
 
@@ -151,7 +151,7 @@ def describe(session: Session, form: str) -> None:
             "health": health,
             "problems": problems,
         }
-        click.echo(json.dumps(told, default=str, ensure_ascii=False))
+        say_json(told)
         return
     head = f"cluster {text_of(cluster_id)}, {counted(len(brokers), 'broker')}"
     if quorum is not None:
@@ -160,14 +160,14 @@ def describe(session: Session, form: str) -> None:
     elif election is not None:
         head += f", controller {controller} in epoch {election.epoch} since {election.since}"
         head += f": {election.cause}"
-    click.echo(head)
+    say(head)
     emit(brokers, STATE_COLUMNS, form)
     counts = [
         f"{count} {name.replace('_', ' ').replace('isr', 'ISR')}"
         for name, count in health.items()
         if name != "partitions" and count is not None
     ]
-    click.echo(f"\n{counted(len(partitions), 'partition')}: {', '.join(counts)}")
+    say("", f"{counted(len(partitions), 'partition')}: {', '.join(counts)}")
     if problems:
         shown = [{**row, "problem": ", ".join(row["problems"])} for row in problems]
         emit(shown, PROBLEM_COLUMNS, form)
@@ -201,11 +201,11 @@ def unregister(session: Session, broker: int, *, execute: bool) -> None:
             " `fencepost topics reassign`"
         )
     if not execute:
-        click.echo(f"broker {broker} would be forgotten")
+        say(f"broker {broker} would be forgotten")
         show_only()
         return
     replicas.unregister(session, broker)
-    click.echo(f"broker {broker} is forgotten")
+    say(f"broker {broker} is forgotten")
 
 
 @command.command("history")

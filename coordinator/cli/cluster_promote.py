@@ -11,6 +11,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import key_values
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from fencepost.coordinator.tools.promotion import Plan
@@ -140,25 +141,24 @@ def _tell(plan: Plan) -> None:
 
     image, wanted = plan.metadata.image, plan.wanted
     files = [plan.directory_of(one.node_id) / CONTROLLER_FILE for one in wanted.controllers]
-    click.echo(
+    say(
         f"cluster {plan.meta.cluster_id}: {len(image.topics)} topics,"
         f" {image.partition_count} partitions, {len(image.scram)} users, {len(image.acls)} rules,"
         f" producer ids from {image.next_producer_id} on"
     )
     for path in (*files, wanted.output / BROKER_FILE):
-        click.echo(f"written: {path}")
+        say(f"written: {path}")
     for text in plan.warnings:
-        click.echo(f"note: {text}", err=True)
+        say(f"note: {text}", err=True)
     many = len(files) > 1
-    click.echo(
-        _NEXT.format(
-            controllers="the controllers" if many else "the controller",
-            moved=" (if that is another: copy its directory, and set log.dirs)",
-            first=files[0] if not many else f"{wanted.output}/controller-ID/{CONTROLLER_FILE}",
-            broker=wanted.output / BROKER_FILE,
-            output=wanted.output,
-        )
-    )
+    told = {
+        "controllers": "the controllers" if many else "the controller",
+        "moved": " (if that is another: copy its directory, and set log.dirs)",
+        "first": files[0] if not many else f"{wanted.output}/controller-ID/{CONTROLLER_FILE}",
+        "broker": wanted.output / BROKER_FILE,
+        "output": wanted.output,
+    }
+    say(*(line.format(**told) for line in _NEXT.splitlines()))
 
 
 @click.command("stand-alone")
@@ -192,18 +192,18 @@ def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool)
         with held(fs, data_dir):
             plan = way_back.make_plan(fs, data_dir, controllers)
             if plan.image is None:
-                click.echo("the broker has not joined any controllers: it stands alone")
+                say("the broker has not joined any controllers: it stands alone")
             else:
-                click.echo(
+                say(
                     f"{len(plan.image.topics)} topics, {plan.image.partition_count} partitions,"
                     f" producer ids from {plan.image.next_producer_id} on"
                 )
             for text in plan.forgotten:
-                click.echo(f"forgotten: {text}")
+                say(f"forgotten: {text}")
             if not execute:
                 show_only()
                 return
             way_back.carry_out(fs, plan, int(time.time() * 1000))
     except (PromotionError, MetadataError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo("done: start it as before it was promoted")
+    say("done: start it as before it was promoted")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
+from fencepost.coordinator.cli.printing import say
+
 PROGRAM = "fencepost"
 VARIABLE = "_FENCEPOST_COMPLETE"
 """What click looks for: when a shell sets it, the command answers with completions."""
@@ -25,4 +27,4 @@ def command(shell: str) -> None:
     from fencepost.coordinator.cli import main
 
     made = SHELLS[shell](main, {}, PROGRAM, VARIABLE)
-    click.echo(made.source_template % made.source_vars())
+    say(*(made.source_template % made.source_vars()).splitlines())

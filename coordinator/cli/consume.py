@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.output import counted, ended_by_sigterm, moment, shared_options, utc
+from fencepost.coordinator.cli.printing import is_terminal, say, write_bytes
 from fencepost.coordinator.cli.record_format import (
     FIELDS,
     NAMED,
@@ -103,14 +104,14 @@ def command(
     if group is not None and (wanted or asked["tail"] is not None):
         raise click.UsageError("a group says itself which partitions are read, and from where on")
     begin, until = _places(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
-    line = formatter(topic, form, null=null, decode=not no_decode)
+    line = formatter(topic, form, null=null, decode=not no_decode, terminal=is_terminal())
     keys = frozenset(unescape(key, "--key").encode() for key in asked.pop("keys"))
     limit = asked.pop("limit")
     out = Output(line, keys, limit)
     work = Consumption(session, topic, out, begin, until, **asked)
     above = header(form)
     if above is not None:
-        click.echo(above)
+        say(above)
     with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm():
         if group is None:
             work.read(wanted)
@@ -161,7 +162,7 @@ class Output:
                 position = record.offset + 1
                 break
         if lines:
-            click.echo(b"".join(lines), nl=False)
+            write_bytes(b"".join(lines))
         return position
 
 
@@ -217,9 +218,7 @@ class Consumption:
                 told[index] = position
                 if not member.commit({index: position}):
                     return False
-                click.echo(
-                    f"{member.group}: committed {self.topic}:{index} at {position}", err=True
-                )
+                say(f"{member.group}: committed {self.topic}:{index} at {position}", err=True)
             if self.out.is_full:
                 return True
             if not records:
@@ -230,7 +229,7 @@ class Consumption:
     def _is_idle(self, member: Member) -> bool:
         """Have no partition: True if that is all, False when the group has changed."""
         if not self.follow:
-            click.echo(f"{member.group}: others read all of {self.topic}", err=True)
+            say(f"{member.group}: others read all of {self.topic}", err=True)
             return True
         while member.is_settled():
             time.sleep(IDLE_S)
@@ -248,9 +247,9 @@ class Consumption:
                 reader.move(place[1], committed[place].offset)
         if reader.is_early and self.begin.time is not None and not committed:
             when = utc(self.begin.time)
-            click.echo(f"{self.topic} has no record of {when} or later yet", err=True)
+            say(f"{self.topic} has no record of {when} or later yet", err=True)
         for note in reader.notes:
-            click.echo(note, err=True)
+            say(note, err=True)
         return reader
 
     def _hint_late(self, reader: Reader, index: int) -> None:
@@ -277,10 +276,10 @@ class Consumption:
 
         found = held_back(self.session, places)
         for row in found:
-            click.echo(_hint_text(row), err=True)
+            say(_hint_text(row), err=True)
         if found:
             told = "--isolation read_uncommitted shows them"
-            click.echo(f"{told}, `fencepost txns blame {self.topic}` tells more", err=True)
+            say(f"{told}, `fencepost txns blame {self.topic}` tells more", err=True)
 
 
 def _hint_text(row: HeldBack) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fencepost.coordinator.cli.output import emit
+from fencepost.coordinator.cli.printing import say, say_json
 
 if TYPE_CHECKING:
     from fencepost.coordinator.tools.sweep.run import Outcome, Result
@@ -174,10 +174,10 @@ class _Progress:
         self._kills += result.killed is not None
         self._failures += bool(result.failures)
         if result.failures:
-            click.echo(f"{result.point}: {'; '.join(result.failures)}", err=True)
+            say(f"{result.point}: {'; '.join(result.failures)}", err=True)
         if time.monotonic() - self._said > self.EVERY_S or self._done == total:
             self._said = time.monotonic()
-            click.echo(
+            say(
                 f"{self._done}/{total} points, {self._kills} kills, {self._failures} failures",
                 err=True,
             )
@@ -201,12 +201,12 @@ def _report(outcome: Outcome, form: str, seconds: float) -> None:
             {**asdict(result), "point": str(result.point) if result.point else "none"}
             for result in outcome.results
         ]
-        click.echo(json.dumps({**totals, "results": rows}, ensure_ascii=False))
+        say_json({**totals, "results": rows})
         return
     emit(_table(runs), ["where", "operation", "points", "kills", "failures"], "table")
     for result in outcome.failed:
-        click.echo(f"FAILED {result.point or 'without any kill'}: {'; '.join(result.failures)}")
-    click.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
+        say(f"FAILED {result.point or 'without any kill'}: {'; '.join(result.failures)}")
+    say(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in totals.items()))
 
 
 def _table(runs: list[Result]) -> list[dict[str, object]]:

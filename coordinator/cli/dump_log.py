@@ -10,6 +10,7 @@ import click
 
 from fencepost.coordinator.cli.decoding import decoder_of_file, plain
 from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option
+from fencepost.coordinator.cli.printing import say
 
 COLUMNS = {
     "batch": (
@@ -85,7 +86,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
 
 def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
     """Print the rows of one file, a table for each run of one kind."""
-    click.echo(f"{path}:")
+    say(f"{path}:")
     for kind, run in groupby(rows, key=lambda row: str(row["kind"])):
         some = list(run)
         columns = COLUMNS.get(kind) or [name for name in some[0] if name not in {"file", "kind"}]

@@ -8,6 +8,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import CommandGroup, emit, table_options
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -106,7 +107,7 @@ def setlevels(
         if row["feature"] in wanted
     ]
     if not execute and form == "table":
-        click.echo("would be:")
+        say("would be:")
     emit(rows, COLUMNS, form)
     if not execute:
         show_only()

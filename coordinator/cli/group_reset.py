@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fencepost.coordinator.cli.output import counted
+from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.cli.queries.session import NO_EPOCH, Position, check
 from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
@@ -143,7 +144,7 @@ def tell_of_moved(
         taken = min(max(at, bounds[0]), bounds[1])
         if taken != at:
             held = f"{topic}:{index} has {bounds[0]} to {bounds[1]}"
-            click.echo(f"note: {held}, so {taken} is taken for {at}", err=True)
+            say(f"note: {held}, so {taken} is taken for {at}", err=True)
 
 
 def moment_ms(where: Where, now: dt.datetime) -> int:

@@ -17,8 +17,8 @@ from fencepost.coordinator.cli.output import (
     emit,
     spelled,
     table_options,
-    text_of,
 )
+from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.cli.watch import watch, watch_option
 from fencepost.coordinator.history.entries import GROUP
 
@@ -157,7 +157,7 @@ def _show_blocks(
                 head += f" in {total['unknown']} of {counted(len(shown), 'partition')}"
             head += f", held back {total['held_back']}" if total["held_back"] else ""
             shown = _with_unknown(shown)
-        click.echo(("\n" if number else "") + text_of(head))
+        say(*([""] if number else []), head)
         emit(shown, columns, form)
 
 
@@ -175,7 +175,7 @@ def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def _say_if_failed(count: int, form: str, which: str = "") -> None:
     if count and form == "table":
-        click.echo(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
+        say(f"note: {counted(count, 'partition')} without a lag{which}", err=True)
 
 
 def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
@@ -185,14 +185,14 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
     open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
     if open_ends and form == "table":
         most = counted(sum(int(str(row["lag_at_most"])) for row in open_ends), "record")
-        click.echo(
+        say(
             f"note: {counted(len(open_ends), 'partition')} without a committed offset: the"
             f" members' auto.offset.reset decides where they begin, at most {most} before the end",
             err=True,
         )
     count = sum(row["lag_is_exact"] is False for row in rows)
     if count and form == "table":
-        click.echo(
+        say(
             f"note: the lag of {counted(count, 'partition')} is counted in offsets: with"
             " transactions or compaction it may be fewer records",
             err=True,
@@ -260,7 +260,7 @@ def reset_offsets(
         raise click.UsageError("the file says which topics")
     after = group_reset.targets(session, asked, partitions, before, now)
     if is_new and not before:
-        click.echo(f"note: there is no group {group!r}; --execute makes it", err=True)
+        say(f"note: there is no group {group!r}; --execute makes it", err=True)
     _change(session, group, before, after, **change)
 
 
@@ -327,7 +327,7 @@ def plan(session: Session, group: str, form: str, **changes: Any) -> None:
         )
     if form == "table":
         of = counted(found.partitions, "partition")
-        click.echo(f"{found.assignor}: {found.moved} of {of} move")
+        say(f"{found.assignor}: {found.moved} of {of} move")
     emit(rows, ["member", "now", "then", "gets", "gives"], form)
 
 
@@ -376,7 +376,7 @@ def _change(
     if execute:
         name = undo or group_reset.undo_name(group, dt.datetime.now(dt.UTC))
         group_reset.write_undo(name, after, before)
-        click.echo(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
+        say(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
         if write:
             group_reset.commit(session, group, after)
     emit(rows, ["topic", "partition", "committed", "new"], form)

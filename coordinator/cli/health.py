@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.coordinator.cli.output import shared_options
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -20,4 +21,4 @@ def command(session: Session) -> None:
     Exit status 0 if it answers, 3 if it does not.
     """
     cluster = session.client.metadata(refresh=True)
-    click.echo(f"healthy: cluster {cluster.cluster_id}, {len(cluster.topics)} topics")
+    say(f"healthy: cluster {cluster.cluster_id}, {len(cluster.topics)} topics")

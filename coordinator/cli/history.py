@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
 from fencepost.coordinator.cli.output import emit, read_time, table_options, text_of, utc
+from fencepost.coordinator.cli.printing import say, say_json
 from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry, encode_key
 
 if TYPE_CHECKING:
@@ -100,12 +100,13 @@ def show(
         return
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table":
-            click.echo(_line({name: name.upper() for name in columns}, columns))
+            say(_line({name: name.upper() for name in columns}, columns))
         for entry in entries:
             row = row_of(entry)
-            click.echo(
-                json.dumps(row, ensure_ascii=False) if form == "json" else _line(row, columns)
-            )
+            if form == "json":
+                say_json(row)
+            else:
+                say(_line(row, columns))
 
 
 def _require_known(session: Session, scope: str, *subjects: str) -> None:

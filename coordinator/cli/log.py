@@ -20,6 +20,7 @@ from fencepost.coordinator.cli.output import (
     format_option,
     key_values,
 )
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -183,7 +184,7 @@ def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
         known = f"Kafka's next block of ids begins at {following}"
     else:
         return
-    click.echo(
+    say(
         f"warning: the records carry producer ids up to {highest}; {known}. A new idempotent"
         " producer that is given one of these may have its first batches taken for repetitions or"
         " gaps, until producer.id.expiration.ms has passed since the last record of that id.",
@@ -225,7 +226,7 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
         if problems:
             emit(problems, ("file", "problem", "position", "offset"), form)
         if told:
-            click.echo("the next start will say:")
+            say("the next start will say:")
             emit(told, _TOLD, form)
     if problems or told:
         raise click.exceptions.Exit(EXIT_REFUSED)
@@ -304,7 +305,7 @@ def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, execute
             rebuild_indexes(fs, str(path), _log_config(pairs), SystemClock())
     emit(stale, ("file", "problem", "position", "offset"), form)
     if form == "table":
-        click.echo(f"{'rebuilt' if execute else 'would rebuild'} the indexes of {path}")
+        say(f"{'rebuilt' if execute else 'would rebuild'} the indexes of {path}")
     if not execute:
         show_only()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import functools
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 from click.core import ParameterSource
+
+from fencepost.coordinator.cli.printing import HintedError, say, say_json, say_table
+from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.profiles import Profile
@@ -43,9 +45,6 @@ NO_BROKER_HINT = "hint: `fencepost serve` starts one there; --bootstrap names an
 
 DEFAULT_TIMEOUT_S = 10.0
 
-TABLE_WIDTH = 100_000
-"""Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
-
 
 class CommandGroup(click.Group):
     """A group whose help has the whole first sentence of each command, not its beginning."""
@@ -57,7 +56,7 @@ class CommandGroup(click.Group):
             formatter.write_dl([(name, one.get_short_help_str(500)) for name, one in found if one])
 
 
-class Unreachable(click.ClickException):
+class Unreachable(HintedError):  # noqa: N818 - reads better at `except`
     """No broker answered."""
 
     exit_code = EXIT_UNREACHABLE
@@ -143,8 +142,8 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
             with session:
                 return function(session, **options)
         except BrokerUnreachable as error:
-            hint = "" if servers else f"\n{NO_BROKER_HINT}"
-            raise Unreachable(f"{error}{hint}") from error
+            hints = () if servers else (NO_BROKER_HINT,)
+            raise Unreachable(str(error), *hints) from error
         except (WireError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
@@ -163,7 +162,7 @@ def _session(servers: str | None, timeout: float | None, files: Sequence[Profile
     seconds = timeout or next((one.timeout_s for one in files if one.timeout_s), DEFAULT_TIMEOUT_S)
     security = next((one.security for one in files if one.security), PLAINTEXT)
     for warning in security.warnings():
-        click.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     try:
         return Session(servers or DEFAULT_BOOTSTRAP, seconds, security=security)
     except SecurityError as error:
@@ -198,9 +197,7 @@ def _told(command_config: str | None, profile: str | None, servers: str | None) 
         raise click.UsageError(str(error)) from error
     for file, told in zip(files, found, strict=True):
         if told.is_open:
-            click.echo(
-                f"warning: others can read {file}, which holds a secret: chmod 600", err=True
-            )
+            say(f"warning: others can read {file}, which holds a secret: chmod 600", err=True)
     return found
 
 
@@ -212,9 +209,7 @@ def _tell_of_environment(profile: str | None, servers: str | None) -> None:
         and sources("profile") is ParameterSource.COMMANDLINE
         and sources("bootstrap") is ParameterSource.ENVIRONMENT
     ):
-        click.echo(
-            f"note: $FENCEPOST_BOOTSTRAP is {servers}, which goes before --profile", err=True
-        )
+        say(f"note: $FENCEPOST_BOOTSTRAP is {servers}, which goes before --profile", err=True)
 
 
 def format_option(function: Callable[P, R]) -> Callable[P, R]:
@@ -262,9 +257,8 @@ def counted(count: int, noun: str) -> str:
 def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
     """Print ``rows``: the ``columns`` as a table, or everything in them as JSON."""
     if form == "json":
-        click.echo(json.dumps([dict(row) for row in rows], default=str, ensure_ascii=False))
+        say_json([dict(row) for row in rows])
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -274,7 +268,7 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
         table.add_column(column.upper(), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(text_of(row.get(column))) for column in columns))
-    Console(width=TABLE_WIDTH, highlight=False, soft_wrap=True).print(table)
+    say_table(table)
 
 
 def utc(timestamp_ms: int) -> str:
@@ -292,14 +286,9 @@ def moment(timestamp_ms: int | None) -> str | None:
 
 
 def text_of(value: object) -> str:
-    """One cell: nothing is a dash, control characters of a peer never reach the terminal."""
+    """Return the text of one cell, escaped: nothing is a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, (list, tuple)):
         value = ",".join(str(item) for item in value) or "-"
     return printable(str(value))
-
-
-def printable(text: str) -> str:
-    """``text`` in which control characters are escapes."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

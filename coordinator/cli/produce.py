@@ -14,6 +14,7 @@ from fencepost.coordinator.cli.output import (
     ended_by_sigterm,
     shared_options,
 )
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -158,9 +159,7 @@ class Run:
             except WireError as error:
                 if self._is_whole or not self._writer.written:
                     raise
-                click.echo(
-                    f"Error: not all from line {chunk[0][0]} on is written: {error}", err=True
-                )
+                say(f"Error: not all from line {chunk[0][0]} on is written: {error}", err=True)
                 self._refused += 1
                 return
             finally:
@@ -191,16 +190,16 @@ class Run:
     def _tell(self, number: int, why: str) -> None:
         self._refused += 1
         if self._refused <= MOST_TOLD:
-            click.echo(f"line {number} {why}", err=True)
+            say(f"line {number} {why}", err=True)
 
     def say_written(self) -> None:
         """Say how many records are written."""
-        click.echo(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
+        say(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
 
     def report(self) -> None:
         """Say how much is written; the exit status says whether it is all."""
         if self._refused > MOST_TOLD:
-            click.echo(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
+            say(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
         self.say_written()
         if self._refused:
             raise click.exceptions.Exit(EXIT_PARTIAL if self._writer.written else EXIT_REFUSED)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.coordinator.cli.decoding import Decoder, decoder_of, plain
-from fencepost.coordinator.cli.output import printable, utc
+from fencepost.coordinator.cli.output import utc
+from fencepost.coordinator.cli.printing import json_text
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
     from fencepost.logcore.batch import LogRecord
@@ -66,20 +68,24 @@ def unescape(text: str, option: str) -> str:
     return _ESCAPE.sub(meant, text)
 
 
-def formatter(topic: str, form: str, *, null: str, decode: bool) -> Formatter:
-    """The way to print the records of ``topic`` that ``form`` names or, with a ``%``, describes.
+def formatter(
+    topic: str, form: str, *, null: str, decode: bool, terminal: bool = False
+) -> Formatter:
+    """Return the way to print records of ``topic`` that ``form`` names or, with a ``%``, describes.
 
-    ``decode`` shows what the records of an internal topic say. Raises click.BadParameter.
+    ``decode`` shows what the records of an internal topic say. For a ``terminal`` keys, values and
+    headers are escaped, which reach a file or a pipe as they are. Raises click.BadParameter.
     """
+    show = _escaped if terminal else bytes
     decoder = decoder_of(topic) if decode else None
     if form not in NAMED:
         if "%" not in form:
             known = ", ".join(NAMED)
             why = f"{form!r} is neither {known} nor a template with %k %s …"
             raise click.BadParameter(why, param_hint=OPTION)
-        return _template(topic, form, null, decoder)
+        return _template(topic, form, null, decoder, show)
     if form == "raw":
-        return lambda _index, record: (record.value or b"") + b"\n"
+        return lambda _index, record: show(record.value or b"") + b"\n"
     if form == "base64":
         # No base64 has a dash in it, and that of an empty value is an empty line.
         return lambda _, record: _bytes(
@@ -92,7 +98,7 @@ def formatter(topic: str, form: str, *, null: str, decode: bool) -> Formatter:
             return _json(topic, index, record, decoded)
         value = _shown(record.value, null) if decoded is None else decoded
         if form == "text":
-            return _bytes(f"{value}\n")
+            return show(_bytes(value)) + b"\n"
         key = _shown(record.key, null) if decoded is None else "-"
         stamp = utc(record.timestamp_ms)
         row = f"{index:>9}  {record.offset:>10}  {stamp:<24}  {printable(key)}  {printable(value)}"
@@ -108,7 +114,17 @@ def header(form: str) -> str | None:
     return f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE"
 
 
-def _template(topic: str, form: str, null: str, decoder: Decoder | None) -> Formatter:
+def _escaped(data: bytes) -> bytes:
+    return printable(data.decode("utf-8", "backslashreplace")).encode()
+
+
+def _template(
+    topic: str,
+    form: str,
+    null: str,
+    decoder: Decoder | None,
+    show: Callable[[bytes], bytes],
+) -> Formatter:
     parts = re.split(r"%(.?)", form, flags=re.DOTALL)
     for letter in parts[1::2]:
         if letter not in FIELDS:
@@ -144,7 +160,7 @@ def _template(topic: str, form: str, null: str, decoder: Decoder | None) -> Form
 
     def line(index: int, record: LogRecord) -> bytes:
         filled = (
-            field(index, record) + text for field, text in zip(made, literal[1:], strict=True)
+            show(field(index, record)) + text for field, text in zip(made, literal[1:], strict=True)
         )
         return literal[0] + b"".join(filled)
 
@@ -159,7 +175,7 @@ def _decoded(decoder: Decoder | None, record: LogRecord) -> str | None:
         fields = decoder(record)
     except (InvalidRecordError, CorruptRecordError):
         return None
-    return None if fields is None else json.dumps(plain(fields), ensure_ascii=False)
+    return None if fields is None else json_text(plain(fields))
 
 
 def _json(topic: str, index: int, record: LogRecord, decoded: str | None) -> bytes:
@@ -181,7 +197,7 @@ def _json(topic: str, index: int, record: LogRecord, decoded: str | None) -> byt
         row["headers_base64"] = [[_legible(name), _base64(data)] for name, data in record.headers]
     if decoded is not None:
         row["decoded"] = json.loads(decoded)
-    return _bytes(json.dumps(row, ensure_ascii=False) + "\n")
+    return _bytes(json_text(row) + "\n")
 
 
 def _is_text(data: bytes | None) -> bool:

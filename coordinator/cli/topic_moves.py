@@ -9,6 +9,7 @@ import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli import group_reset
+from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.cli.queries import moves
 from fencepost.coordinator.cli.queries.moves import Move, Replicas
 from fencepost.coordinator.cli.queries.placement import spread
@@ -233,7 +234,7 @@ def _verify(
         if held and execute:
             moves.unthrottle(session, held)
         elif held:
-            click.echo("throttles are still set; --verify --execute takes them away", err=True)
+            say("throttles are still set; --verify --execute takes them away", err=True)
     return rows
 
 

@@ -16,8 +16,8 @@ from fencepost.coordinator.cli.output import (
     key_values,
     shared_options,
     table_options,
-    text_of,
 )
+from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.history.entries import PARTITION
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def create(
     )
     count = getattr(result, "num_partitions", partitions)
     done = "would create" if validate_only else "created"
-    click.echo(f"{done} {topic} ({counted(count, 'partition')})")
+    say(f"{done} {topic} ({counted(count, 'partition')})")
 
 
 @command.command("describe")
@@ -137,7 +137,7 @@ def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
             f"id {topic.topic_id}",
             *own[topic.name],
         ]
-        click.echo(f"{topic.name}: {text_of(', '.join(what))}")
+        say(f"{topic.name}: {', '.join(what)}")
 
 
 @command.command("delete")
@@ -158,7 +158,7 @@ def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
                 end[topic.name, index] - first[topic.name, index] for index in topic.partitions
             )
             what = f"{counted(len(topic.partitions), 'partition')}, {counted(held, 'offset')}"
-            click.echo(f"would delete {topic.name} ({what})")
+            say(f"would delete {topic.name} ({what})")
         show_only()
         return
     answer = session.client.call(
@@ -173,7 +173,7 @@ def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
     )
     for result in answer.responses:
         check(result.error_code, "DeleteTopics", result.name, result.error_message)
-        click.echo(f"deleted {result.name}")
+        say(f"deleted {result.name}")
 
 
 @command.command("add-partitions")
@@ -202,7 +202,7 @@ def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -
     (result,) = answer.results
     check(result.error_code, "CreatePartitions", topic, result.error_message)
     change = f"{topic} from {len(info.partitions)} to {counted(count, 'partition')}"
-    click.echo(f"grew {change}" if execute else f"would grow {change}")
+    say(f"grew {change}" if execute else f"would grow {change}")
     if not execute:
         show_only()
 

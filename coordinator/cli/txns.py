@@ -17,6 +17,7 @@ from fencepost.coordinator.cli.output import (
     spelled,
     table_options,
 )
+from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.history.entries import TRANSACTION
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, 
         columns = ["since", "transactional_id", "client", "claimed", "reason"]
         emit(rows, [*PRODUCER_COLUMNS, *columns], form)
     else:
-        click.echo("no transaction hangs")
+        say("no transaction hangs")
     if rows:
         raise SystemExit(1)
 
@@ -291,10 +292,10 @@ def abort_txn(
             " aborts it here all the same)"
         )
     if not execute:
-        click.echo(f"would abort {what} ({reason or 'forced'}); --execute does it")
+        say(f"would abort {what} ({reason or 'forced'}); --execute does it")
         return
     tools.abort(session, producer)
-    click.echo(f"aborted {what} ({reason or 'forced'})")
+    say(f"aborted {what} ({reason or 'forced'})")
 
 
 @command.command("terminate")
@@ -316,7 +317,7 @@ def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> 
 
     found = tools.transaction(session, transactional_id)
     if found.state not in tools.UNFINISHED:
-        click.echo(f"no transaction of {transactional_id} is open, it is {found.state}")
+        say(f"no transaction of {transactional_id} is open, it is {found.state}")
         return
     if found.state != tools.ONGOING:
         raise click.ClickException(_decided(found))
@@ -326,9 +327,9 @@ def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> 
         f" in {places}, and fence producer {found.producer_id} epoch {found.epoch}"
     )
     if not execute:
-        click.echo(f"would abort {what}; --execute does it")
+        say(f"would abort {what}; --execute does it")
         if found.timeout_ms == tools.TWO_PHASE_TIMEOUT_MS:
-            click.echo("it is part of a two-phase commit: does the other store abort as well?")
+            say("it is part of a two-phase commit: does the other store abort as well?")
         return
     try:
         fence = tools.terminate(session, found)
@@ -340,7 +341,7 @@ def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> 
         if left.state in tools.UNFINISHED - {tools.ONGOING}:
             raise click.ClickException(_decided(left)) from error
         raise
-    click.echo(f"aborted {what}: it is producer {fence[0]} epoch {fence[1]} now")
+    say(f"aborted {what}: it is producer {fence[0]} epoch {fence[1]} now")
 
 
 def _decided(transaction: Transaction) -> str:
@@ -434,4 +435,4 @@ def history(session: Session, transactional_id: str, **options: Any) -> None:
     """
     show(session, TRANSACTION, transactional_id, **options)
     if options["form"] == "table":
-        click.echo(f"note: {ORDINARY_ENDS}", err=True)
+        say(f"note: {ORDINARY_ENDS}", err=True)

@@ -8,6 +8,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import CommandGroup, emit, shared_options, table_options
+from fencepost.coordinator.cli.printing import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ def add(
     if both := sorted(has & set(wanted)):
         raise click.ClickException(f"{user} has a password for {', '.join(both)}: use passwd")
     _set(session, user, wanted, iterations, _password(password_file))
-    click.echo(f"added {user}: {', '.join(wanted)}")
+    say(f"added {user}: {', '.join(wanted)}")
 
 
 @command.command("passwd")
@@ -103,7 +104,7 @@ def passwd(
     """Change the password of USER."""
     wanted = _of_user(session, user, mechanisms)
     _set(session, user, wanted, iterations, _password(password_file))
-    click.echo(f"changed {user}: {', '.join(wanted)}")
+    say(f"changed {user}: {', '.join(wanted)}")
 
 
 @command.command("remove")
@@ -115,12 +116,12 @@ def remove(session: Session, user: str, mechanisms: tuple[str, ...], *, execute:
     """Say what USER would no longer log in with, and with --execute take it away."""
     wanted = _of_user(session, user, mechanisms)
     if not execute:
-        click.echo(f"would remove {user}: {', '.join(wanted)}")
+        say(f"would remove {user}: {', '.join(wanted)}")
         show_only()
         return
     for name in wanted:
         _alter(session, user, name)
-    click.echo(f"removed {user}: {', '.join(wanted)}")
+    say(f"removed {user}: {', '.join(wanted)}")
 
 
 def credentials(session: Session, users: Sequence[str]) -> dict[str, list[dict[str, object]]]:

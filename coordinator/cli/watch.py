@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from fencepost.coordinator.cli.output import utc
+from fencepost.coordinator.cli.printing import is_terminal, say
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,17 +47,17 @@ def watch(draw: Callable[[], None], every_s: float | None) -> None:
         while True:
             started = time.monotonic()
             click.clear()  # nothing where there is no terminal
-            click.echo(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
+            say(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
             try:
                 draw()
             except WireError as error:
                 if not has_drawn:
                     raise
-                click.echo(f"Error: {error}", err=True)
+                say(f"Error: {error}", err=True)
             has_drawn = True
-            if not sys.stdout.isatty():
-                click.echo()
+            if not is_terminal():
+                say()
             sys.stdout.flush()
             time.sleep(max(0.0, started + every_s - time.monotonic()))
     except KeyboardInterrupt:
-        click.echo()
+        say()

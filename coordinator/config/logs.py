@@ -15,6 +15,8 @@ from typing import Any
 
 import structlog
 
+from fencepost.logcore.printable import printable
+
 MAX_VALUE_CHARACTERS = 1_000
 """Characters of one value; what is longer ends in an ellipsis."""
 
@@ -122,27 +124,24 @@ def _as_json(_logger: object, _method: str, event: Event) -> str:
 
 
 def _as_text(_logger: object, _method: str, event: Event) -> str:
-    """``time level event key=value …``; a stack trace, ours alone, keeps its lines."""
-    head = f"{event.pop('timestamp')} {event.pop('level'):<8} {_escape(event.pop('event', ''))}"
-    trace = event.pop("trace", None)
+    """``time level event key=value …``; the lines of a stack trace are set off.
+
+    The message of an exception may hold lines that a client chose. Behind a margin none of them
+    looks like an event.
+    """
+    head = (
+        f"{event.pop('timestamp')} {event.pop('level'):<8} {printable(str(event.pop('event', '')))}"
+    )
+    trace: str | None = event.pop("trace", None)
     pairs = "".join(f" {key}={_quoted(value)}" for key, value in event.items())
     if trace is None:
         return head + pairs
-    return head + pairs + "\n" + "\n".join(_escape(line) for line in str(trace).splitlines())
+    return head + pairs + "\n" + "\n".join(f"  {printable(line)}" for line in trace.splitlines())
 
 
 def _quoted(value: object) -> str:
-    text = _escape(value)
-    if '"' in text:  # whoever chose the value must not end it, and go on with words of ours
-        return '"' + _escape(str(value).replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    text = printable(str(value))
+    if '"' in text:  # a value must not end itself and go on with keys of ours
+        return '"' + printable(str(value).replace("\\", "\\\\").replace('"', '\\"')) + '"'
     is_list = text.startswith("[") and text.endswith("]")
     return f'"{text}"' if " " in text or not text or is_list else text
-
-
-def _escape(value: object) -> str:
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )

@@ -12,10 +12,12 @@ import aiomqtt
 import click
 import structlog
 from aiokafka.errors import KafkaError
+from structlog.typing import EventDict
 
 from fencepost.coordinator.cli.profiles import Profile, ProfileError, read_settings
 from fencepost.coordinator.wire.client.client import ApiError, AuthenticationError
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security, SecurityError
+from fencepost.logcore.printable import printable
 from fencepost.pipelines.failures import PipelineError
 from fencepost.pipelines.mqtt.bridge import (
     MAX_RECORD_BYTES,
@@ -187,10 +189,21 @@ def main(
     )
     mapped = _mapped(config, routes, qos, message_id)
     bridge = Bridge(bootstrap, address, mapped, options)
+    if not structlog.is_configured():
+        structlog.configure(processors=[_escaped, *structlog.get_config()["processors"]])
     try:
         asyncio.run(_run(bridge, report_s))
     except ENDS as error:
-        raise click.ClickException(f"the bridge ends: {error or type(error).__name__}") from error
+        raise click.ClickException(
+            printable(f"the bridge ends: {str(error) or type(error).__name__}")
+        ) from error
+
+
+def _escaped(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape what MQTT's clients have named: the log's default form prints it as it is."""
+    return {
+        key: printable(value) if isinstance(value, str) else value for key, value in event.items()
+    }
 
 
 async def _run(bridge: Bridge, report_s: float) -> None:

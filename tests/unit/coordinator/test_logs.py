@@ -72,6 +72,18 @@ def test_stack_traces_are_kept(capsys, terminal):
     assert "\x07" not in text
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\u2028", "\x85"])
+def test_exception_message_of_a_client_forges_no_event(capsys, end):
+    logs.configure(terminal=True)
+    structlog.get_logger().info("real")
+    forged = written(capsys).rstrip("\n")
+    error = ValueError(f"name{end}{forged}")
+    structlog.get_logger().warning("failed", exc_info=error, topic=f"t{end}{forged}")
+    lines = written(capsys).split("\n")
+    assert [line for line in lines[1:] if line and not line.startswith("  ")] == []
+    assert "\u2028" not in "".join(lines)
+
+
 def test_the_level_can_change(capsys):
     logs.configure(terminal=False)
     assert logs.level() == "INFO"

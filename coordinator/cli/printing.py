@@ -1,0 +1,75 @@
+"""The commands' only way to standard output and standard error.
+
+Names come from clients, and a terminal obeys the control characters in them. Everything printed
+here is therefore escaped; ``tests/test_tidy.py`` forbids other ways of printing in this folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from fencepost.logcore.printable import json_printable, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TABLE_WIDTH = 100_000
+"""Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
+
+
+class HintedError(click.ClickException):
+    """An error with hints, which are printed on lines of their own."""
+
+    def __init__(self, message: str, *hints: str) -> None:
+        super().__init__(message)
+        self.hints = hints
+
+
+def say(*lines: str, err: bool = False) -> None:
+    """Print ``lines``, each on a line of its own; a line end within one is escaped."""
+    click.echo("\n".join(map(printable, lines)), err=err)
+
+
+def say_json(value: object) -> None:
+    """Print ``value`` as one line of JSON."""
+    click.echo(json_text(value))
+
+
+def json_text(value: object) -> str:
+    """Return ``value`` as JSON on one line, without characters that a terminal would obey."""
+    return json_printable(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def say_table(table: Table) -> None:
+    """Print ``table``, whose cells are escaped already."""
+    from rich.console import Console
+
+    Console(width=TABLE_WIDTH, highlight=False, soft_wrap=True).print(table)
+
+
+def write_bytes(data: bytes) -> None:
+    """Print ``data`` as it is: the caller has escaped it if :func:`is_terminal`."""
+    click.echo(data, nl=False)
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal, which obeys control characters."""
+    return sys.stdout.isatty()
+
+
+def show_error(error: click.ClickException) -> None:
+    """Print ``error`` as click does, with its message escaped."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        help_option = f"{context.command_path} {context.help_option_names[0]}"
+        usage = context.get_usage().splitlines()
+        say(*usage, f"Try '{help_option}' for help.", "", err=True)
+    text = f"Error: {error.format_message()}"
+    # click lists the choices for a missing parameter on lines of their own.
+    lines = text.expandtabs().splitlines() if isinstance(error, click.MissingParameter) else [text]
+    hints = error.hints if isinstance(error, HintedError) else ()
+    say(*lines, *hints, err=True)

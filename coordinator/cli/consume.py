@@ -96,7 +96,8 @@ def command(
     A template's fields are kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers,
     %T timestamp in ms (%D: ISO 8601), %K and %S bytes of key and value (-1 for none); it ends with
     \n where lines are wanted. A tombstone is printed as <null>, and a text that is just that as
-    \<null>. Of an internal topic what its records say is printed.
+    \<null>. Of an internal topic what its records say is printed. On a terminal control characters
+    are escaped; a pipe or a file gets them as they are, except as table or json.
 
     On standard error stands what an open transaction holds back, what --group has committed, and
     where the topic does not have what was asked for.

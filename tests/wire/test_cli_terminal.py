@@ -1,0 +1,374 @@
+"""The commands on a real terminal, with names and records of hostile clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from fencepost.coordinator.cli import main
+from fencepost.logcore.batch import LogRecord, encode_batch
+from tests.support.cluster import GROUP, Cluster
+from tests.support.daemon import Daemon
+from tests.support.raw import Answer
+from tests.support.targets import SETTINGS
+from tests.support.waits import until
+
+EVIL = "\x1b]0;pwn\x07\x1b[31m\x7f\x9b31m\u202e\u2066\u2028\U000e0041\r\nFAKE"
+GROUP_ID, TXN, CLIENT, USER = (f"{stem}{EVIL}" for stem in ("grp", "tx", "cli", "usr"))
+TOPIC = "t"
+RULES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+
+RUN = """
+import json, sys
+from fencepost.coordinator.cli import main
+for number, arguments in enumerate(json.load(open(sys.argv[1]))):
+    print(f"@@{number}", flush=True)
+    try:
+        main.main(arguments, prog_name="fencepost")
+    except SystemExit as end:
+        print(f"@={end.code}", flush=True)
+"""
+"""Runs many commands in one process, whose start takes longer than they do."""
+
+OWN_STYLE = re.compile(r"\x1b\[[01]m")
+"""Bold heads of tables."""
+
+JSON = ("--format", "json")
+NAMES_NOTHING = {
+    ("completion",): "a script without names",
+    ("console",): "an address",
+    ("crash-sweep",): "points of its own broker",
+    ("health",): "an id and a count",
+    ("serve",): "the log, tests/unit/coordinator/test_logs.py",
+}
+"""Commands that show no name or text of a client."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command has printed on the terminal."""
+
+    arguments: tuple[str, ...]
+    status: int
+    text: str
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from leaves(found, (*path, name))
+    else:
+        yield path
+
+
+BOTH = ((), JSON)
+RULE = ("--group", GROUP_ID, "--allow-principal", f"User:{USER}", "--operation", "Read")
+READ = (TOPIC, "--isolation", "read_uncommitted")
+FORMS = ("text", "table", "json", "raw", "base64", "%t %o %k %s %h\\n")
+RUNS: Mapping[tuple[str, ...], Sequence[Sequence[str]]] = {
+    ("acls", "add"): [RULE],
+    ("acls", "list"): BOTH,
+    ("acls", "remove"): [RULE],
+    ("acls", "why"): [(f"User:{USER}", "Read", f"Group:{GROUP_ID}"), (EVIL, "Read", EVIL)],
+    ("cluster", "describe"): BOTH,
+    ("cluster", "history"): BOTH,
+    ("cluster", "info"): BOTH,
+    ("cluster", "promote"): [(EVIL, "--controller", EVIL, "--output", EVIL)],
+    ("cluster", "stand-alone"): [(EVIL,)],
+    ("cluster", "unregister"): [(EVIL,)],
+    ("configs", "get"): [("topic", EVIL, EVIL), ("group", GROUP_ID, EVIL)],
+    ("configs", "list"): [("topic", EVIL), ("group", GROUP_ID)],
+    ("configs", "set"): [("topic", TOPIC, f"{EVIL}={EVIL}"), ("topic", EVIL, "retention.ms=1")],
+    ("configs", "unset"): [("topic", TOPIC, EVIL), ("topic", EVIL, "retention.ms")],
+    ("consume",): [
+        *((*READ, "--format", form) for form in FORMS),
+        *(
+            (f"__{name}", *form)
+            for name in ("consumer_offsets", "transaction_state")
+            for form in BOTH
+        ),
+        ("__fencepost_history",),
+        (EVIL,),
+    ],
+    ("features", "describe"): BOTH,
+    ("features", "set"): [(f"{EVIL}=1",)],
+    ("groups", "delete"): [(GROUP_ID,), (EVIL,)],
+    ("groups", "delete-offsets"): [(GROUP_ID, "--topic", EVIL), (EVIL, "--topic", TOPIC)],
+    ("groups", "describe"): [(GROUP_ID,), (GROUP_ID, *JSON), ("--all",), (EVIL,)],
+    ("groups", "history"): [(GROUP_ID,), (GROUP_ID, *JSON), (EVIL,)],
+    ("groups", "list"): BOTH,
+    ("groups", "members"): [(GROUP_ID,), (GROUP_ID, *JSON)],
+    ("groups", "offsets"): [(GROUP_ID,), (GROUP_ID, *JSON)],
+    ("groups", "plan"): [(GROUP_ID,), (GROUP_ID, "--assignor", EVIL)],
+    ("groups", "reset-offsets"): [(GROUP_ID, "--to-earliest"), (EVIL, "--to-earliest")],
+    ("log", "rebuild-index"): [(EVIL,)],
+    ("log", "truncate"): [(EVIL, "--to-offset", "0")],
+    ("log", "verify"): [(EVIL,)],
+    ("produce",): [(EVIL,), (TOPIC, "--key", EVIL, "--header", EVIL)],
+    ("quotas", "list"): BOTH,
+    ("quotas", "remove"): [("--user", USER, key) for key in ("producer_byte_rate", EVIL)],
+    ("quotas", "set"): [("--user", USER, f"{key}=1") for key in ("producer_byte_rate", EVIL)],
+    ("quotas", "why"): [("--user", USER), ("--user", USER, *JSON)],
+    ("topics", "add-partitions"): [(EVIL, "--to", "2")],
+    ("topics", "alter"): [(EVIL, "--config", f"{EVIL}={EVIL}"), (TOPIC, "--config", EVIL)],
+    ("topics", "create"): [(EVIL,), ("x", "--config", f"{EVIL}=1")],
+    ("topics", "delete"): [(EVIL,)],
+    ("topics", "describe"): [(TOPIC,), (EVIL,)],
+    ("topics", "elect"): [(EVIL,), (f"{EVIL}:0",)],
+    ("topics", "history"): [(TOPIC,), (EVIL,)],
+    ("topics", "list"): BOTH,
+    ("topics", "reassign"): [(EVIL, "--to-brokers", "0"), ("--file", EVIL)],
+    ("topics", "trim"): [(EVIL, "--to-offset", "1")],
+    ("txns", "abort"): [(f"{EVIL}:0", "--start-offset", "0"), (EVIL, "--producer-id", "0")],
+    ("txns", "blame"): [(TOPIC,), (TOPIC, *JSON), (EVIL,)],
+    ("txns", "describe"): [(TXN,), (TXN, *JSON), (EVIL,)],
+    ("txns", "find-hanging"): BOTH,
+    ("txns", "history"): [(TXN,), (TXN, *JSON), (EVIL,)],
+    ("txns", "list"): BOTH,
+    ("txns", "producers"): [(TOPIC,), (TOPIC, *JSON)],
+    ("txns", "terminate"): [(TXN,), (EVIL,)],
+    ("users", "add"): [(EVIL, "--password-file", EVIL)],
+    ("users", "list"): BOTH,
+    ("users", "passwd"): [(EVIL, "--password-file", EVIL)],
+    ("users", "remove"): [(EVIL,)],
+}
+"""Commands that show a name or a text, with arguments that make them do so."""
+
+
+def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequence[str]]]:
+    """Return such commands on the files of a broker."""
+    log = str(data / f"{TOPIC}-0" / f"{0:020}.log")
+    other = ("--data-dir", str(tmp / EVIL))
+    return {
+        ("dump-log",): [(log, "--records"), (log, "--records", *JSON), (EVIL,)],
+        ("log", "export"): [(EVIL, *other, "--to", str(tmp))],
+        ("log", "import"): [(str(data / f"{TOPIC}-0"), *other, "--topic", EVIL)],
+    }
+
+
+def join(client: Cluster) -> None:
+    """Have a member in :data:`GROUP_ID` whose every text is hostile, with a commit."""
+    client.coordinator(GROUP_ID, GROUP)
+    member = ""
+
+    def probe() -> Answer | None:
+        nonlocal member
+        answer = client.call(
+            "join_group",
+            5,
+            group_id=GROUP_ID,
+            session_timeout=60_000,
+            rebalance_timeout=60_000,
+            member_id=member,
+            group_instance_id=f"inst{EVIL}",
+            protocol_type="consumer",
+            protocols=[{"name": f"range{EVIL}", "metadata": b""}],
+        )
+        member = answer["member_id"]
+        return answer if answer["error_code"] == "none" else None
+
+    joined = until(probe, "joined")
+    here = {"group_id": GROUP_ID, "member_id": member, "group_instance_id": f"inst{EVIL}"}
+    synced = client.call(
+        "sync_group",
+        3,
+        **here,
+        generation_id=joined["generation_id"],
+        assignments=[{"member_id": member, "assignment": b""}],
+    )
+    assert synced["error_code"] == "none", synced
+    client.call(
+        "offset_commit",
+        7,
+        group_id=GROUP_ID,
+        generation_id_or_member_epoch=joined["generation_id"],
+        member_id=member,
+        group_instance_id=f"inst{EVIL}",
+        topics=[
+            {
+                "name": TOPIC,
+                "partitions": [
+                    {
+                        "partition_index": 0,
+                        "committed_offset": 1,
+                        "committed_leader_epoch": -1,
+                        "committed_metadata": f"md{EVIL}",
+                    }
+                ],
+            }
+        ],
+    )
+
+
+def transact(client: Cluster) -> None:
+    """Leave a transaction of :data:`TXN` open, with records whose every text is hostile."""
+    evil = EVIL.encode()
+    producer_id, epoch = client.init_producer(TXN)
+    added = client.call(
+        "add_partitions_to_txn",
+        3,
+        v3_and_below_transactional_id=TXN,
+        v3_and_below_producer_id=producer_id,
+        v3_and_below_producer_epoch=epoch,
+        v3_and_below_topics=[{"name": TOPIC, "partitions": [0]}],
+    )
+    assert added["results_by_topic_v3_and_below"], added
+    headers = ((f"h{EVIL}", evil), (EVIL, None))
+    now = time.time_ns() // 1_000_000
+    records = [
+        LogRecord(0, now, b"k" + evil, b"v" + evil, headers),
+        LogRecord(1, now, None, b"\xff\xfe\x1b[2J" + evil, ()),
+        LogRecord(2, now, evil, None, ()),
+    ]
+    data = encode_batch(
+        records,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=0,
+        transactional=True,
+    )
+    assert client.produce(TOPIC, data, transactional_id=TXN)["error_code"] == "none"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    data = tmp_path_factory.mktemp("terminal") / "data"
+    daemon = Daemon(data, {**SETTINGS, **RULES}).start()
+    with Cluster(daemon.bootstrap, client_id=CLIENT) as client:
+        client.create_topic(TOPIC)
+        join(client)
+        transact(client)
+        client.call(
+            "alter_client_quotas",
+            1,
+            entries=[
+                {
+                    "entity": [{"entity_type": "user", "entity_name": USER}],
+                    "ops": [{"key": "producer_byte_rate", "value": 1e9, "remove": False}],
+                }
+            ],
+            validate_only=False,
+        )
+        client.call(
+            "create_acls",
+            2,
+            creations=[
+                {
+                    "resource_type": 3,
+                    "resource_name": GROUP_ID,
+                    "resource_pattern_type": 3,
+                    "principal": f"User:{USER}",
+                    "host": "*",
+                    "operation": 3,
+                    "permission_type": 3,
+                }
+            ],
+        )
+        yield daemon
+    daemon.stop()
+
+
+def on_terminal(bootstrap: str, commands: Sequence[Sequence[str]], tmp: Path) -> list[Shown]:
+    """Run ``commands`` with standard output and standard error on one pseudo-terminal."""
+    told = tmp / "commands.json"
+    told.write_text(json.dumps(commands))
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "FENCEPOST_BOOTSTRAP": bootstrap, "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, str(told)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    ) as child:
+        os.close(theirs)
+        text = b""
+        # The end of a terminal whose other side is closed is an error of its own on Linux.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 65_536):
+                text += piece
+        assert child.wait() == 0, text[-2000:]
+    os.close(ours)
+    parts = re.split(rb"^@@\d+\r\n", text, flags=re.MULTILINE)[1:]
+    shown = []
+    for arguments, part in zip(commands, parts, strict=True):
+        body, _, status = part.rpartition(b"@=")
+        # The terminal's driver writes each line end as CR LF.
+        plain = OWN_STYLE.sub("", body.decode().replace("\r\n", "\n"))
+        shown.append(Shown(tuple(arguments), int(status), plain))
+    return shown
+
+
+def test_every_command_is_tried_or_names_nothing(tmp_path: Path) -> None:
+    tried = {*RUNS, *on_files(tmp_path, tmp_path)}
+    assert tried | {*NAMES_NOTHING} == {*leaves(main)}
+    assert not tried & {*NAMES_NOTHING}
+
+
+def test_terminal_gets_no_control_character_of_a_client(broker: Daemon, tmp_path: Path) -> None:
+    asked = {**RUNS, **on_files(broker.data_dir, tmp_path)}
+    commands = [[*path, *arguments] for path, runs in asked.items() for arguments in runs]
+    shown = on_terminal(broker.bootstrap, commands, tmp_path)
+    for one in shown:
+        for line in one.text.split("\n"):
+            assert line.isprintable(), (one.arguments, line)
+            assert not line.startswith("FAKE"), one
+        assert "Traceback" not in one.text, one
+    named = {one.arguments[:2] for one in shown if "0;pwn" in one.text}
+    # Most have a hostile name to show, and the test would be worth nothing if they did not.
+    silent = {path for path in asked if not {name for name in named if name[: len(path)] == path}}
+    assert silent <= {
+        ("cluster", "describe"),
+        ("cluster", "history"),
+        ("cluster", "info"),
+        ("features", "describe"),
+        ("topics", "list"),
+        ("txns", "find-hanging"),
+        ("txns", "producers"),
+        ("users", "list"),
+    }, silent
+
+
+def test_json_of_every_listing_is_valid_on_a_terminal(broker: Daemon, tmp_path: Path) -> None:
+    commands = [
+        ["groups", "list", *JSON],
+        ["groups", "members", GROUP_ID, *JSON],
+        ["groups", "history", GROUP_ID, *JSON],
+        ["txns", "list", *JSON],
+        ["quotas", "list", *JSON],
+    ]
+    found = [json.loads(one.text) for one in on_terminal(broker.bootstrap, commands, tmp_path)]
+    assert [row["group"] for row in found[0]] == [GROUP_ID]
+    assert [row["transactional_id"] for row in found[3]] == [TXN]
+    assert CLIENT in {row["client"] for row in found[2]}
+
+
+@pytest.mark.parametrize("form", ["raw", "%s\\n", "text"])
+def test_values_reach_a_pipe_as_they_are(broker: Daemon, form: str) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "fencepost", "consume", TOPIC, "--format", form),
+            *("--isolation", "read_uncommitted", "-n", "1", "--bootstrap", broker.bootstrap),
+        ],
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"v" + EVIL.encode() + b"\n"

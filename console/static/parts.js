@@ -291,6 +291,7 @@ export const lagCell = (row) => {
     const title = `nothing is committed, and auto.offset.reset decides where the members begin: ${most}`;
     return h("span", { class: "lag unknown", title }, row.lag_known ? `${num(row.lag_known)} and unknown` : "unknown");
   }
+  if (row.progress) return h("span", { class: "quiet", title: "the progress of a Spark query: nothing is read from it" }, "none");
   if (row.lag === null || row.lag === undefined) return h("span", { class: "quiet" }, "–");
   return h("span", { class: row.lag ? "lag" : "lag zero" }, row.lag_is_exact === false ? "≤ " : "", num(row.lag));
 };

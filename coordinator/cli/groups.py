@@ -163,6 +163,8 @@ def _show_blocks(
 
 def _total_text(total: Mapping[str, object]) -> str:
     """A sum of lags in words; one of which a part is not known is never a number alone."""
+    if total["progress"]:
+        return "none (progress of a Spark query)"
     if not total["unknown"]:
         return str(total["lag"])
     return f"{total['lag_known']} and unknown" if total["lag_known"] else "unknown"

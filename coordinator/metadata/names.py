@@ -25,6 +25,15 @@ OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
 there. A shard takes a record that it did not write for corruption."""
 
 
+PROGRESS_SUFFIX, PROGRESS_BEGIN = "-progress", '{"b":'
+"""The name of a group in which Spark's sink keeps its progress, and the metadata of its commit."""
+
+
+def is_progress(group_id: str, metadata: str) -> bool:
+    """Whether a committed offset is the progress of a Spark query, which no consumer reads from."""
+    return group_id.endswith(PROGRESS_SUFFIX) and metadata.startswith(PROGRESS_BEGIN)
+
+
 def is_internal(topic: str) -> bool:
     """Whether a topic belongs to the coordinators, or to the broker."""
     return topic in INTERNAL_TOPICS

@@ -72,19 +72,19 @@ kafka_server_replicafetchermanager_maxlag gauge clientId
 kafka_server_delayedoperationpurgatory_purgatorysize gauge delayedOperation
     Requests that wait.
 kafka_controller_kafkacontroller_activecontrollercount gauge
-    1: this node.
+    1 if this node is the active controller. A broker whose controllers are apart has none of these.
 kafka_controller_kafkacontroller_activebrokercount gauge
-    1: this node.
+    Brokers that are not fenced.
 kafka_controller_kafkacontroller_fencedbrokercount gauge
-    0.
+    Brokers that are.
 kafka_controller_kafkacontroller_offlinepartitionscount gauge
-    Partitions whose log is off line.
+    Partitions without a leader, or whose log is off line here.
 kafka_controller_kafkacontroller_globaltopiccount gauge
     Topics.
 kafka_controller_kafkacontroller_globalpartitioncount gauge
     Partitions.
 kafka_controller_kafkacontroller_preferredreplicaimbalancecount gauge
-    0: there is one replica.
+    Partitions that another replica than the preferred one leads.
 kafka_controller_kafkacontroller_metadataerrorcount gauge
     0: a broker that can not read its metadata does not start.
 kafka_log_log_size gauge topic partition
@@ -209,9 +209,8 @@ def _name(key: int) -> str:
 
 def _of_node(view: View) -> Iterator[Series]:
     snapshot = view.snapshot
-    topics, partitions, offline = len(snapshot.topics), len(snapshot.partitions), snapshot.offline
     replicas = view.services.replicas
-    counts = replicas.counts(partitions, offline)
+    counts = replicas.counts(len(snapshot.partitions), snapshot.offline)
     for name, value in (
         ("network_requestchannel_requestqueuesize", 0),
         ("network_requestchannel_responsequeuesize", 0),
@@ -227,17 +226,10 @@ def _of_node(view: View) -> Iterator[Series]:
         ("server_replicamanager_isrshrinks_total", replicas.isr_shrinks),
         ("server_replicamanager_isrexpands_total", replicas.isr_expands),
         ("server_replicamanager_failedisrupdates_total", replicas.failed_isr_updates),
-        ("controller_kafkacontroller_activecontrollercount", 1),
-        ("controller_kafkacontroller_activebrokercount", 1),
-        ("controller_kafkacontroller_fencedbrokercount", 0),
-        ("controller_kafkacontroller_offlinepartitionscount", offline),
-        ("controller_kafkacontroller_globaltopiccount", topics),
-        ("controller_kafkacontroller_globalpartitioncount", partitions),
-        ("controller_kafkacontroller_preferredreplicaimbalancecount", 0),
-        ("controller_kafkacontroller_metadataerrorcount", 0),
         ("log_logmanager_offlinelogdirectorycount", 0),
     ):
         yield _one(f"kafka_{name}", value)
+    yield from _of_controller(view)
     waiting: list[Sample] = [
         (labels(delayedOperation="Fetch"), len(view.services.fetches.delayed)),
         (labels(delayedOperation="Produce"), view.services.commits.waiting),
@@ -249,8 +241,28 @@ def _of_node(view: View) -> Iterator[Series]:
     )
 
 
+def _of_controller(view: View) -> Iterator[Series]:
+    """What controllers tell; a broker whose controllers are apart does not know."""
+    if view.controller is None:
+        return
+    snapshot, (active, fenced) = view.snapshot, view.brokers
+    find = view.services.replicas.registration
+    known = [find(row.topic, row.index) for row in snapshot.partitions.values()]
+    led = [one for one in known if one is not None]
+    for name, value in (
+        ("activecontrollercount", int(view.controller == view.services.node_id)),
+        ("activebrokercount", active),
+        ("fencedbrokercount", fenced),
+        ("offlinepartitionscount", snapshot.offline + sum(one.leader < 0 for one in led)),
+        ("globaltopiccount", len(snapshot.topics)),
+        ("globalpartitioncount", len(snapshot.partitions)),
+        ("preferredreplicaimbalancecount", sum(one.leader != one.replicas[0] for one in led)),
+        ("metadataerrorcount", 0),
+    ):
+        yield _one(f"kafka_controller_kafkacontroller_{name}", value)
+
+
 def _of_logs(view: View) -> Iterator[Series]:
-    rows = view.snapshot.partitions.values()
     for name, value in (
         ("size", "size"),
         ("logstartoffset", "start"),
@@ -259,7 +271,7 @@ def _of_logs(view: View) -> Iterator[Series]:
     ):
         yield (
             FAMILIES[f"kafka_log_log_{name}"],
-            ((row.written, getattr(row, value)) for row in rows),
+            ((row.written, getattr(row, value)) for row in view.snapshot.here()),
         )
     took, name = view.services.flusher.seconds, "kafka_log_logflushstats_logflushrateandtimems"
     yield (

@@ -37,7 +37,7 @@ kafka_consumergroup_lag gauge consumergroup topic partition
 kafka_consumergroup_current_offset_sum gauge consumergroup topic
     The sum over the partitions of a topic.
 kafka_consumergroup_lag_sum gauge consumergroup topic
-    The sum over the partitions of a topic.
+    The sum over the partitions of a topic whose lag is known.
 kafka_consumergroup_members gauge consumergroup
     Members.
 """)
@@ -48,7 +48,7 @@ def series(view: View) -> Iterator[Series]:
     snapshot, node_id = view.snapshot, view.services.node_id
     host, port = view.services.advertised()
     rows = snapshot.partitions.values()
-    yield FAMILIES["kafka_brokers"], [("", 1)]
+    yield FAMILIES["kafka_brokers"], [("", view.brokers[0])]
     yield FAMILIES["kafka_broker_info"], [(labels(id=node_id, address=f"{host}:{port}"), 1)]
     yield (
         FAMILIES["kafka_topic_partitions"],
@@ -56,7 +56,7 @@ def series(view: View) -> Iterator[Series]:
     )
     for name, value in (("current_offset", "high"), ("oldest_offset", "start")):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
-        yield family, ((row.written, getattr(row, value)) for row in rows)
+        yield family, ((row.written, getattr(row, value)) for row in snapshot.here())
     alone = node_id, 1, 1, 1, 0
     find = view.services.replicas.registration
     told = [(row.written, _of(find(row.topic, row.index), alone)) for row in rows]
@@ -71,17 +71,20 @@ def series(view: View) -> Iterator[Series]:
     ):
         family = FAMILIES[f"kafka_topic_partition_{name}"]
         yield family, [(written, numbers[at]) for written, numbers in told]
-    for at, (name, value) in enumerate((("current_offset", "committed"), ("lag", "offsets"))):
+    for at, (name, value, rows_of) in enumerate(
+        (("current_offset", "committed", snapshot.offsets), ("lag", "offsets", snapshot.lags))
+    ):
         yield (
             FAMILIES[f"kafka_consumergroup_{name}"],
-            ((f"consumer{row.written}", getattr(row, value)) for row in snapshot.offsets()),
+            ((f"consumer{row.written}", getattr(row, value)) for row in rows_of()),
         )
         yield (
             FAMILIES[f"kafka_consumergroup_{name}_sum"],
             (
-                (labels(consumergroup=one.group_id, topic=topic), sums[at])
+                (labels(consumergroup=one.group_id, topic=topic), total)
                 for one in snapshot.groups
                 for topic, sums in one.sums.items()
+                if (total := sums[at]) is not None
             ),
         )
     yield (

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Final
 
 from fencepost.coordinator.metrics.families import Series, labels, read_families
 from fencepost.coordinator.metrics.snapshot import GroupRow
 from fencepost.coordinator.metrics.view import View
-from fencepost.groups.assignors.client.protocol import decode_assignment
-from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
-from fencepost.groups.foreign_group import ForeignGroup
-from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.values import dataclass
 
 FAMILIES: Final = read_families("""
@@ -52,7 +48,7 @@ kminion_kafka_consumer_group_topic_offset_sum gauge group_id topic_name
 kminion_kafka_consumer_group_topic_partition_lag gauge group_id partition_id topic_name
     High watermark minus committed offset.
 kminion_kafka_consumer_group_topic_lag gauge group_id topic_name
-    The sum over the partitions of a topic.
+    The sum over the partitions of a topic whose lag is known.
 kminion_kafka_consumer_group_offset_commits_total counter group_id
     Commits to a partition by a group.
 """)
@@ -72,15 +68,19 @@ def series(view: View) -> Iterator[Series]:
 def _of_cluster(view: View) -> Iterator[Series]:
     services, node_id = view.services, view.services.node_id
     host, port = services.advertised()
+    controller = view.controller
     cluster = labels(
-        broker_count=1,
+        broker_count=view.brokers[0],
         cluster_id=services.cluster_id,
         cluster_version=VERSION,
-        controller_id=node_id,
+        controller_id=-1 if controller is None else controller,
     )
     yield FAMILIES["kminion_kafka_cluster_info"], [(cluster, 1)]
     who = {"address": host, "broker_id": node_id, "port": port, "rack_id": services.rack or ""}
-    yield FAMILIES["kminion_kafka_broker_info"], [(labels(**who, is_controller="true"), 1)]
+    yield (
+        FAMILIES["kminion_kafka_broker_info"],
+        [(labels(**who, is_controller=str(controller == node_id).lower()), 1)],
+    )
     size = sum(row.size for row in view.snapshot.partitions.values())
     yield FAMILIES["kminion_kafka_broker_log_dir_size_total_bytes"], [(labels(**who), size)]
 
@@ -97,7 +97,7 @@ def _of_topics(view: View) -> Iterator[Series]:
                 labels(
                     cleanup_policy=configs_of(one.topic.name).get("cleanup.policy", policy),
                     partition_count=len(one.topic.partitions),
-                    replication_factor=1,
+                    replication_factor=_replication(view, one.topic.name),
                     topic_name=one.topic.name,
                 ),
                 1,
@@ -116,53 +116,41 @@ def _of_topics(view: View) -> Iterator[Series]:
                 (f'partition_id="{row.index}",{written}', getattr(row, value))
                 for one, written in names
                 for row in one.rows
+                if row.is_here
             ),
         )
         yield (
             FAMILIES[f"kminion_kafka_topic_{name}_water_mark_sum"],
-            ((written, sum(getattr(row, value) for row in one.rows)) for one, written in names),
+            (
+                (written, sum(getattr(row, value) for row in one.rows))
+                for one, written in names
+                if all(row.is_here for row in one.rows)
+            ),
         )
+
+
+def _replication(view: View, topic: str) -> int:
+    first = view.services.replicas.registration(topic, 0)
+    return 1 if first is None else len(first.replicas)
 
 
 @dataclass(slots=True)
 class _Assigned:
-    """Who of a group has what."""
+    """How many members of a group have partitions, in all and by topic."""
 
     empty: int = 0
     members: Counter[str] = field(default_factory=Counter)
     partitions: Counter[str] = field(default_factory=Counter)
 
 
-def _assigned(row: GroupRow, topics: Mapping[bytes, str]) -> _Assigned:
-    """Count by topic; a group of another protocol type keeps to itself what its members have."""
-    found, group = _Assigned(), row.group
-    by_member: Iterable[Counter[str]]
-    if isinstance(group, ForeignGroup):
-        return found
-    if isinstance(group, ClassicGroup):
-        if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-            return found
-        by_member = [_decoded(member.assignment) for member in group.members.values()]
-    else:
-        held = [group.current(member_id).held for member_id in group.members]
-        by_member = [
-            Counter(topics[topic_id] for topic_id, _ in one if topic_id in topics) for one in held
-        ]
-    for one in by_member:
+def _assigned(row: GroupRow) -> _Assigned:
+    found = _Assigned()
+    for owned in row.assigned:
+        one = Counter(topic for topic, _ in owned)
         found.empty += not one
         found.members.update(one.keys())
         found.partitions.update(one)
     return found
-
-
-def _decoded(assignment: bytes) -> Counter[str]:
-    """Partitions by topic; none where a client has written something else."""
-    if not assignment:
-        return Counter()
-    try:
-        return Counter(topic for topic, _ in decode_assignment(assignment)[0])
-    except (CorruptRecordError, ValueError):
-        return Counter()
 
 
 def _of_groups(view: View) -> Iterator[Series]:
@@ -192,10 +180,9 @@ def _of_groups(view: View) -> Iterator[Series]:
     assigned: dict[str, _Assigned] = {}
 
     def empty(row: GroupRow) -> int:
-        assigned[row.group_id] = found = _assigned(row, topics)
+        assigned[row.group_id] = found = _assigned(row)
         return found.empty
 
-    topics = {one.topic.topic_id.bytes: one.topic.name for one in snapshot.topics}
     yield (
         FAMILIES["kminion_kafka_consumer_group_empty_members"],
         ((written, empty(one)) for one, written in zip(groups, names, strict=True)),
@@ -216,16 +203,17 @@ def _of_groups(view: View) -> Iterator[Series]:
                 labels(group_id=row.group, partition_id=row.at.index, topic_name=row.at.topic),
                 row.offsets,
             )
-            for row in snapshot.offsets()
+            for row in snapshot.lags()
         ),
     )
     for at, name in enumerate(("offset_sum", "lag")):
         yield (
             FAMILIES[f"kminion_kafka_consumer_group_topic_{name}"],
             (
-                (f"{written},{labels(topic_name=topic)}", sums[at])
+                (f"{written},{labels(topic_name=topic)}", total)
                 for one, written in zip(groups, names, strict=True)
                 for topic, sums in one.sums.items()
+                if (total := sums[at]) is not None
             ),
         )
     yield (

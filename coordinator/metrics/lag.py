@@ -51,7 +51,7 @@ class Lags:
         until = monotonic_s() + LOOK_MS / 1000
         for key, rows in readers.items():
             at = rows[0].at
-            if at.partition is not None:
+            if at.partition is not None and at.is_in_sync:
                 await self._look(key, at, rows, cleaned.get(key, 0), until, pace)
             for one in rows:
                 self._count(key, one, snapshot.now_ms)
@@ -114,8 +114,7 @@ class Lags:
                 written_ms = timestamp_at(at.partition, first)
                 if written_ms is not None:
                     decided.times[first] = written_ms
-            if written_ms is not None:
-                one.seconds = max(0, now_ms - written_ms) / 1000
+            one.seconds = None if written_ms is None else max(0, now_ms - written_ms) / 1000
 
 
 MAX_TIMES: Final = 64

@@ -169,7 +169,11 @@ fencepost_group_lag_uncommitted_records gauge group topic partition
 fencepost_group_held_back_records gauge group topic partition
     Records behind the last stable offset: an open transaction decides when they can be read.
 fencepost_group_lag_seconds gauge group topic partition
-    Age of the first record of fencepost_group_lag_records; 0 where there is none.
+    Age of the first record of fencepost_group_lag_records; 0 where there is no such record, and no
+    sample where it has no time.
+fencepost_group_lag_unknown_partitions gauge group
+    Partitions whose lag is not known, and has no sample: a member owns them, nothing is committed
+    and there are records, or this broker has no replica in sync.
 fencepost_group_lag_unseen_offsets gauge
     Offsets of all partitions that count as records though nobody has looked: lags may be smaller by
     as much. Each scrape looks at more of them.
@@ -418,6 +422,10 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
     )
     yield one("fencepost_group_lag_unseen_offsets", unseen)
     yield (
+        FAMILIES["fencepost_group_lag_unknown_partitions"],
+        ((one.written, one.unknown) for one in snapshot.groups),
+    )
+    yield (
         FAMILIES["fencepost_group_members"],
         ((one.written, one.members) for one in snapshot.groups),
     )
@@ -428,8 +436,11 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
             for row in snapshot.groups
         ),
     )
+    yield (
+        FAMILIES["fencepost_group_committed_offset"],
+        ((row.written, row.committed) for row in snapshot.offsets()),
+    )
     for name, value in (
-        ("committed_offset", "committed"),
         ("lag_offsets", "offsets"),
         ("lag_records", "records"),
         ("lag_uncommitted_records", "uncommitted"),
@@ -438,7 +449,11 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
     ):
         yield (
             FAMILIES[f"fencepost_group_{name}"],
-            ((row.written, getattr(row, value)) for row in snapshot.offsets()),
+            (
+                (row.written, found)
+                for row in snapshot.lags()
+                if (found := getattr(row, value)) is not None
+            ),
         )
 
 
@@ -470,7 +485,7 @@ def of_partitions(snapshot: Snapshot) -> Iterator[Series]:
     ):
         yield (
             FAMILIES[f"fencepost_partition_{name}"],
-            ((row.written, getattr(row, value)) for row in rows),
+            ((row.written, getattr(row, value)) for row in snapshot.here()),
         )
     unwell = [row for row in rows if row.open_transactions]
     for name, value in (

@@ -12,11 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, cast
 
+from fencepost.coordinator.metadata.names import is_progress
 from fencepost.coordinator.metrics.families import label, labels
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.shard import ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
-from fencepost.logcore.errors import LogError
+from fencepost.groups.assignors.client.protocol import decode_assignment
+from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
+from fencepost.groups.foreign_group import ForeignGroup
+from fencepost.logcore.errors import CorruptRecordError, LogError
 from fencepost.logcore.traffic import Traffic
 from fencepost.logcore.values import dataclass
 
@@ -37,7 +41,10 @@ LOOKED_AT = 1_000
 
 @dataclass(slots=True)
 class PartitionRow:
-    """A partition. One that was never used has no log, and is at 0."""
+    """A partition. One that was never used has no log, and is at 0.
+
+    Where another broker has it, nothing is known of its offsets here.
+    """
 
     topic: str
     index: int
@@ -54,6 +61,10 @@ class PartitionRow:
     held_since_ms: int | None = None
     """When the transaction began that holds the last stable offset back."""
     partition: Partition | None = None
+    is_here: bool = True
+    """Whether this broker has a replica."""
+    is_in_sync: bool = True
+    """Whether that replica has all that is committed, so that lags can be counted by it."""
 
 
 @dataclass(slots=True)
@@ -79,7 +90,15 @@ class OffsetRow:
     records: int = 0
     held_back: int = 0
     uncommitted: int = 0
-    seconds: float = 0.0
+    seconds: float | None = 0.0
+    """None if the first record has no time."""
+    is_progress: bool = False
+    """It is the progress of a Spark query, from which nothing is read: no lag."""
+
+    @property
+    def has_lag(self) -> bool:
+        """Whether its lag is known here."""
+        return self.at.is_in_sync and not self.is_progress
 
     @property
     def offsets(self) -> int:
@@ -101,9 +120,14 @@ class GroupRow:
     members: int
     commits: int
     group: Group
+    assigned: list[frozenset[TopicPartition]] = field(default_factory=list)
+    """What each member has; empty for a group of another protocol type."""
     offsets: list[OffsetRow] = field(default_factory=list)
-    sums: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By topic, what the committed offsets and the lags in offsets add up to."""
+    sums: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    """By topic, what the committed offsets and the known lags in offsets add up to."""
+    unknown: int = 0
+    """Partitions whose lag is not known: of another broker, or assigned, without a commit and not
+    empty. The reset policy of the members decides where they begin in these."""
 
 
 @dataclass(slots=True)
@@ -129,6 +153,14 @@ class Snapshot:
         """The committed offsets of all groups."""
         return itertools.chain.from_iterable(one.offsets for one in self.groups)
 
+    def lags(self) -> Iterator[OffsetRow]:
+        """Those of them whose lag is known."""
+        return (one for one in self.offsets() if one.has_lag)
+
+    def here(self) -> Iterator[PartitionRow]:
+        """The partitions of which this broker has a replica."""
+        return (one for one in self.partitions.values() if one.is_here)
+
 
 async def take(services: Services, max_rows: int, pace: Pace) -> Snapshot:
     """Look at everything; at ``max_rows`` committed offsets at most."""
@@ -150,6 +182,10 @@ async def _partitions(
         snapshot.topics.append(one)
         for index in range(len(topic.partitions)):
             row = PartitionRow(topic.name, index, f'{one.written},partition="{index}"')
+            registration = services.replicas.registration(topic.name, index)
+            if registration is not None:
+                row.is_here = services.node_id in registration.replicas
+                row.is_in_sync = services.node_id in registration.isr
             partition = services.logs.find_open((topic.name, index))
             if partition is not None:
                 opened = _look(row, partition)
@@ -242,6 +278,7 @@ def _counted(shards: Iterable[ShardRuntime], snapshot: Snapshot) -> Iterator[Sha
 
 async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: Pace) -> None:
     count = 0
+    topics = {one.topic.topic_id.bytes: one.topic.name for one in snapshot.topics}
     for shard in _counted(services.groups.shards, snapshot):
         if shard.state is not ShardState.ACTIVE:
             continue
@@ -250,8 +287,14 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
             stored = machine.offsets.of_group(group_id)
             row = _group(group_id, group, 0 if stored is None else stored.commits)
             snapshot.groups.append(row)
+            committed = {} if stored is None else dict(stored.committed)
             await pace()
-            for (topic, index), one in [] if stored is None else list(stored.committed.items()):
+            for owned in assigned(group, topics):
+                row.assigned.append(owned)
+                found = (snapshot.partitions.get(key) for key in owned - committed.keys())
+                row.unknown += sum(_is_unread(at) for at in found if at is not None)
+                await pace()
+            for (topic, index), one in committed.items():
                 at = snapshot.partitions.get((topic, index))
                 if at is None:
                     continue  # the topic is gone, or about to come
@@ -259,11 +302,42 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
                     snapshot.missed += 1
                     continue
                 count += 1
-                written = f"{row.written},{at.written}"
-                row.offsets.append(added := OffsetRow(group_id, written, at, one.value.offset))
-                committed, lag = row.sums.get(topic, (0, 0))
-                row.sums[topic] = committed + added.committed, lag + added.offsets
+                added = OffsetRow(group_id, f"{row.written},{at.written}", at, one.value.offset)
+                added.is_progress = is_progress(group_id, one.value.metadata)
+                row.offsets.append(added)
+                row.unknown += not (added.has_lag or added.is_progress)
+                offsets, lag = row.sums.get(topic, (0, None))
+                lag = (lag or 0) + added.offsets if added.has_lag else lag
+                row.sums[topic] = offsets + added.committed, lag
                 await pace()
+
+
+def _is_unread(at: PartitionRow) -> bool:
+    """Whether a group that has not committed may have something to read in a partition."""
+    return not at.is_in_sync or at.start < at.stable
+
+
+def assigned(group: Group, topics: Mapping[bytes, str]) -> Iterator[frozenset[TopicPartition]]:
+    """What each member has; nothing of a group whose protocol type is not that of consumers."""
+    if isinstance(group, ForeignGroup):
+        return
+    if not isinstance(group, ClassicGroup):
+        for member_id in list(group.members):
+            held = group.current(member_id).held
+            yield frozenset((topics[one], index) for one, index in held if one in topics)
+    elif group.protocol_type == CONSUMER_PROTOCOL_TYPE:
+        for member in list(group.members.values()):
+            yield _decoded(member.assignment)
+
+
+def _decoded(assignment: bytes) -> frozenset[TopicPartition]:
+    """The partitions of an assignment; none where a client has written something else."""
+    if not assignment:
+        return frozenset()
+    try:
+        return frozenset(decode_assignment(assignment)[0])
+    except (CorruptRecordError, ValueError):
+        return frozenset()
 
 
 def _group(group_id: str, group: Group, commits: int) -> GroupRow:

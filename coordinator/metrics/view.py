@@ -27,6 +27,22 @@ class View:
     rates: Mapping[tuple[str, str], float]
     """Bytes a second by topic and direction, ``bytes_in`` or ``bytes_out``; "" is all topics."""
 
+    @property
+    def brokers(self) -> tuple[int, int]:
+        """How many brokers are active, and how many are fenced; who stands alone is one."""
+        known = self.services.metadata.image.brokers
+        fenced = sum(one.fenced for one in known.values())
+        return len(known) - fenced or 1, fenced
+
+    @property
+    def controller(self) -> int | None:
+        """The active controller; None where controllers are apart, and known to themselves."""
+        services = self.services
+        if services.zookeeper is not None:
+            return services.zookeeper.controller_id
+        roles = services.config.items("process.roles")
+        return services.node_id if "controller" in roles else None
+
 
 class Rates:
     """Bytes a second of the last quarter of an hour, from what each scrape has found.

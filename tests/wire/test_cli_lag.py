@@ -15,6 +15,7 @@ from confluent_kafka import TopicPartition
 from fencepost.coordinator.cli.queries import lag as lag_module
 from fencepost.coordinator.cli.queries.lag import EXACT_OFFSETS, Lags
 from fencepost.coordinator.cli.queries.session import Session
+from fencepost.pipelines.spark.progress import Progress
 from tests.support.cluster import Cluster, unique
 from tests.support.own_broker import own_broker
 from tests.support.processes import Child
@@ -192,6 +193,29 @@ def test_lag_without_a_commit_is_unknown_where_there_are_records(cluster, bootst
         consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
         done = fencepost("groups", "describe", group, "--summary", bootstrap=bootstrap)
         assert " 2 and unknown " in done.stdout
+
+
+def test_progress_of_a_spark_query_is_no_lag(cluster, bootstrap, topic):
+    group = f"{unique('query')}-progress"
+    cluster.produce(topic, [b"x"])
+    commit = TopicPartition(topic, 0, 0, Progress(1, "query", "digest").to_text())
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        consumer.commit(offsets=[commit], asynchronous=False)
+    (row,) = rows(run(bootstrap, "describe", group))
+    assert (row["committed"], row["lag"], row["progress"], row["unknown"]) == (0, None, True, False)
+    (total,) = rows(run(bootstrap, "describe", group, "--summary"))
+    assert (total["lag"], total["progress"]) == (None, True)
+    for more in ((), ("--summary",)):
+        told = fencepost("groups", "describe", group, *more, bootstrap=bootstrap).stdout
+        assert "none (progress of a Spark query)" in told
+    with confluent_producer(bootstrap, transactional_id=unique("lag")) as producer:
+        producer.init_transactions(60)
+        producer.begin_transaction()
+        producer.produce(topic, b"x", partition=0)
+        producer.flush(60)
+        (held,) = rows(fencepost("txns", "blame", topic, "--format", "json", bootstrap=bootstrap))
+        assert (held["behind"], held["groups"]) == (1, [])
+        producer.abort_transaction(60)
 
 
 def test_what_is_trimmed_amid_the_question_is_no_failure(cluster, bootstrap, session, topic):

@@ -23,6 +23,7 @@ from fencepost.coordinator.cli.queries.open_transactions import (
     transactions_of,
     why_hanging,
 )
+from fencepost.coordinator.metadata.names import is_progress
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 from fencepost.logcore.values import dataclass
 
@@ -161,7 +162,10 @@ def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> t
     return tuple(
         Waiting(group, row.offset, end - row.offset, row.offset >= stable)
         for group, rows in positions.items()
-        if (row := rows.get(place)) is not None and stable < end and row.offset < end
+        if (row := rows.get(place)) is not None
+        and stable < end
+        and row.offset < end
+        and not is_progress(group, row.metadata)
     )
 
 

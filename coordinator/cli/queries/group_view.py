@@ -10,18 +10,22 @@ import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
+from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.lag import Lags
-    from fencepost.coordinator.cli.queries.session import Session
+    from fencepost.coordinator.cli.queries.session import Position, Session
     from fencepost.coordinator.wire.client.requests import Partition
 
 CONSUMER_GROUP_DESCRIBE = 69
 CLASSIC, CONSUMER = "classic", "consumer"
 KNOWN_TYPES = frozenset({"", CLASSIC, CONSUMER})
 """Types of groups that can be described; a broker that tells none has classic ones."""
-LAG_COLUMNS = ("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")
+NO_LAG: Mapping[str, object] = {
+    **dict.fromkeys(("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")),
+    "unknown": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +178,14 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     Without a commit the reset policy of the members decides, which no broker knows: ``lag`` is then
     0 if there is nothing to read, else None and ``unknown`` is true. ``lag_at_most`` counts from
     the log start. A partition without a leader is unknown as well, its ``error`` is Kafka's name
-    for that. The lag of a topic that is gone is None, and not unknown. Raises ApiError.
+    for that. The lag of a topic that is gone is None, and not unknown; so is an offset that is the
+    ``progress`` of a Spark query, from which nothing is read. Raises ApiError.
     """
     from fencepost.coordinator.cli.queries.lag import Lags
 
-    known: list[tuple[Group, dict[Partition, int], dict[Partition, str]]] = []
+    known: list[tuple[Group, dict[Partition, Position], dict[Partition, str]]] = []
     for group in groups:
-        committed = {tp: found.offset for tp, found in session.committed(group.group).items()}
+        committed = session.committed(group.group)
         owners = {tp: member.member_id for member in group.members for tp in member.assigned}
         known.append((group, committed, owners))
     lags = Lags(session, (tp for _, committed, owners in known for tp in (*committed, *owners)))
@@ -188,16 +193,20 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
     for group, committed, owners in known:
         for tp in sorted(committed.keys() | owners.keys()):
             bounds, failed = lags.bounds.get(tp), lags.failed.get(tp)
+            at = committed.get(tp)
+            offset = None if at is None else at.offset
+            has_lag = at is None or not is_progress(group.group, at.metadata)
             rows.append(
                 {
                     "group": group.group,
                     "topic": tp[0],
                     "partition": tp[1],
-                    "committed": committed.get(tp),
+                    "committed": offset,
                     "first": bounds and bounds.first,
                     "stable": bounds and bounds.stable,
                     "end": bounds and bounds.end,
-                    **_lag(lags, tp, committed.get(tp)),
+                    **(_lag(lags, tp, offset) if has_lag else NO_LAG),
+                    "progress": not has_lag,
                     "member": owners.get(tp),
                     "state": group.state,
                     "error": failed and failed.name.upper(),
@@ -211,8 +220,7 @@ def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, o
     has_committed = committed is not None
     lag = lags.of(partition, committed) if has_committed else lags.from_start(partition)
     if lag is None:
-        told: dict[str, object] = dict.fromkeys(LAG_COLUMNS)
-        return told | {"unknown": not has_committed or partition in lags.failed}
+        return {**NO_LAG, "unknown": not has_committed or partition in lags.failed}
     is_known = has_committed or not lag.readable
     return {
         "lag": lag.readable if is_known else None,
@@ -250,7 +258,8 @@ def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
     """The sums of the lags of ``rows``, which are those of :func:`offset_rows`.
 
     A sum of which a part is not known is None. ``unknown`` counts the partitions of unknown lag,
-    ``lag_known`` is the sum of the others.
+    ``lag_known`` is the sum of the others. ``progress`` says that the group is that of a Spark
+    query, which has no lag.
     """
     rows = list(rows)
 
@@ -259,12 +268,17 @@ def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
         found = [value for value in values if isinstance(value, int)]
         return sum(found) if len(found) == len(values) else None
 
+    keeps_progress = bool(rows) and all(row["progress"] for row in rows)
     # What was committed for a topic that is gone is no lag.
-    there = [row for row in rows if row["unknown"] or row["end"] is not None]
+    there = [row for row in rows if row["unknown"] or row["lag"] is not None]
     return {
         "partitions": len(rows),
+        "progress": keeps_progress,
         "unknown": sum(bool(row["unknown"]) for row in rows),
         "lag_known": summed("lag", [row for row in there if not row["unknown"]]),
-        **{name: summed(name, there) for name in ("lag", "lag_at_most", "lag_uncommitted")},
+        **{
+            name: None if keeps_progress else summed(name, there)
+            for name in ("lag", "lag_at_most", "lag_uncommitted")
+        },
         "held_back": summed("held_back", [row for row in there if row["held_back"] is not None]),
     }

@@ -11,16 +11,22 @@ Source: Kafka's ``DefaultRecordBatch``, ``DefaultRecord``, ``MemoryRecordsBuilde
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from fencepost.logcore.compression import Codec as Codec  # noqa: PLC0414 - part of this module's interface
-from fencepost.logcore.compression import codec_for_id, compress, decompress
+from fencepost.logcore.compression import codec_for_id, compress, compressed_pieces, inflated_pieces
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
-from fencepost.logcore.varint import MINUS_ONE, ONE_BYTE, SMALL, encode, read_varint, read_varlong
+from fencepost.logcore.record_codec import LogRecord as LogRecord  # noqa: PLC0414 - the same
+from fencepost.logcore.record_codec import LogRow as LogRow  # noqa: PLC0414 - the same
+from fencepost.logcore.record_codec import RecordBase, decode_chunk, encode_records
+from fencepost.logcore.record_codec import wrap_int64 as wrap_int64  # noqa: PLC0414 - the same
+from fencepost.logcore.record_window import RecordWindow
 
 Buffer = bytes | bytearray | memoryview
 
@@ -43,8 +49,6 @@ MIN_RECORD_SIZE: Final = 7
 """A record of null key, null value and no headers, its length byte included."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
-_INT64_MIN: Final = -(1 << 63)
-_INT64_MAX: Final = (1 << 63) - 1
 CRC_POS: Final = 17
 _CRC_START: Final = 21
 LOG_APPEND_TIME_BIT: Final = 0x08
@@ -156,24 +160,6 @@ class BatchHeader(NamedTuple):
         return (self.base_sequence + self.last_offset_delta) & _INT32_MAX
 
 
-class LogRecord(NamedTuple):
-    """One record of a batch, its offset and timestamp absolute.
-
-    Header keys that are not UTF-8 carry their bytes as surrogate escapes, so that a batch that is
-    decoded and encoded again keeps them.
-    """
-
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-
-
-LogRow = LogRecord | tuple[int, int, bytes | None, bytes | None, tuple[()]]
-"""A record, or the same without headers for who makes many."""
-
-
 class ControlRecord(NamedTuple):
     """A control record's meaning; the epoch is −1 unless it ends a transaction."""
 
@@ -235,14 +221,30 @@ def stamp_log_append_time(buf: bytearray | memoryview, pos: int, timestamp_ms: i
     _UINT32.pack_into(buf, pos + CRC_POS, crc)
 
 
-def decode_records(
+def record_window(
+    buf: Buffer,
+    pos: int,
+    header: BatchHeader,
+    max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+) -> RecordWindow:
+    """Return a window over the records of the batch at ``pos``, which are inflated on the way.
+
+    Raises CorruptRecordError for bytes that are missing, and later for those that do not inflate.
+    """
+    return RecordWindow(_record_pieces(buf, pos, header, max_output_bytes))
+
+
+def record_chunks(
     buf: Buffer,
     pos: int = 0,
     header: BatchHeader | None = None,
     *,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
-) -> list[LogRecord]:
-    """Inflate and decode the records of the batch at ``pos``; the CRC is the caller's to check.
+) -> Iterator[Sequence[LogRecord]]:
+    """Decode the records of the batch at ``pos`` in chunks, as many as a turn has time for.
+
+    Memory is bounded by a chunk of records, each as large as it is. A chunk may be empty, where one
+    record takes many pieces. The CRC is the caller's to check.
 
     Raises CorruptRecordError for bytes that are missing or do not inflate (also past
     ``max_output_bytes``), InvalidRecordError for records that break their own lengths, count or
@@ -250,15 +252,39 @@ def decode_records(
     """
     if header is None:
         header = parse_header(buf, pos)
-    data = record_bytes(buf, pos, header, max_output_bytes)
-    count = header.record_count
-    # Counted before the loop, so that a wrong count costs nothing.
-    if count < 0 or count * MIN_RECORD_SIZE > len(data):
-        raise InvalidRecordError(f"{count} records can't stand in {len(data)} bytes")
-    try:
-        return _decode(data, header)
-    except IndexError:
-        raise InvalidRecordError("the records end inside a field") from None
+    window = record_window(buf, pos, header, max_output_bytes)
+    base = RecordBase(
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp if header.is_log_append_time else None,
+        header.last_offset_delta,
+    )
+    return window.chunks(header.record_count, partial(decode_chunk, base))
+
+
+def iter_records(
+    buf: Buffer,
+    pos: int = 0,
+    header: BatchHeader | None = None,
+    *,
+    max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+) -> Iterator[LogRecord]:
+    """Decode the records of the batch at ``pos`` one by one; see :func:`record_chunks`."""
+    return chain.from_iterable(record_chunks(buf, pos, header, max_output_bytes=max_output_bytes))
+
+
+def decode_records(
+    buf: Buffer,
+    pos: int = 0,
+    header: BatchHeader | None = None,
+    *,
+    max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+) -> list[LogRecord]:
+    """Decode all records of the batch at ``pos`` at once; see :func:`record_chunks`.
+
+    For batches that the broker itself has written, and for readers that keep all of them anyway.
+    """
+    return list(iter_records(buf, pos, header, max_output_bytes=max_output_bytes))
 
 
 def record_bytes(
@@ -271,118 +297,19 @@ def record_bytes(
 
     Raises CorruptRecordError for bytes that are missing or do not inflate.
     """
+    return b"".join(_record_pieces(buf, pos, header, max_output_bytes))
+
+
+def _record_pieces(
+    buf: Buffer, pos: int, header: BatchHeader, max_output_bytes: int
+) -> Iterator[bytes]:
     end = pos + header.size
     if end > len(buf):
         raise CorruptRecordError(f"a batch of {header.size} bytes where {len(buf) - pos} are left")
-    codec = header.codec
     stored = memoryview(buf)[pos + HEADER_SIZE : end]
     # Compaction leaves headers without records, whatever the codec bits say.
-    if codec is Codec.NONE or not stored:
-        return bytes(stored)
-    return decompress(codec, stored, max_output_bytes)
-
-
-def _decode(data: bytes, header: BatchHeader) -> list[LogRecord]:  # noqa: C901 - inlined for speed
-    """Decode ``data``, all records of the batch. One-byte numbers are looked up in place.
-
-    A field that leaves its record is noticed at the record's end: positions only grow, and a slice
-    past the end is merely short. IndexError when the bytes end inside a number.
-    """
-    base_offset, base_timestamp = header.base_offset, header.base_timestamp
-    append_time = header.max_timestamp if header.is_log_append_time else None
-    last_delta, previous = header.last_offset_delta, -1
-    one_byte, limit = ONE_BYTE, len(data)
-    records: list[LogRecord] = []
-    append = records.append
-    pos = 0
-    for _ in range(header.record_count):
-        length = one_byte[data[pos]]
-        pos += 1
-        if length is None:
-            length, pos = read_varint(data, pos - 1)
-        end = pos + length
-        if length < 0 or end > limit:
-            raise InvalidRecordError(f"a record of {length} bytes where {limit - pos} are left")
-        pos += 1  # the record's attributes, all unused
-        timestamp = one_byte[data[pos]]
-        pos += 1
-        if timestamp is None:
-            timestamp, pos = read_varlong(data, pos - 1)
-        timestamp += base_timestamp
-        if not _INT64_MIN <= timestamp <= _INT64_MAX:
-            timestamp = wrap_int64(timestamp)
-        delta = one_byte[data[pos]]
-        pos += 1
-        if delta is None:
-            delta, pos = read_varint(data, pos - 1)
-        if not previous < delta <= last_delta:
-            raise InvalidRecordError(f"offset delta {delta} follows {previous} of {last_delta}")
-        previous = delta
-
-        key = value = None
-        length = one_byte[data[pos]]
-        pos += 1
-        if length is None:
-            length, pos = read_varint(data, pos - 1)
-        if length >= 0:
-            key = data[pos : pos + length]
-            pos += length
-        elif length != -1:
-            raise InvalidRecordError(f"a key of {length} bytes")
-        length = one_byte[data[pos]]
-        pos += 1
-        if length is None:
-            length, pos = read_varint(data, pos - 1)
-        if length >= 0:
-            value = data[pos : pos + length]
-            pos += length
-        elif length != -1:
-            raise InvalidRecordError(f"a value of {length} bytes")
-        headers: tuple[tuple[str, bytes | None], ...] = ()
-        if data[pos]:
-            headers, pos = _decode_headers(data, pos, end)
-        else:
-            pos += 1
-        if pos != end:
-            raise InvalidRecordError(f"a record's length is wrong by {pos - end} bytes")
-        if append_time is not None:
-            timestamp = append_time
-        append(_new_tuple(LogRecord, (base_offset + delta, timestamp, key, value, headers)))
-    if pos != limit:
-        raise InvalidRecordError(f"{limit - pos} bytes follow the last record of the batch")
-    return records
-
-
-def wrap_int64(value: int) -> int:
-    """Overflow as Java's long does, which is how Kafka adds and subtracts timestamps."""
-    return (value - _INT64_MIN & 0xFFFFFFFFFFFFFFFF) + _INT64_MIN
-
-
-def _decode_headers(
-    data: bytes, pos: int, end: int
-) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
-    count, pos = read_varint(data, pos)
-    # A header has two length bytes at least.
-    if count < 0 or count * 2 > end - pos:
-        raise InvalidRecordError(f"{count} headers in {end - pos} bytes")
-    headers: list[tuple[str, bytes | None]] = []
-    for _ in range(count):
-        length, pos = read_varint(data, pos)
-        if length < 0 or length > end - pos:
-            raise InvalidRecordError(f"a header key of {length} bytes")
-        key = data[pos : pos + length].decode(errors="surrogateescape")
-        pos += length
-        length, pos = read_varint(data, pos)
-        value: bytes | None = None
-        if length >= 0:
-            if length > end - pos:
-                raise InvalidRecordError(f"a header value of {length} bytes leaves its record")
-            value = data[pos : pos + length]
-            pos += length
-        elif length != -1:
-            raise InvalidRecordError(f"a header value of {length} bytes")
-        headers.append((key, value))
-    return tuple(headers), pos
+    codec = header.codec if stored else Codec.NONE
+    return inflated_pieces(codec, stored, max_output_bytes)
 
 
 def encode_batch(
@@ -480,72 +407,15 @@ def batch_of_payload(
     return assemble(0, NO_LEADER_EPOCH, after_crc, payload)
 
 
-def encode_records(
-    records: Sequence[LogRow], base_offset: int, base_timestamp: int, last_offset_delta: int
-) -> bytes:
-    """The records of a batch, one behind the other; ValueError where the offsets do not ascend."""
-    small, table = SMALL, len(SMALL)
-    join = b"".join
-    out: list[bytes] = []
-    append = out.append
-    previous = -1
-    for offset, timestamp, key, value, headers in records:
-        delta = offset - base_offset
-        if not previous < delta <= last_offset_delta:
-            raise ValueError(f"offset {offset} does not follow in the batch at {base_offset}")
-        previous = delta
-        timestamp -= base_timestamp  # noqa: PLW2901 - from here on it is the delta
-        parts = [
-            b"\x00",
-            small[timestamp] if 0 <= timestamp < table else encode(wrap_int64(timestamp)),
-            small[delta] if delta < table else encode(delta),
-        ]
-        if key is None:
-            parts.append(MINUS_ONE)
-        else:
-            size = len(key)
-            parts += small[size] if size < table else encode(size), key
-        if value is None:
-            parts.append(MINUS_ONE)
-        else:
-            size = len(value)
-            parts += small[size] if size < table else encode(size), value
-        if headers:
-            parts.append(_encode_headers(headers))
-        else:
-            parts.append(b"\x00")
-        body = join(parts)
-        size = len(body)
-        append(small[size] if size < table else encode(size))
-        append(body)
-    return join(out)
-
-
-def _encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    parts = [encode(len(headers))]
-    for name, value in headers:
-        key = name.encode(errors="surrogateescape")
-        parts += encode(len(key)), key
-        if value is None:
-            parts.append(MINUS_ONE)
-        else:
-            parts += encode(len(value)), value
-    return b"".join(parts)
-
-
-def with_fewer_records(header: BatchHeader, payload: bytes) -> bytes:
+def with_fewer_records(header: BatchHeader, payload: Iterable[Buffer]) -> bytes:
     """A batch of ``header`` less size and CRC; ``payload`` are its records before compression."""
-    codec = header.codec
-    stored = payload if codec is Codec.NONE else compress(codec, payload)
+    stored = b"".join(compressed_pieces(header.codec, payload))
     return assemble(header.base_offset, header.leader_epoch, AFTER_CRC.pack(*header[5:]), stored)
 
 
-def recompress(
-    header: BatchHeader, records: Buffer, codec: Codec, *, level: int | None = None
-) -> bytes:
-    """Return a batch of the same header whose ``records``, encoded, are under ``codec``."""
+def recompress(header: BatchHeader, stored: Buffer, codec: Codec) -> bytes:
+    """Return a batch of the same header whose records, ``stored``, are under ``codec``."""
     after_crc = AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
-    stored = compress(codec, records, level)
     return assemble(header.base_offset, header.leader_epoch, after_crc, stored)
 
 
@@ -592,3 +462,9 @@ def parse_control(record: LogRecord) -> ControlRecord:
     if version < 0:
         raise InvalidRecordError(f"an end marker has version {version}")
     return ControlRecord(kind, coordinator_epoch)
+
+
+def first_control(buf: Buffer, pos: int, header: BatchHeader) -> ControlRecord | None:
+    """Read the first record of a control batch, None where compaction has emptied the batch."""
+    first = next(iter_records(buf, pos, header), None)
+    return None if first is None else parse_control(first)

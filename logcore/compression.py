@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from enum import IntEnum
-from typing import Final
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Final, NamedTuple, Protocol
 
 import cramjam
 
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.fs import fresh_memory
 
 Data = bytes | bytearray | memoryview
 
@@ -35,7 +39,8 @@ class Codec(IntEnum):
 
 _GZIP_WBITS: Final = 31
 _GZIP_LEVEL: Final = -1
-_GZIP_FIRST_CHUNK: Final = 1024
+_FIRST_CHUNK: Final = 1024
+"""Bytes of input that are given first to a member that is not the first."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -59,12 +64,13 @@ _LZ4_FAST_LEVEL: Final = 9
 _LZ4_MAX_RATIO: Final = 255
 """Each further length byte of an LZ4 sequence stands for at most 255 bytes."""
 _LITTLE_UINT32: Final = struct.Struct("<I")
+_LITTLE_UINT64: Final = struct.Struct("<Q")
 
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL: Final = 3
 
-_FIRST_GUESS_RATIO: Final = 8
-_SMALLEST_GUESS: Final = 4096
+PIECE_BYTES: Final = 64 * 1024
+"""What one call of a codec inflates at most, where the codec can do it in pieces."""
 
 
 def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
@@ -73,50 +79,68 @@ def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
     snappy has no levels. lz4 compresses in its fast mode at its default level, 9, and in its
     high-compression mode at all others, as Kafka does.
     """
+    if codec is Codec.ZSTD:  # in one call, which writes the size into the frame
+        return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL if level is None else level))
+    return b"".join(compressed_pieces(codec, (data,), level))
+
+
+def compressed_pieces(
+    codec: Codec, pieces: Iterable[Data], level: int | None = None
+) -> Iterator[bytes]:
+    """Compress what ``pieces`` are together, as :func:`compress` does, and yield it in pieces.
+
+    No call keeps the interpreter lock for longer than a piece takes, and nothing is kept.
+    """
     if codec is Codec.NONE:
-        return bytes(data)
-    if codec is Codec.GZIP:
-        return zlib.compress(data, _GZIP_LEVEL if level is None else level, _GZIP_WBITS)
-    if codec is Codec.SNAPPY:
-        return _compress_xerial(memoryview(data))
-    if codec is Codec.LZ4:
-        return _compress_lz4(memoryview(data), level)
-    return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL if level is None else level))
+        yield from map(bytes, pieces)
+    elif codec is Codec.GZIP:
+        gzip = zlib.compressobj(_GZIP_LEVEL if level is None else level, wbits=_GZIP_WBITS)
+        for piece in pieces:
+            yield gzip.compress(piece)
+        yield gzip.flush()
+    elif codec is Codec.SNAPPY:
+        yield _XERIAL_HEADER
+        for raw in _blocks(pieces, _XERIAL_BLOCK):
+            block = bytes(cramjam.snappy.compress_raw(raw))
+            yield _INT32.pack(len(block)) + block
+    elif codec is Codec.LZ4:
+        yield _LZ4_FRAME_HEADER
+        for raw in _blocks(pieces, _LZ4_BLOCK):
+            yield _lz4_block(raw, level)
+        yield _LZ4_END_MARK
+    else:
+        yield from _zstd_compressed(pieces, _ZSTD_LEVEL if level is None else level)
 
 
 def decompress(codec: Codec, data: Data, max_output_bytes: int) -> bytes:
-    """Inflate ``data``; see :func:`inflate`."""
-    return bytes(inflate(codec, data, max_output_bytes))
+    """Inflate ``data`` at once; see :func:`inflated_pieces`."""
+    return b"".join(inflated_pieces(codec, data, max_output_bytes))
 
 
-def inflate(
+def inflated_pieces(
     codec: Codec, data: Data, max_output_bytes: int, *, strict: bool = False
-) -> bytes | bytearray:
-    """Inflate ``data`` into whatever it came in, without one copy more.
+) -> Iterator[bytes]:
+    """Inflate ``data`` and yield it in pieces of at most PIECE_BYTES.
 
-    ``strict``: only what every client reads. Java reads no lz4 blocks that depend on one another
-    and no second lz4 frame, librdkafka nothing behind the first gzip member or snappy stream.
+    No call of a codec makes more than that, but for a block of lz4 (4 MiB at most) or snappy (22
+    times what it is compressed). ``strict``: only what every client reads. Java reads no lz4 blocks
+    that depend on one another and no second lz4 frame, librdkafka nothing behind the first gzip
+    member or snappy stream.
 
     Raises CorruptRecordError when it is damaged, cut short or inflates to more than
     ``max_output_bytes``.
     """
-    if codec is Codec.NONE:
-        if len(data) > max_output_bytes:
-            raise _too_large(max_output_bytes)
-        return bytes(data)
     view = memoryview(data)
-    if codec is Codec.GZIP:
-        return _decompress_gzip(view, max_output_bytes, strict=strict)
-    if codec is Codec.SNAPPY:
-        return _decompress_snappy(view, max_output_bytes, strict=strict)
-    if codec is Codec.LZ4:
-        most = _check_lz4_frame(view) if strict else None
-        ceiling = min(max_output_bytes, len(view) * _LZ4_MAX_RATIO)
-        return _inflate_bounded(codec, cramjam.lz4.decompress_into, view, most, ceiling)
-    declared = _zstd_content_size(view)
-    if declared is not None and declared > max_output_bytes:
-        raise _too_large(max_output_bytes)
-    return _inflate_bounded(codec, cramjam.zstd.decompress_into, view, declared, max_output_bytes)
+    room = max_output_bytes
+    for piece in _INFLATED[codec](view, max_output_bytes, strict):
+        room -= len(piece)
+        if room < 0:
+            raise _too_large(max_output_bytes)
+        if len(piece) <= PIECE_BYTES:
+            yield bytes(piece)
+        else:
+            for start in range(0, len(piece), PIECE_BYTES):
+                yield bytes(piece[start : start + PIECE_BYTES])
 
 
 def codec_for_id(number: int) -> Codec:
@@ -134,166 +158,151 @@ def _too_large(max_output_bytes: int) -> CorruptRecordError:
     return CorruptRecordError(f"compressed records inflate to more than {max_output_bytes} bytes")
 
 
-def _inflate_bounded(
+def _inflate_at_once(
     codec: Codec,
-    decompress_into: Callable[[memoryview, bytearray], int],
+    decompress_into: Callable[[memoryview, memoryview], int],
     data: memoryview,
-    declared: int | None,
-    ceiling: int,
-) -> bytearray:
-    """Inflate into buffers that grow up to ``ceiling`` bytes.
+    most: int,
+) -> memoryview:
+    """Inflate in one call, for what the library does not do in pieces.
 
-    The library says the same thing of a full buffer and of damaged data, so both are tried again
-    with more room; the work is bounded by a third more than the last, largest try.
+    It lets go of the interpreter lock for that. The memory is taken from the system page by page as
+    it is written: to fill a buffer with zeros first would keep the lock for as long.
     """
-    size = declared or max(_SMALLEST_GUESS, len(data) * _FIRST_GUESS_RATIO)
-    while True:
-        size = min(size, ceiling)
-        out = bytearray(size)
-        try:
-            used = decompress_into(data, out)
-        except cramjam.DecompressionError as error:
-            if size < ceiling:
-                size *= 4
-                continue
-            raise CorruptRecordError(
-                f"{codec.name.lower()} records do not inflate within {ceiling} bytes: {error}"
-            ) from None
-        del out[used:]
-        return out
+    if not most:
+        raise CorruptRecordError(f"{codec.name.lower()} records of no bytes do not inflate")
+    out = fresh_memory(most)
+    try:
+        return out[: decompress_into(data, out)]
+    except cramjam.DecompressionError as error:
+        raise CorruptRecordError(
+            f"{codec.name.lower()} records do not inflate within {most} bytes: {error}"
+        ) from None
 
 
-def _decompress_gzip(data: memoryview, max_output_bytes: int, *, strict: bool) -> bytes:
-    """Inflate one or more gzip members.
+def _blocks(pieces: Iterable[Data], size: int) -> Iterator[Data]:
+    """Cut ``pieces`` into blocks of ``size`` bytes, the last of which may be smaller."""
+    rest = b""
+    for piece in pieces:
+        data = memoryview(rest + bytes(piece) if rest else piece)
+        whole = len(data) - len(data) % size
+        for start in range(0, whole, size):
+            yield data[start : start + size]
+        rest = bytes(data[whole:])
+    if rest:
+        yield rest
 
-    Chunks grow within a member and start small for the next: what is left over of a chunk is
-    copied, and many tiny members must not make that quadratic.
+
+# --- none ---
+
+
+def _stored_pieces(data: memoryview, most: int, _strict: bool) -> Iterator[memoryview]:
+    if len(data) > most:
+        raise _too_large(most)
+    yield data
+
+
+# --- gzip and zstd: streams of members ---
+
+
+class _Member(Protocol):
+    """A gzip member or a zstd frame that is being inflated."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether its end was reached."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What follows the end, of the input so far."""
+
+    def decompress(self, data: Data, max_length: int, /) -> bytes:
+        """Inflate to ``max_length`` bytes at most."""
+
+
+def _member_pieces(
+    name: str,
+    begin: Callable[[], _Member],
+    error: type[Exception],
+    data: memoryview,
+    *,
+    single: bool,
+) -> Iterator[bytes]:
+    """Inflate one or more members.
+
+    Chunks of input grow within a member and start small for the next: what is left over of a chunk
+    is copied, and many tiny members must not make that quadratic.
     """
-    out: list[bytes] = []
-    room = max_output_bytes
     pos, end = 0, len(data)
-    chunk = end
+    chunk = PIECE_BYTES
     while True:
-        member = zlib.decompressobj(_GZIP_WBITS)
+        member = begin()
+        out = b""
         while not member.eof:
-            if pos == end:
-                raise CorruptRecordError("gzip records are cut short")
-            piece = data[pos : pos + chunk]
-            pos += len(piece)
+            if len(out) == PIECE_BYTES:
+                # There may be more of the same input. (zlib gives back what it has not read.)
+                given: Data = getattr(member, "unconsumed_tail", b"")
+            elif pos == end:
+                raise CorruptRecordError(f"{name} records are cut short")
+            else:
+                given = data[pos : pos + chunk]
+                pos += len(given)
+                chunk = min(2 * chunk, PIECE_BYTES)
             try:
-                inflated = member.decompress(piece, room + 1)
-            except zlib.error as error:
-                raise CorruptRecordError(f"gzip records do not inflate: {error}") from None
-            room -= len(inflated)
-            if room < 0:
-                raise _too_large(max_output_bytes)
-            out.append(inflated)
-            chunk *= 2
+                out = member.decompress(given, PIECE_BYTES)
+            except error as reason:
+                raise CorruptRecordError(f"{name} records do not inflate: {reason}") from None
+            yield out
         pos -= len(member.unused_data)
         if pos == end:
-            return b"".join(out)
-        if strict:
-            raise CorruptRecordError("gzip records in more than one member")
-        chunk = _GZIP_FIRST_CHUNK
+            return
+        if single:
+            raise CorruptRecordError(f"{name} records in more than one member")
+        chunk = _FIRST_CHUNK
 
 
-def _compress_xerial(data: memoryview) -> bytes:
-    out = [_XERIAL_HEADER]
-    for start in range(0, len(data), _XERIAL_BLOCK):
-        block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_BLOCK]))
-        out += _INT32.pack(len(block)), block
-    return b"".join(out)
+def _gzip_pieces(data: memoryview, _most: int, strict: bool) -> Iterator[bytes]:
+    def begin() -> _Member:
+        return zlib.decompressobj(_GZIP_WBITS)
+
+    return _member_pieces("gzip", begin, zlib.error, data, single=strict)
 
 
-def _decompress_snappy(data: memoryview, max_output_bytes: int, *, strict: bool) -> bytes:
-    """Inflate xerial blocks, or one raw block where the magic is missing, as snappy-java does.
+@cache
+def _zstd_library() -> ModuleType | None:
+    """What compresses and inflates zstd in pieces: Python's own module since 3.14, or its backport.
 
-    Of the version numbers behind the magic no more is asked than that the first is positive: some
-    producers write them with the wrong byte order.
+    Without either, zstd is done in one call of cramjam's. It is imported with the first batch.
     """
-    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _decompress_snappy_block(data, max_output_bytes)
-    if len(data) < len(_XERIAL_HEADER):
-        raise CorruptRecordError("snappy records are cut short in their header")
-    if strict and _INT32.unpack_from(data, len(_XERIAL_MAGIC))[0] < 1:
-        raise CorruptRecordError("snappy records of an impossible version")
-    out: list[bytes] = []
-    room = max_output_bytes
-    pos, end = len(_XERIAL_HEADER), len(data)
-    while pos < end:
-        if end - pos < 4:
-            raise CorruptRecordError("snappy records are cut short in a block's length")
-        size = _INT32.unpack_from(data, pos)[0]
-        if size == _XERIAL_FIRST_INT:
-            # Streams may be concatenated; the next one's header stands where a length would.
-            if strict:
-                raise CorruptRecordError("snappy records in more than one stream")
-            pos += len(_XERIAL_HEADER)
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return import_module(name)
+        except ImportError:
             continue
-        pos += 4
-        if not 0 <= size <= end - pos:
-            raise CorruptRecordError(f"a snappy block of {size} bytes where {end - pos} are left")
-        block = _decompress_snappy_block(data[pos : pos + size], room)
-        room -= len(block)
-        out.append(block)
-        pos += size
-    return b"".join(out)
+    return None
 
 
-def _decompress_snappy_block(block: memoryview, max_output_bytes: int) -> bytes:
-    if not block:
-        raise CorruptRecordError("a snappy block of no bytes")
-    try:
-        declared = cramjam.snappy.decompress_raw_len(block)
-        if declared > max_output_bytes:
-            raise _too_large(max_output_bytes)
-        if declared > len(block) * _SNAPPY_MAX_RATIO:
-            raise CorruptRecordError(f"a snappy block of {len(block)} bytes declares {declared}")
-        return bytes(cramjam.snappy.decompress_raw(block))
-    except cramjam.DecompressionError as error:
-        raise CorruptRecordError(f"snappy records do not inflate: {error}") from None
+def _zstd_pieces(data: memoryview, most: int, _strict: bool) -> Iterator[Data]:
+    declared = _zstd_content_size(data)
+    if declared is not None and declared > most:
+        raise _too_large(most)
+    library = _zstd_library()
+    if library is not None:
+        return _member_pieces(
+            "zstd", library.ZstdDecompressor, library.ZstdError, data, single=False
+        )
+    return iter((_inflate_at_once(Codec.ZSTD, cramjam.zstd.decompress_into, data, most),))
 
 
-def _check_lz4_frame(data: memoryview) -> int | None:
-    """Raise CorruptRecordError unless ``data`` is one frame of independent blocks, to its end.
-
-    Returns what it inflates to at most, None if the size of its blocks does not tell.
-    """
-    blocks = 0
-    try:
-        magic, flags, largest = data[:4], data[4], 1 << 8 + 2 * (data[5] >> 4)
-        pos = 7 + (8 if flags & _LZ4_HAS_SIZE else 0) + (4 if flags & _LZ4_HAS_DICTIONARY else 0)
-        while size := _LITTLE_UINT32.unpack_from(data, pos)[0]:
-            pos += 4 + (size & ~_LZ4_RAW_BLOCK) + (4 if flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0)
-            blocks += 1
-        pos += 4 + (4 if flags & _LZ4_HAS_CHECKSUM else 0)
-    except (IndexError, struct.error):
-        raise CorruptRecordError("an lz4 frame is cut short") from None
-    if magic != _LZ4_FRAME_HEADER[:4] or not flags & _LZ4_INDEPENDENT_BLOCKS or pos != len(data):
-        raise CorruptRecordError("lz4 records that are not one frame of independent blocks")
-    return blocks * largest if largest == _LZ4_BLOCK else None
-
-
-def _compress_lz4(data: memoryview, level: int | None) -> bytes:
-    """Write one LZ4 frame of independent blocks: Java refuses dependent ones.
-
-    At other levels than the default the library writes the frame, with block checksums that Java
-    reads as well. Its block function, which our own frame stands on, knows the fast mode alone.
-    """
-    if level not in {None, _LZ4_FAST_LEVEL}:
-        compressor = cramjam.lz4.Compressor(level, content_checksum=False, block_linked=False)
-        compressor.compress(bytes(data))
-        return bytes(compressor.finish())
-    out = [_LZ4_FRAME_HEADER]
-    for start in range(0, len(data), _LZ4_BLOCK):
-        raw = data[start : start + _LZ4_BLOCK]
-        block = bytes(cramjam.lz4.compress_block(raw, store_size=False))
-        if len(block) < len(raw):
-            out += _LITTLE_UINT32.pack(len(block)), block
-        else:
-            out += _LITTLE_UINT32.pack(len(raw) | _LZ4_RAW_BLOCK), bytes(raw)
-    out.append(_LZ4_END_MARK)
-    return b"".join(out)
+def _zstd_compressed(pieces: Iterable[Data], level: int) -> Iterator[bytes]:
+    library = _zstd_library()
+    if library is None:
+        yield bytes(cramjam.zstd.compress(b"".join(pieces), level=level))
+        return
+    compressor = library.ZstdCompressor(level=level)
+    for piece in pieces:
+        yield compressor.compress(piece)
+    yield compressor.flush()
 
 
 def _zstd_content_size(data: memoryview) -> int | None:
@@ -308,3 +317,216 @@ def _zstd_content_size(data: memoryview) -> int | None:
         return None
     size = int.from_bytes(data[start : start + width], "little")
     return size + 256 if width == 2 else size
+
+
+# --- snappy ---
+
+
+def _snappy_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
+    """Inflate xerial blocks, or one raw block where the magic is missing, as snappy-java does.
+
+    Of the version numbers behind the magic no more is asked than that the first is positive: some
+    producers write them with the wrong byte order.
+    """
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        yield _snappy_block(data, most)
+        return
+    if len(data) < len(_XERIAL_HEADER):
+        raise CorruptRecordError("snappy records are cut short in their header")
+    if strict and _INT32.unpack_from(data, len(_XERIAL_MAGIC))[0] < 1:
+        raise CorruptRecordError("snappy records of an impossible version")
+    pos, end = len(_XERIAL_HEADER), len(data)
+    while pos < end:
+        if end - pos < 4:
+            raise CorruptRecordError("snappy records are cut short in a block's length")
+        size = _INT32.unpack_from(data, pos)[0]
+        if size == _XERIAL_FIRST_INT:
+            # Streams may be concatenated; the next one's header stands where a length would.
+            if strict:
+                raise CorruptRecordError("snappy records in more than one stream")
+            pos += len(_XERIAL_HEADER)
+            continue
+        pos += 4
+        if not 0 <= size <= end - pos:
+            raise CorruptRecordError(f"a snappy block of {size} bytes where {end - pos} are left")
+        yield _snappy_block(data[pos : pos + size], most)
+        pos += size
+
+
+def _snappy_block(block: memoryview, most: int) -> Data:
+    if not block:
+        raise CorruptRecordError("a snappy block of no bytes")
+    try:
+        declared = cramjam.snappy.decompress_raw_len(block)
+        if declared > most:
+            raise _too_large(most)
+        if declared > len(block) * _SNAPPY_MAX_RATIO:
+            raise CorruptRecordError(f"a snappy block of {len(block)} bytes declares {declared}")
+        if declared <= PIECE_BYTES:
+            return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError as error:
+        raise CorruptRecordError(f"snappy records do not inflate: {error}") from None
+    return _inflate_at_once(Codec.SNAPPY, cramjam.snappy.decompress_raw_into, block, declared)
+
+
+# --- lz4 ---
+
+
+class _Lz4Frame(NamedTuple):
+    """What the descriptor of a frame says, and where its first block begins."""
+
+    flags: int
+    block_bytes: int
+    content_bytes: int | None
+    blocks_at: int
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether a block depends on those before it."""
+        return not self.flags & _LZ4_INDEPENDENT_BLOCKS
+
+
+def _lz4_frame(data: memoryview, pos: int) -> _Lz4Frame:
+    if bytes(data[pos : pos + 4]) != _LZ4_FRAME_HEADER[:4]:
+        raise CorruptRecordError("lz4 records that are not frames of lz4")
+    try:
+        flags, largest = data[pos + 4], data[pos + 5] >> 4
+        at = pos + 6
+        content_bytes = None
+        if flags & _LZ4_HAS_SIZE:
+            content_bytes = _LITTLE_UINT64.unpack_from(data, at)[0]
+            at += 8
+        if flags & _LZ4_HAS_DICTIONARY:
+            at += 4
+        checksum = data[at]
+    except (IndexError, struct.error):
+        raise _lz4_cut_short() from None
+    if flags >> 6 != 1 or not 4 <= largest <= 7:
+        raise CorruptRecordError("an lz4 frame of an unknown version")
+    if checksum != xxh32_short(bytes(data[pos + 4 : at])) >> 8 & 0xFF:
+        raise CorruptRecordError("the checksum of an lz4 frame's descriptor is wrong")
+    return _Lz4Frame(flags, 1 << 8 + 2 * largest, content_bytes, at + 1)
+
+
+def _lz4_cut_short() -> CorruptRecordError:
+    return CorruptRecordError("an lz4 frame is cut short")
+
+
+def _lz4_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
+    """Inflate frames of independent blocks block by block.
+
+    The library links blocks, and checks the content's checksum, in one call for a whole frame only.
+    The checksum matters to a consumer, so ``strict`` looks at it; a reader has the batch's CRC.
+    """
+    pos, end = 0, len(data)
+    if strict:
+        frame = _check_lz4_frame(data)
+        if frame.flags & _LZ4_HAS_CHECKSUM:
+            ceiling = min(most, end * _LZ4_MAX_RATIO)
+            yield _inflate_at_once(Codec.LZ4, cramjam.lz4.decompress_into, data, ceiling)
+            return
+    while True:
+        frame = _lz4_frame(data, pos)
+        if frame.is_linked or frame.flags & _LZ4_HAS_DICTIONARY:
+            ceiling = min(most, end * _LZ4_MAX_RATIO)
+            rest = data[pos:]
+            yield _inflate_at_once(Codec.LZ4, cramjam.lz4.decompress_into, rest, ceiling)
+            return
+        pos = yield from _lz4_blocks(data, frame)
+        if pos == end:
+            return
+
+
+def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int]:
+    """Inflate the blocks of a frame; returns the position behind it."""
+    pos, inflated = frame.blocks_at, 0
+    tail = 4 if frame.flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0
+    head = _lz4_block_header(tail > 0, frame.block_bytes)
+    out = bytearray(frame.block_bytes)
+    try:
+        while word := _LITTLE_UINT32.unpack_from(data, pos)[0]:
+            stop = pos + 4 + (word & ~_LZ4_RAW_BLOCK) + tail
+            if stop > len(data):
+                raise _lz4_cut_short()
+            # A frame of one block: the library checks the block's checksum.
+            one = b"".join((head, data[pos:stop], _LZ4_END_MARK))
+            used = cramjam.lz4.decompress_into(one, out)
+            inflated += used
+            yield memoryview(out)[:used]
+            pos = stop
+    except struct.error:
+        raise _lz4_cut_short() from None
+    except cramjam.DecompressionError as error:
+        raise CorruptRecordError(f"lz4 records do not inflate: {error}") from None
+    pos += 8 if frame.flags & _LZ4_HAS_CHECKSUM else 4
+    if pos > len(data):
+        raise _lz4_cut_short()
+    if frame.content_bytes not in {None, inflated}:
+        raise CorruptRecordError(f"an lz4 frame of {frame.content_bytes} bytes has {inflated}")
+    return pos
+
+
+@cache
+def _lz4_block_header(has_checksums: bool, block_bytes: int) -> bytes:
+    """The header of a frame of one block."""
+    flags = 0x60 | (_LZ4_HAS_BLOCK_CHECKSUMS if has_checksums else 0)
+    descriptor = bytes((flags, (block_bytes.bit_length() - 9) // 2 << 4))
+    return _LZ4_FRAME_HEADER[:4] + descriptor + bytes((xxh32_short(descriptor) >> 8 & 0xFF,))
+
+
+def _check_lz4_frame(data: memoryview) -> _Lz4Frame:
+    """Raise CorruptRecordError unless ``data`` is one frame of independent blocks, to its end."""
+    frame = _lz4_frame(data, 0)
+    pos, tail = frame.blocks_at, 4 if frame.flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0
+    try:
+        while size := _LITTLE_UINT32.unpack_from(data, pos)[0]:
+            pos += 4 + (size & ~_LZ4_RAW_BLOCK) + tail
+    except struct.error:
+        raise _lz4_cut_short() from None
+    pos += 4 + (4 if frame.flags & _LZ4_HAS_CHECKSUM else 0)
+    if frame.is_linked or pos != len(data):
+        raise CorruptRecordError("lz4 records that are not one frame of independent blocks")
+    return frame
+
+
+def _lz4_block(raw: Data, level: int | None) -> bytes:
+    """Compress one independent block, its length before it: Java refuses dependent ones.
+
+    The library's block function knows the fast mode alone. At other levels than the default the
+    block is taken out of a frame that has just this one: only there does the library compress
+    without the interpreter lock.
+    """
+    if level not in {None, _LZ4_FAST_LEVEL}:
+        frame = memoryview(bytes(cramjam.lz4.compress(bytes(raw), level=level)))
+        pos = _lz4_frame(frame, 0).blocks_at
+        size = _LITTLE_UINT32.unpack_from(frame, pos)[0] & ~_LZ4_RAW_BLOCK
+        return bytes(frame[pos : pos + 4 + size])
+    block = bytes(cramjam.lz4.compress_block(raw, store_size=False))
+    if len(block) < len(raw):
+        return _LITTLE_UINT32.pack(len(block)) + block
+    return _LITTLE_UINT32.pack(len(raw) | _LZ4_RAW_BLOCK) + bytes(raw)
+
+
+def xxh32_short(data: bytes) -> int:
+    """Hash up to 15 bytes with XXH32, seed 0 (the part of it that long inputs need is left out)."""
+    mask = 0xFFFFFFFF
+    value = 374761393 + len(data)
+    whole = len(data) & ~3
+    for at in range(0, whole, 4):
+        value = value + int.from_bytes(data[at : at + 4], "little") * 3266489917 & mask
+        value = (value << 17 | value >> 15) * 668265263 & mask
+    for byte in data[whole:]:
+        value = value + byte * 374761393 & mask
+        value = (value << 11 | value >> 21) * 2654435761 & mask
+    value = (value ^ value >> 15) * 2246822519 & mask
+    value = (value ^ value >> 13) * 3266489917 & mask
+    return value ^ value >> 16
+
+
+_INFLATED: Final[dict[Codec, Callable[[memoryview, int, bool], Iterator[Data]]]] = {
+    Codec.NONE: _stored_pieces,
+    Codec.GZIP: _gzip_pieces,
+    Codec.SNAPPY: _snappy_pieces,
+    Codec.LZ4: _lz4_pieces,
+    Codec.ZSTD: _zstd_pieces,
+}

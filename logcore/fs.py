@@ -394,3 +394,8 @@ def replace_file(
     fs.rename(temporary, path)
     if sync:
         fs.sync_directory(directory)
+
+
+def fresh_memory(size: int) -> memoryview:
+    """Return ``size`` bytes that the system gives out page by page, as they are written."""
+    return memoryview(mmap.mmap(-1, size))

@@ -31,7 +31,7 @@ from fencepost.logcore.batch import (
     encode_batch,
     parse_header,
 )
-from fencepost.logcore.compression import Codec, codec_for_id, decompress
+from fencepost.logcore.compression import Codec, codec_for_id, decompress, xxh32_short
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 MAGIC_POS: Final = 16
@@ -352,7 +352,7 @@ def _with_correct_checksum(frame: bytes) -> bytes:
     at = _checksum_pos(frame)
     if at >= len(frame):
         raise CorruptRecordError("an lz4 frame is cut short in its header")
-    checksum = _xxh32_short(frame[_LZ4_DESCRIPTOR:at]) >> 8 & 0xFF
+    checksum = xxh32_short(frame[_LZ4_DESCRIPTOR:at]) >> 8 & 0xFF
     return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
 
 
@@ -362,19 +362,3 @@ def _checksum_pos(frame: bytes) -> int:
     content_size = 8 if flags & 0x08 else 0
     dictionary_id = 4 if flags & 0x01 else 0
     return _LZ4_DESCRIPTOR + 2 + content_size + dictionary_id
-
-
-def _xxh32_short(data: bytes) -> int:
-    """Hash up to 15 bytes with XXH32, seed 0 (the part of it that long inputs need is left out)."""
-    mask = 0xFFFFFFFF
-    value = 374761393 + len(data)
-    whole = len(data) & ~3
-    for at in range(0, whole, 4):
-        value = value + int.from_bytes(data[at : at + 4], "little") * 3266489917 & mask
-        value = (value << 17 | value >> 15) * 668265263 & mask
-    for byte in data[whole:]:
-        value = value + byte * 374761393 & mask
-        value = (value << 11 | value >> 21) * 2654435761 & mask
-    value = (value ^ value >> 15) * 2246822519 & mask
-    value = (value ^ value >> 13) * 3266489917 & mask
-    return value ^ value >> 16

@@ -16,9 +16,9 @@ from fencepost.logcore.batch import (
     BatchHeader,
     LogRow,
     assemble,
-    encode_records,
 )
 from fencepost.logcore.machine import ProducerStamp, Record
+from fencepost.logcore.record_codec import encode_records
 from fencepost.logcore.varint import encode
 
 _BEFORE_KEY, _NO_HEADERS = b"\x00\x00\x00", b"\x00"

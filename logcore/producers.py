@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Final, NamedTuple
 
 from sortedcontainers import SortedDict
@@ -22,7 +23,7 @@ from fencepost.logcore.batch import (
     BatchHeader,
     Buffer,
     ControlType,
-    decode_records,
+    iter_records,
     parse_control,
     parse_header,
     verify_crc,
@@ -424,7 +425,7 @@ class ProducerStateManager:
             self.apply_batch(header, header.base_offset)
             return None
         # Compaction may have emptied the marker's batch.
-        for record in decode_records(batch, 0, header)[:1]:
+        for record in islice(iter_records(batch, 0, header), 1):
             control = parse_control(record)
             if control.type in {ControlType.ABORT, ControlType.COMMIT}:
                 return self.apply_marker(

@@ -9,7 +9,9 @@ Source: ``DefaultRecordBatch.RecordIterator``, ``DefaultRecord``, ``Lz4BlockOutp
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 from fencepost.logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
@@ -19,10 +21,11 @@ from fencepost.logcore.batch import (
     Buffer,
     wrap_int64,
 )
-from fencepost.logcore.compression import Codec, inflate
+from fencepost.logcore.compression import Codec, inflated_pieces
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
+from fencepost.logcore.record_window import LENGTH_BYTES, START_BYTES, RecordWindow
 from fencepost.logcore.values import dataclass
-from fencepost.logcore.varint import read_varlong
+from fencepost.logcore.varint import ONE_BYTE, read_varint, read_varlong
 
 MAX_RECORD_ERRORS: Final = 100
 """Records of one batch that its refusal lists. Kafka lists all of them: an answer of 60 MB to a
@@ -38,8 +41,13 @@ TURN_BYTES: Final = 4 << 20
 COMPRESSED_BYTE_COST: Final = 64
 """A compressed byte counts as so many inflated ones: streams may consist of tiny pieces."""
 
+T = TypeVar("T")
+
 _UINT32_MAX: Final = 0xFFFFFFFF
 _VARINT_BYTES: Final = 5
+
+Steps = Generator[None, None, T]
+"""Work in steps, each of them short."""
 
 
 class TooMuchForATurnError(Exception):
@@ -61,36 +69,33 @@ class Room:
             raise TooMuchForATurnError
 
 
-def open_records(data: Buffer, header: BatchHeader, room: Room | None) -> tuple[Buffer, int]:
-    """Return the encoded records of the batch ``data``, and where in it they begin.
+def open_records(data: Buffer, header: BatchHeader, room: Room | None = None) -> RecordWindow:
+    """Return a window over the records of the batch ``data``, for ``room`` if that is limited.
 
-    Raises InvalidRecordError if they do not inflate, or not within DEFAULT_MAX_OUTPUT_BYTES.
+    It raises CorruptRecordError if they do not inflate, or not within DEFAULT_MAX_OUTPUT_BYTES.
     """
     codec = header.codec
     if codec is Codec.NONE:
         if room is not None:
             room.take(header.record_count, 0)
-        return data, HEADER_SIZE
+        return RecordWindow.over(data, HEADER_SIZE)
     stored = memoryview(data)[HEADER_SIZE:]
-    most = DEFAULT_MAX_OUTPUT_BYTES
+    pieces = inflated_pieces(codec, stored, DEFAULT_MAX_OUTPUT_BYTES, strict=True)
     if room is not None:
         room.take(header.record_count, len(stored) * COMPRESSED_BYTE_COST)
-        most = room.bytes
-    try:
-        records = inflate(codec, stored, most, strict=True)
-    except CorruptRecordError as error:
-        if room is not None:
-            # Perhaps the room was too small for them.
-            raise TooMuchForATurnError from None
-        raise InvalidRecordError(str(error)) from None
-    if room is not None:
-        room.take(0, len(records))
-    return records, 0
+        pieces = _within(room, pieces)
+    return RecordWindow(pieces)
+
+
+def _within(room: Room, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        room.take(0, len(piece))
+        yield piece
 
 
 def check_records(
-    data: Buffer, pos: int, header: BatchHeader, room: Room | None, *, want_keys: bool
-) -> list[int]:
+    window: RecordWindow, header: BatchHeader, room: Room | None, *, want_keys: bool
+) -> Steps[list[int]]:
     """Walk over all records of a batch; return the first MAX_RECORD_ERRORS that lack a key.
 
     None is looked for without ``want_keys``. Every header of a record counts as a record of
@@ -98,24 +103,28 @@ def check_records(
     than the header says, or whose offset deltas are not 0, 1, 2 ….
     """
     keyless: list[int] = []
+    read = partial(_walk, room, keyless if want_keys else None)
     try:
-        end = _walk(data, pos, header.record_count, room, keyless if want_keys else None)
-    except IndexError:
-        raise InvalidRecordError("the records end inside a field") from None
-    if end != len(data):
-        raise InvalidRecordError(f"{len(data) - end} bytes follow the last record of the batch")
+        for _ in window.chunks(header.record_count, read):
+            yield
+    except CorruptRecordError as error:
+        raise InvalidRecordError(str(error)) from None
     return keyless
 
 
 def _walk(  # noqa: C901 - inlined for speed
-    data: Buffer, pos: int, count: int, room: Room | None, keyless: list[int] | None
-) -> int:
-    """Step over ``count`` records and return the position behind them.
+    room: Room | None, keyless: list[int] | None, window: RecordWindow, count: int
+) -> range:
+    """Step over ``count`` records, or those that the window holds, and return their offset deltas.
 
     Numbers of one and two bytes are read in place, zig-zag and all: an even one is twice its value,
     an odd one is negative. A field that leaves its record shows where the record should end.
     """
-    for twice in range(0, 2 * count, 2):
+    data, pos, edge, last = window.data, window.pos, window.edge(LENGTH_BYTES), window.edge(1)
+    first = window.delta + 1
+    for twice in range(2 * first, 2 * (first + count), 2):
+        if (start := pos) >= edge:
+            break
         byte = data[pos]
         if byte < 0x80 and not byte & 1:
             pos += 1
@@ -126,13 +135,13 @@ def _walk(  # noqa: C901 - inlined for speed
         else:
             size, pos = _read_size(data, pos)
             stop = pos + size
-        pos += 1  # the record's attributes, all unused
-        if data[pos] < 0x80:
-            pos += 1
-        elif data[pos + 1] < 0x80:
-            pos += 2
-        else:
-            pos = read_varlong(data, pos)[1]
+        if stop > last:
+            window.want(stop - pos, stop)
+            pos = start
+            break
+        pos += 2  # the record's attributes, all unused, and its time, if that is one byte
+        if data[pos - 1] >= 0x80:
+            pos = pos + 1 if data[pos] < 0x80 else read_varlong(data, pos - 1)[1]
         byte = data[pos]
         if byte < 0x80:
             delta = byte
@@ -156,10 +165,8 @@ def _walk(  # noqa: C901 - inlined for speed
             size, pos = _read_size(data, pos)
             pos += size
         byte = data[pos]
-        if byte < 0x80 and not byte & 1:
+        if byte == 1 or (byte < 0x80 and not byte & 1):
             pos += 1 + (byte >> 1)
-        elif byte == 1:
-            pos += 1
         elif (high := data[pos + 1]) < 0x80 and not byte & 1:
             pos += 2 + ((byte & 0x7F | high << 7) >> 1)
         else:
@@ -170,10 +177,11 @@ def _walk(  # noqa: C901 - inlined for speed
         else:
             pos += 1
         if pos != stop:
-            raise InvalidRecordError(
-                f"record {twice >> 1} is {pos - stop} bytes longer than it says"
-            )
-    return pos
+            raise InvalidRecordError(f"record {twice >> 1} is {pos - stop} bytes too long")
+    else:
+        twice = 2 * (first + count)
+    window.pos, window.delta = pos, (twice >> 1) - 1
+    return range(first, twice >> 1)
 
 
 def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
@@ -211,27 +219,63 @@ def skip_headers(data: Buffer, pos: int, stop: int, room: Room | None = None) ->
     return pos
 
 
+def record_times(header: BatchHeader, window: RecordWindow) -> Iterator[Sequence[tuple[int, int]]]:
+    """Yield offset delta and time of each record, in chunks. Nothing else of a record is looked at.
+
+    So what a record holds behind them is neither kept nor checked.
+    """
+    return window.chunks(header.record_count, partial(_walk_times, header))
+
+
+def _walk_times(header: BatchHeader, window: RecordWindow, count: int) -> Sequence[tuple[int, int]]:
+    data, pos, edge = window.data, window.pos, window.edge(START_BYTES)
+    base, one_byte = header.base_timestamp, ONE_BYTE
+    append_time = header.max_timestamp if header.is_log_append_time else None
+    last_delta, previous = header.last_offset_delta, window.delta
+    found: list[tuple[int, int]] = []
+    append = found.append
+    for _ in range(count):
+        if pos >= edge:
+            break
+        size = one_byte[data[pos]]
+        pos += 1
+        if size is None:
+            size, pos = read_varint(data, pos - 1)
+        end = pos + size
+        pos += 1  # the record's attributes, all unused
+        time = one_byte[data[pos]]
+        pos += 1
+        if time is None:
+            time, pos = read_varlong(data, pos - 1)
+        delta = one_byte[data[pos]]
+        pos += 1
+        if delta is None:
+            delta, pos = read_varint(data, pos - 1)
+        if not previous < delta <= last_delta:
+            raise InvalidRecordError(f"offset delta {delta} follows {previous} of {last_delta}")
+        if pos > end:
+            raise InvalidRecordError(f"a record of {size} bytes is too short")
+        previous, pos = delta, end
+        append((delta, wrap_int64(base + time) if append_time is None else append_time))
+    window.pos, window.delta = pos, previous
+    return found
+
+
 def times_outside(
-    data: Buffer, pos: int, header: BatchHeader, earliest_ms: int, latest_ms: int
-) -> list[tuple[int, int]]:
+    window: RecordWindow, header: BatchHeader, earliest_ms: int, latest_ms: int
+) -> Steps[list[tuple[int, int]]]:
     """Return index and time of the first MAX_RECORD_ERRORS records before or after two moments.
 
     A record without a time (-1) is fine. The records have passed :func:`check_records`.
     """
-    if header.is_log_append_time:
-        return [
-            (index, header.max_timestamp)
-            for index in range(min(header.record_count, MAX_RECORD_ERRORS))
-            if not earliest_ms <= header.max_timestamp <= latest_ms
-        ]
     found: list[tuple[int, int]] = []
-    for index in range(header.record_count):
-        size, pos = read_varlong(data, pos)
-        delta, _ = read_varlong(data, pos + 1)
-        time_ms = wrap_int64(header.base_timestamp + delta)
-        if not earliest_ms <= time_ms <= latest_ms and time_ms != NO_TIMESTAMP:
-            found.append((index, time_ms))
-            if len(found) == MAX_RECORD_ERRORS:
-                break
-        pos += size
-    return found
+    for chunk in record_times(header, window):
+        found += (
+            (index, time_ms)
+            for index, time_ms in chunk
+            if not earliest_ms <= time_ms <= latest_ms and time_ms != NO_TIMESTAMP
+        )
+        if len(found) >= MAX_RECORD_ERRORS:
+            break
+        yield
+    return found[:MAX_RECORD_ERRORS]

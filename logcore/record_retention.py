@@ -19,25 +19,26 @@ Source: ``Cleaner``, ``CleanedTransactionMetadata``, ``SkimpyOffsetMap``,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from heapq import heapify, heappop
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from fencepost.logcore.batch import (
     BatchHeader,
     Buffer,
     ControlType,
-    decode_records,
     encode_batch,
-    parse_control,
-    record_bytes,
+    first_control,
+    record_window,
     with_fewer_records,
     wrap_int64,
 )
 from fencepost.logcore.config import MAX_INT64
-from fencepost.logcore.record_spans import Span, joined, spans_of
+from fencepost.logcore.record_spans import Span, joined, span_chunks
 
 BYTES_PER_KEY: Final = 184
 """Heap of one entry, digest and offset included: 111 to 141 bytes at rest and 171 while the dict
@@ -139,10 +140,10 @@ class Transactions:
         Such a marker has done its work. Control batches that end no transaction always stay.
         """
         self._begin_up_to(header.last_offset)
-        records = decode_records(buf, 0, header)
-        if not records:
+        control = first_control(buf, 0, header)
+        if control is None:
             return True
-        kind = parse_control(records[0]).type
+        kind = control.type
         if kind is ControlType.ABORT:
             entry = self._open_aborted.pop(header.producer_id, None)
             # Its data, if any was left, was noted when it was read.
@@ -173,9 +174,8 @@ def map_offsets(
             transactions.marker(header, buf)
         elif not transactions.data(header):
             first = header.base_offset
-            for delta, _, key, *_ in spans_of(
-                record_bytes(buf, 0, header, max_output_bytes), header
-            ):
+            window = record_window(buf, 0, header, max_output_bytes)
+            for delta, _, key, *_ in chain.from_iterable(span_chunks(header, window)):
                 if key is None or first + delta < start:
                     continue
                 if not offsets.put(key, first + delta):
@@ -193,6 +193,28 @@ class Figures:
     records_read: int = 0
     records_kept: int = 0
     batches_dropped: int = 0
+
+
+Choose = Callable[[Sequence[Span]], Sequence[Span]]
+"""Which records of a chunk stay."""
+
+
+def _all(spans: Sequence[Span]) -> Sequence[Span]:
+    return spans
+
+
+def _none(_spans: Sequence[Span]) -> Sequence[Span]:
+    return ()
+
+
+@dataclass
+class _Kept:
+    """What stays of a batch. Times are milliseconds since the epoch."""
+
+    count: int = 0
+    first_ms: int = 0
+    latest_ms: int = 0
+    has_tombstones: bool = False
 
 
 @dataclass
@@ -234,30 +256,68 @@ class Filter:
             aborted = self.transactions.data(header)
         horizon = header.delete_horizon_ms
         expired = horizon is not None and horizon <= self.now_ms
-        data = record_bytes(buf, 0, header, self.max_output_bytes)
-        spans = spans_of(data, header)
         if aborted or (done_marker and expired):
-            kept: list[Span] = []
+            choose: Choose = _none
         elif header.is_control:
-            kept = spans
+            choose = _all
         else:
-            kept = self._kept(spans, header.base_offset, expired=expired)
-        self.figures.records_kept += len(kept)
-        if not kept:
+            choose = partial(self._kept, header.base_offset, expired=expired)
+        kept = self._tally(header, buf, choose)
+        self.figures.records_kept += kept.count
+        if not kept.count:
             if not self._must_stay(header):
                 return None
             # A marker without its record would say nothing to whoever rebuilds producers from it.
             return buf if header.is_control else _emptied(header)
-        tombstones = not header.is_control and not all(has_value for _, _, _, has_value, *_ in kept)
+        tombstones = not header.is_control and kept.has_tombstones
         if horizon is None and (tombstones or done_marker):
             horizon = min(self.now_ms + self.delete_retention_ms, MAX_INT64)
-        elif len(kept) == len(spans):
+        elif kept.count == header.record_count:
             return buf
-        if header.is_log_append_time:
-            return self._encoded_again(header, buf, kept, horizon)
-        return _rebuilt(header, data, kept, horizon)
+        return self._rebuilt(header, buf, choose, kept, horizon)
 
-    def _kept(self, spans: list[Span], first: int, *, expired: bool) -> list[Span]:
+    def _tally(self, header: BatchHeader, buf: Buffer, choose: Choose) -> _Kept:
+        """Look through a batch for what stays of it, chunk by chunk."""
+        kept = _Kept()
+        first = header.base_timestamp
+        for spans in span_chunks(header, record_window(buf, 0, header, self.max_output_bytes)):
+            chosen = choose(spans)
+            if chosen:
+                times = [wrap_int64(first + time) for _, time, *_ in chosen]
+                if header.is_log_append_time:
+                    times = [header.max_timestamp]
+                if not kept.count:
+                    kept.first_ms = kept.latest_ms = times[0]
+                kept.count += len(chosen)
+                kept.latest_ms = max(kept.latest_ms, *times)
+                kept.has_tombstones |= not all(has_value for _, _, _, has_value, *_ in chosen)
+        return kept
+
+    def _rebuilt(
+        self, header: BatchHeader, buf: Buffer, choose: Choose, kept: _Kept, horizon_ms: int | None
+    ) -> bytes:
+        """The batch with only the chosen records; all else stays as it was.
+
+        The first time becomes that of the first record, or the horizon. The batch is read once
+        more, so that no more than a chunk of it is ever inflated.
+        """
+        window = record_window(buf, 0, header, self.max_output_bytes)
+        chunks = span_chunks(header, window)
+        before_ms = header.base_timestamp
+        if horizon_ms is None:
+            header = header._replace(base_timestamp=kept.first_ms)
+        else:
+            header = header.with_horizon(horizon_ms)
+        header = header._replace(max_timestamp=kept.latest_ms, record_count=kept.count)
+        later_ms, time = header.base_timestamp - before_ms, None
+        if header.is_log_append_time:  # each record now has the broker's time as its own
+            time = wrap_int64(kept.latest_ms - header.base_timestamp)
+        payload = (
+            joined(window.data, chosen, later_ms, time) for chosen in map(choose, chunks) if chosen
+        )
+        return with_fewer_records(header, payload)
+
+    def _kept(self, first: int, spans: Sequence[Span], *, expired: bool) -> Sequence[Span]:
         """The last records of their keys, less tombstones that have done their work."""
         offsets = self.offsets
         behind = offsets.latest_offset - first
@@ -272,20 +332,6 @@ class Filter:
             )
         ]
 
-    def _encoded_again(
-        self, header: BatchHeader, buf: Buffer, kept: list[Span], horizon_ms: int | None
-    ) -> bytes:
-        """The batch with these records, each of which now has the broker's time as its own."""
-        deltas = {header.base_offset + delta for delta, *_ in kept}
-        records = decode_records(buf, 0, header, max_output_bytes=self.max_output_bytes)
-        return encode_batch(
-            [record for record in records if record.offset in deltas],
-            **_unchanged(header),
-            max_timestamp_ms=header.max_timestamp,
-            codec=header.codec,
-            delete_horizon_ms=horizon_ms,
-        )
-
     def _must_stay(self, header: BatchHeader) -> bool:
         """Whether the batch is kept without records, for what its header says."""
         if header.last_offset == self.last_offset:
@@ -296,21 +342,6 @@ class Filter:
         if last.last_data_offset >= 0:
             return last.last_data_offset == header.last_offset
         return header.is_control and last.producer_epoch == header.producer_epoch
-
-
-def _rebuilt(header: BatchHeader, data: bytes, kept: list[Span], horizon_ms: int | None) -> bytes:
-    """The batch with only these records of ``data``; all else stays as it was.
-
-    The first time becomes that of the first record, or the horizon.
-    """
-    first = header.base_timestamp
-    times = [wrap_int64(first + time) for _, time, *_ in kept]
-    if horizon_ms is None:
-        header = header._replace(base_timestamp=times[0])
-    else:
-        header = header.with_horizon(horizon_ms)
-    header = header._replace(max_timestamp=max(times), record_count=len(kept))
-    return with_fewer_records(header, joined(data, kept, header.base_timestamp - first))
 
 
 def _emptied(header: BatchHeader) -> bytes:

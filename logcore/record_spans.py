@@ -8,12 +8,14 @@ Source: ``DefaultRecord.readPartiallyFrom``, ``MemoryRecords.filterTo``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
-from fencepost.logcore.batch import MIN_RECORD_SIZE, BatchHeader, wrap_int64
+from fencepost.logcore.batch import BatchHeader, wrap_int64
 from fencepost.logcore.errors import InvalidRecordError
 from fencepost.logcore.record_check import skip_headers
+from fencepost.logcore.record_window import LENGTH_BYTES, RecordWindow
 from fencepost.logcore.varint import ONE_BYTE, encode, read_varint, read_varlong
 
 Span = tuple[int, int, bytes | None, bool, int, int, int]
@@ -21,36 +23,34 @@ Span = tuple[int, int, bytes | None, bool, int, int, int]
 where its offset delta begins, where it ends."""
 
 
-def spans_of(data: bytes, header: BatchHeader) -> list[Span]:
-    """The records that ``data`` holds, which is what ``record_bytes`` returned of the batch.
+def span_chunks(header: BatchHeader, window: RecordWindow) -> Iterator[Sequence[Span]]:
+    """Yield the records in ``window`` in chunks; their places are in ``window.data`` until then.
 
     Raises InvalidRecordError for what ``decode_records`` raises it for.
     """
-    count = header.record_count
-    # Counted before the loop, so that a wrong count costs nothing.
-    if count < 0 or count * MIN_RECORD_SIZE > len(data):
-        raise InvalidRecordError(f"{count} records can't stand in {len(data)} bytes")
-    try:
-        return _walk(data, count, header.last_offset_delta)
-    except IndexError:
-        raise InvalidRecordError("the records end inside a field") from None
+    return window.chunks(header.record_count, partial(_walk, header.last_offset_delta))
 
 
-def _walk(data: bytes, count: int, last_delta: int) -> list[Span]:  # noqa: C901 - inlined for speed
+def _walk(  # noqa: C901 - inlined for speed
+    last_delta: int, window: RecordWindow, count: int
+) -> list[Span]:
     """One-byte numbers are looked up in place, and lengths of two bytes are read there."""
-    one_byte, limit, previous = ONE_BYTE, len(data), -1
+    data, pos, edge = window.data, window.pos, window.edge(LENGTH_BYTES)
+    one_byte, limit, previous = ONE_BYTE, len(data), window.delta
     found: list[Span] = []
     append = found.append
-    pos = 0
     for _ in range(count):
-        start = pos
+        if (start := pos) >= edge:
+            break
         size = one_byte[data[pos]]
         pos += 1
         if size is None:
             size, pos = read_varint(data, start)
         end = pos + size
         if size < 0 or end > limit:
-            raise InvalidRecordError(f"a record of {size} bytes where {limit - pos} are left")
+            window.want(size, end)
+            pos = start
+            break
         pos += 1  # the record's attributes, all unused
         time = one_byte[data[pos]]
         pos += 1
@@ -89,20 +89,20 @@ def _walk(data: bytes, count: int, last_delta: int) -> list[Span]:  # noqa: C901
         if pos != end:
             raise InvalidRecordError(f"a record's length is wrong by {pos - end} bytes")
         append((delta, time, key, size >= 0, start, after_time, end))
-    if pos != limit:
-        raise InvalidRecordError(f"{limit - pos} bytes follow the last record of the batch")
+    window.pos, window.delta = pos, previous
     return found
 
 
-def joined(data: bytes, spans: Sequence[Span], later_ms: int) -> bytes:
+def joined(data: bytes, spans: Sequence[Span], later_ms: int, time: int | None = None) -> bytes:
     """The bytes of these records, for a batch whose first time is ``later_ms`` later.
 
-    Neighbours that need no change are copied together.
+    With ``time`` that is the time delta of each. Neighbours that need no change are copied
+    together.
     """
-    if later_ms:
+    if later_ms or time is not None:
         out: list[bytes] = []
-        for _, time, _, _, _, after_time, end in spans:
-            moved = encode(wrap_int64(time - later_ms))
+        for _, own_time, _, _, _, after_time, end in spans:
+            moved = encode(wrap_int64(own_time - later_ms) if time is None else time)
             out += encode(1 + len(moved) + end - after_time), b"\0", moved, data[after_time:end]
         return b"".join(out)
     cuts = [at for at, (one, other) in enumerate(pairwise(spans), 1) if one[6] != other[4]]

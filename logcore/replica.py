@@ -23,8 +23,7 @@ from fencepost.logcore.batch import (
     BatchHeader,
     Buffer,
     ControlType,
-    decode_records,
-    parse_control,
+    first_control,
     parse_header,
     verify_crc,
 )
@@ -403,7 +402,5 @@ class ReplicaLog:
 
 def _is_abort(records: Buffer, position: int, header: BatchHeader) -> bool:
     """Whether a control batch is the marker of an abort; compaction may have emptied it."""
-    return any(
-        parse_control(one).type is ControlType.ABORT
-        for one in decode_records(records, position, header)[:1]
-    )
+    control = first_control(records, position, header)
+    return control is not None and control.type is ControlType.ABORT

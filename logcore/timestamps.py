@@ -10,11 +10,12 @@ Source: ``LogSegment.findOffsetByTimestamp``, ``UnifiedLog.fetchOffsetByTimestam
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import NamedTuple
 
-from fencepost.logcore.batch import decode_records
+from fencepost.logcore.batch import BatchHeader, record_window
 from fencepost.logcore.log import Log
+from fencepost.logcore.record_check import record_times
 from fencepost.logcore.segment import NO_TIMESTAMP, Segment
 
 
@@ -98,11 +99,21 @@ def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
             if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
                 yield
                 continue
-            for record in decode_records(batch, 0, header):
-                if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
-                    return TimestampOffset(record.offset, record.timestamp_ms, header.leader_epoch)
+            for chunk in _times(header, batch, start_offset):
+                for offset, time_ms in chunk:
+                    if time_ms >= timestamp_ms:
+                        return TimestampOffset(offset, time_ms, header.leader_epoch)
                 yield
     return None
+
+
+def _times(
+    header: BatchHeader, batch: memoryview, start_offset: int
+) -> Iterator[Iterable[tuple[int, int]]]:
+    """Yield offset and time of each record of a batch at or behind ``start_offset``, in chunks."""
+    base = header.base_offset
+    for chunk in record_times(header, record_window(batch, 0, header)):
+        yield ((base + delta, time) for delta, time in chunk if base + delta >= start_offset)
 
 
 def _latest_in(segment: Segment, start_offset: int) -> Search:
@@ -114,11 +125,12 @@ def _latest_in(segment: Segment, start_offset: int) -> Search:
             most = NO_TIMESTAMP if found is None else found.timestamp_ms
             if header.max_timestamp <= most or header.last_offset < start_offset:
                 continue
-            for record in decode_records(batch, 0, header):
+            for chunk in _times(header, batch, start_offset):
+                for offset, time_ms in chunk:
+                    if time_ms > most:
+                        most = time_ms
+                        found = TimestampOffset(offset, most, header.leader_epoch)
                 yield
-                if record.offset >= start_offset and record.timestamp_ms > most:
-                    most = record.timestamp_ms
-                    found = TimestampOffset(record.offset, most, header.leader_epoch)
     return found
 
 

@@ -22,7 +22,7 @@ from fencepost.logcore.batch import (
     stamp_log_append_time,
     verify_crc,
 )
-from fencepost.logcore.compression import Codec
+from fencepost.logcore.compression import Codec, compressed_pieces, inflated_pieces
 from fencepost.logcore.config import LOG_APPEND_TIME, MAX_INT64, LogConfig
 from fencepost.logcore.errors import (
     CorruptRecordError,
@@ -36,6 +36,7 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.record_check import (
     MAX_RECORD_ERRORS,
     Room,
+    Steps,
     TooMuchForATurnError,
     check_records,
     open_records,
@@ -75,7 +76,25 @@ def admit(
     min_zstd_ok: bool,
     room: Room | None = None,
 ) -> Admitted:
-    """Check a client's bytes, exactly one batch; needs nothing but its arguments.
+    """Check a client's bytes at once: see :func:`admitting`."""
+    steps = admitting(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            admitted: Admitted = end.value
+            return admitted
+
+
+def admitting(
+    data: Buffer,
+    config: LogConfig,
+    *,
+    now_ms: int,
+    min_zstd_ok: bool,
+    room: Room | None = None,
+) -> Steps[Admitted]:
+    """Check a client's bytes, exactly one batch, in steps; needs nothing but its arguments.
 
     The bytes to write differ from ``data`` only where the topic sets the timestamp or another
     codec. ``min_zstd_ok``: the request is recent enough to carry zstd (Produce 7). ``room`` is what
@@ -95,9 +114,9 @@ def admit(
     target = _CODECS.get(config.compression_type, header.codec)
     if target is not header.codec and room is not None:
         raise TooMuchForATurnError
-    records, pos = open_records(data, header, room)
-    keyless = check_records(records, pos, header, room, want_keys=config.is_compacted)
-    _check_times(records, pos, header, config, now_ms)
+    window = open_records(data, header, room)
+    keyless = yield from check_records(window, header, room, want_keys=config.is_compacted)
+    yield from _check_times(data, header, config, now_ms)
     if keyless:
         reason = "a compacted topic needs a key"
         raise InvalidRecordError(
@@ -105,12 +124,7 @@ def admit(
             tuple((index, reason) for index in keyless),
         )
     if target is not header.codec:
-        data = recompress(header, memoryview(records)[pos:], target, level=_level(target, config))
-        if len(data) > config.max_message_bytes:
-            raise RecordTooLargeError(
-                f"{len(data)} bytes as {target.name.lower()},"
-                f" max.message.bytes is {config.max_message_bytes}"
-            )
+        data = yield from _recompressed(data, header, target, config)
         header = parse_header(data)
     if config.message_timestamp_type == LOG_APPEND_TIME:
         data = bytearray(data)
@@ -121,6 +135,26 @@ def admit(
             f"a batch of {header.size} bytes, segment.bytes is {config.segment_bytes}"
         )
     return Admitted(header, data, now_ms)
+
+
+def _recompressed(
+    data: Buffer, header: BatchHeader, target: Codec, config: LogConfig
+) -> Steps[bytes]:
+    """Return the batch under another codec; it is inflated once more, since none of it was kept."""
+    stored = memoryview(data)[HEADER_SIZE:]
+    pieces = inflated_pieces(header.codec, stored, DEFAULT_MAX_OUTPUT_BYTES)
+    out: list[bytes] = []
+    size = HEADER_SIZE
+    for piece in compressed_pieces(target, pieces, _level(target, config)):
+        out.append(piece)
+        size += len(piece)
+        if size > config.max_message_bytes:
+            raise RecordTooLargeError(
+                f"{size} bytes or more as {target.name.lower()},"
+                f" max.message.bytes is {config.max_message_bytes}"
+            )
+        yield
+    return recompress(header, b"".join(out), target)
 
 
 def _one_batch(data: Buffer) -> BatchHeader:
@@ -166,9 +200,7 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
         raise UnsupportedCompressionError("this version of the request can't carry zstd")
 
 
-def _check_times(
-    records: Buffer, pos: int, header: BatchHeader, config: LogConfig, now_ms: int
-) -> None:
+def _check_times(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> Steps[None]:
     """Check the time type, and the times: by the header's maximum unless there is a lower bound."""
     latest = header.max_timestamp
     append_time = config.message_timestamp_type == LOG_APPEND_TIME
@@ -183,7 +215,8 @@ def _check_times(
     if latest <= latest_ms and before_max_ms == MAX_INT64:
         return
     earliest_ms = now_ms - before_max_ms
-    outside = times_outside(records, pos, header, earliest_ms, latest_ms)
+    window = open_records(data, header)
+    outside = yield from times_outside(window, header, earliest_ms, latest_ms)
     if outside or latest > latest_ms:
         bounds = f"is not within [{earliest_ms}, {latest_ms}]"
         raise InvalidTimestampError(

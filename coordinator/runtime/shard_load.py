@@ -9,7 +9,14 @@ from collections.abc import Callable
 from typing import Final
 
 from fencepost.coordinator.runtime.background import Pace
-from fencepost.logcore.batch import ControlType, decode_records, parse_control, verify_crc
+from fencepost.logcore.batch import (
+    BatchHeader,
+    ControlType,
+    LogRecord,
+    parse_control,
+    record_chunks,
+    verify_crc,
+)
 from fencepost.logcore.machine import Machine, ProducerStamp, Record
 from fencepost.logcore.partition import Partition
 
@@ -36,19 +43,26 @@ async def replay_log(
             if header.is_transactional
             else None
         )
-        for record in decode_records(batch, 0, header):
-            if header.is_control:
-                control = parse_control(record)
-                if stamp is not None and control.type in _END_MARKERS:
-                    commit = control.type is ControlType.COMMIT
-                    machine.replay_marker(stamp, record.offset, commit=commit)
-            elif record.key is not None:
-                entry = Record(record.key, record.value)
-                machine.replay(entry, record.offset, record.timestamp_ms, stamp)
-            # A batch may be a megabyte of small records: much more than one slice.
-            if record.offset % PACE_RECORDS == 0:
-                await pace()
-                if not goes_on(header.base_offset):
-                    return end
-        await pace()
+        for chunk in record_chunks(batch, 0, header):
+            for record in chunk:
+                _replay(machine, header, record, stamp)
+                # A batch may be a megabyte of small records: much more than one slice.
+                if record.offset % PACE_RECORDS == 0:
+                    await pace()
+                    if not goes_on(header.base_offset):
+                        return end
+            await pace()
     return end
+
+
+def _replay(
+    machine: Machine, header: BatchHeader, record: LogRecord, stamp: ProducerStamp | None
+) -> None:
+    if header.is_control:
+        control = parse_control(record)
+        if stamp is not None and control.type in _END_MARKERS:
+            commit = control.type is ControlType.COMMIT
+            machine.replay_marker(stamp, record.offset, commit=commit)
+    elif record.key is not None:
+        entry = Record(record.key, record.value)
+        machine.replay(entry, record.offset, record.timestamp_ms, stamp)

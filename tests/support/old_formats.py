@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Sequence
 
 from fencepost.logcore.batch import LogRecord
-from fencepost.logcore.compression import Codec, compress
-from fencepost.logcore.legacy import _INT32, _LOG_APPEND_TIME, _checksum_pos, _xxh32_short
+from fencepost.logcore.compression import Codec, compress, xxh32_short
+from fencepost.logcore.legacy import _INT32, _LOG_APPEND_TIME, _checksum_pos
 
 
 def encode_message_set(
@@ -61,5 +61,5 @@ def _encode_message(
 
 def _with_old_checksum(frame: bytes) -> bytes:
     at = _checksum_pos(frame)
-    checksum = _xxh32_short(frame[:at]) >> 8 & 0xFF
+    checksum = xxh32_short(frame[:at]) >> 8 & 0xFF
     return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))

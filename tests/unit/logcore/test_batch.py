@@ -231,7 +231,7 @@ def test_header_keys_that_are_not_utf8_survive() -> None:
 def test_recompress(source: Codec, target: Codec) -> None:
     batch = encode_batch(RECORDS, codec=source, producer_id=5, producer_epoch=1, base_sequence=0)
     given = parse_header(batch)
-    changed = recompress(given, record_bytes(batch, 0, given), target)
+    changed = recompress(given, compress(target, record_bytes(batch, 0, given)), target)
     header = parse_header(changed)
     verify_crc(changed, 0, header)
     assert header.codec is target

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost.logcore.batch import (
+    BatchHeader,
     LogRecord,
     decode_records,
     encode_batch,
@@ -16,7 +19,8 @@ from fencepost.logcore.batch import (
 )
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.errors import InvalidRecordError
-from fencepost.logcore.record_spans import joined, spans_of
+from fencepost.logcore.record_spans import Span, joined, span_chunks
+from fencepost.logcore.record_window import RecordWindow
 from tests.unit.logcore.batch_driver import EDITS, MALFORMED, edited, record_lists, with_payload
 
 
@@ -27,13 +31,18 @@ def _outcome(read):
         return None
 
 
+def spans_of(header: BatchHeader, raw: bytes) -> list[Span]:
+    """The spans of all chunks; their places are in ``raw``, which is one window."""
+    return list(chain.from_iterable(span_chunks(header, RecordWindow.over(raw, 0))))
+
+
 @settings(max_examples=100, deadline=None)
 @given(record_lists(), st.sampled_from(list(Codec)), st.none() | st.integers(0, 2**42), st.data())
 def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, data):
     batch = encode_batch(records, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3)
     header = parse_header(batch)
     raw = record_bytes(batch, 0, header)
-    spans = spans_of(raw, header)
+    spans = spans_of(header, raw)
     assert [(header.base_offset + one[0], one[2], one[3]) for one in spans] == [
         (record.offset, record.key, record.value is not None) for record in records
     ]
@@ -47,8 +56,8 @@ def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, 
     if horizon is not None:
         fewer = fewer.with_horizon(horizon)
     later = fewer.base_timestamp - header.base_timestamp
-    made = with_fewer_records(fewer, joined(raw, [spans[at] for at in chosen], later))
-    assert made == encode_batch(
+    made = with_fewer_records(fewer, [joined(raw, [spans[at] for at in chosen], later)])
+    expected = encode_batch(
         kept,
         base_offset=header.base_offset,
         last_offset_delta=header.last_offset_delta,
@@ -58,6 +67,9 @@ def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, 
         base_sequence=3,
         delete_horizon_ms=horizon,
     )
+    assert decode_records(made) == decode_records(expected)
+    # The size of a zstd frame that is written in pieces does not stand in it.
+    assert codec is Codec.ZSTD or made == expected
 
 
 @pytest.mark.parametrize("payload", MALFORMED)
@@ -65,7 +77,7 @@ def test_what_can_not_be_decoded_is_refused(payload):
     batch = with_payload(encode_batch([LogRecord(0, 0, b"k", b"v")]), payload)
     header = parse_header(batch)
     with pytest.raises(InvalidRecordError):
-        spans_of(record_bytes(batch, 0, header), header)
+        spans_of(header, record_bytes(batch, 0, header))
 
 
 @settings(max_examples=100, deadline=None)
@@ -77,7 +89,7 @@ def test_damage_is_refused_where_decoding_refuses_it(records, edits):
     damaged = with_payload(batch, raw)
     header = parse_header(damaged)
     decoded = _outcome(lambda: decode_records(damaged, 0, header))
-    spans = _outcome(lambda: spans_of(raw, header))
+    spans = _outcome(lambda: spans_of(header, raw))
     if spans is None:
         # A number that does not fit its width is read by the one, and by nobody else.
         return

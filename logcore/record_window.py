@@ -1,0 +1,121 @@
+"""The records of a batch, inflated piece by piece: a window that moves over their bytes.
+
+A batch of a megabyte may inflate to DEFAULT_MAX_OUTPUT_BYTES and hold two million records. So no
+reader inflates it at once or walks over it in one go: it takes chunks of records, lets others have
+their turn between two chunks, and stops where it has found what it looks for.
+
+Source: ``DefaultRecordBatch.compressedIterator`` and ``StreamRecordIterator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar, cast
+
+from fencepost.logcore.errors import InvalidRecordError
+
+Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
+
+CHUNK_RECORDS: Final = 1_000
+"""Records that are read in one go: about a millisecond."""
+
+LENGTH_BYTES: Final = 5
+"""The most that a record's length takes."""
+
+START_BYTES: Final = 21
+"""The most that a record takes up to its key: length, attributes, time and offset delta."""
+
+_EVERYWHERE: Final = 1 << 62
+
+
+class RecordWindow:
+    """Encoded records, as far as they are inflated and not read yet.
+
+    Readers move ``pos`` from record to record, also beyond the end of ``data``: what is skipped so
+    is inflated and dropped.
+    """
+
+    __slots__ = ("_missing", "_parts", "_pieces", "data", "delta", "is_last", "pos")
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._parts: list[bytes] = []
+        self._missing = 0
+        self.data = b""
+        self.pos = 0
+        self.is_last = False
+        """Whether nothing comes behind ``data``."""
+        self.delta = -1
+        """Offset delta of the last record that was read."""
+
+    @classmethod
+    def over(cls, data: Buffer, pos: int) -> RecordWindow:
+        """A window over records that are not compressed and stay where they are, to be looked at.
+
+        What is cut out of them is of the type of ``data``.
+        """
+        window = cls(iter(()))
+        window.data, window.pos, window.is_last = cast("bytes", data), pos, True
+        return window
+
+    def edge(self, size: int) -> int:
+        """Return where a field of up to ``size`` bytes may not be there yet."""
+        return _EVERYWHERE if self.is_last else len(self.data) - size + 1
+
+    def want(self, size: int, end: int) -> None:
+        """Ask for all bytes of a record of ``size`` bytes, whose ``end`` lies behind ``data``."""
+        if size < 0 or self.is_last:
+            raise InvalidRecordError(f"a record of {size} bytes leaves the records of its batch")
+        self._missing = end - len(self.data)
+
+    def advance(self) -> bool:
+        """Inflate one more piece; False while bytes that were asked for, or skipped, are missing.
+
+        What was read is dropped.
+        """
+        piece = next(self._pieces, None)
+        beyond = self.pos - len(self.data)
+        if beyond > 0:
+            if piece is None:
+                raise InvalidRecordError("the records end inside a field")
+            self.data, self.pos = piece[beyond:], max(0, beyond - len(piece))
+            return bool(self.data)
+        if piece is not None:
+            self._parts.append(piece)
+            self._missing -= len(piece)
+            if self._missing > 0:
+                return False
+        else:
+            self.is_last = True
+        self.data = b"".join((self.data[self.pos :], *self._parts))
+        self.pos = self._missing = 0
+        self._parts = []
+        return True
+
+    def chunks(
+        self, count: int, read: Callable[[RecordWindow, int], Sequence[T]]
+    ) -> Iterator[Sequence[T]]:
+        """Read ``count`` records in chunks, some of them empty; they must be all that there are.
+
+        ``read`` reads as many records as the window holds, and at most as many as it is told.
+        Raises InvalidRecordError for records that break their lengths, and what ``read`` raises.
+        """
+        if count < 0:
+            raise InvalidRecordError(f"a batch of {count} records")
+        try:
+            while count:
+                found = read(self, min(count, CHUNK_RECORDS))
+                count -= len(found)
+                yield found
+                if not found:
+                    while not self.advance():
+                        yield found
+        except IndexError:
+            raise InvalidRecordError("the records end inside a field") from None
+        rest = len(self.data) - self.pos
+        for piece in self._pieces:
+            rest += len(piece)
+            yield ()
+        if rest:
+            raise InvalidRecordError(f"{rest} bytes follow the last record of the batch")

@@ -17,6 +17,7 @@ from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.cli.queries.reader import visible
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import Entry, decode_value
+from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 
@@ -29,6 +30,7 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: deque[Entry] = deque(maxlen=HISTORY_ENTRIES)
+        self._repeats = Repeats()
         self._next: dict[int, int] = {}
         """The offset to go on at, of each partition: a cluster's brokers have one each."""
 
@@ -44,7 +46,8 @@ class History:
             for place in places:
                 found += self._read(session, place, first[place], end[place])
             # What brokers wrote at the same time has to be put together.
-            self._entries.extend(sorted(found, key=lambda entry: entry.at_ms))
+            found.sort(key=lambda entry: entry.at_ms)
+            self._entries.extend(filter(self._repeats.is_new, found))
         return True
 
     def _read(self, session: Session, place: Partition, first: int, end: int) -> Iterator[Entry]:
@@ -53,6 +56,7 @@ class History:
             # More than one entry may be in one batch, but never in one offset.
             if at is not None:
                 self._entries.clear()
+                self._repeats = Repeats()
             at = end - HISTORY_ENTRIES
         at = max(at, first)
         while at < end:

@@ -9,7 +9,7 @@ from typing import Any
 from fencepost.console.history import History
 from fencepost.console.paging import Params
 from fencepost.console.transactions import FENCES, counts, held, listed
-from fencepost.coordinator.cli.queries.replicas import brokers
+from fencepost.coordinator.cli.queries.replicas import active_controller, brokers, quorum
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import GROUP, Entry
 
@@ -42,7 +42,7 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
     recent = history.rows(lambda entry: now_ms - entry.at_ms < RECENT_MS)
     return {
         "cluster": cluster.cluster_id,
-        "controller": cluster.controller_id,
+        "controller": active_controller(session, quorum(session)),
         "brokers": [
             {
                 "id": one.broker,

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fencepost.cluster.image import LocalPartition, TopicImage
+from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
@@ -105,6 +105,13 @@ class Services:
     def remember_replica(self, _local: LocalPartition, event: Event) -> None:
         """Keep what became of a replica, and why; the subject is topic and index."""
         self.history.remember(PARTITION, event.subject, event, None, "replication")
+
+    def remember_cluster(self, old: MetadataImage, new: MetadataImage) -> None:
+        """Keep what became of the cluster, as its metadata tell."""
+        from fencepost.cluster.broker_changes import cluster_changes  # noqa: PLC0415 - only members
+
+        for event in cluster_changes(old, new):
+            self.history.remember(CLUSTER, f"broker {self.node_id}", event, None, "metadata")
 
     async def start(self) -> None:
         """Load what the coordinators know; those with large logs go on loading after the return."""

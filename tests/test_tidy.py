@@ -48,6 +48,7 @@ ALLOWED_IMPORTS = {
             for name in ("group_plan", "group_reset", "history", "printing")
         ),
         "coordinator.history.entries",
+        "coordinator.history.repeats",
         "coordinator.metadata.names",
         "coordinator.wire",
         "logcore.batch",
@@ -243,6 +244,7 @@ ALLOWED_IMPORTS = {
         "coordinator.cli.queries",
         "coordinator.light_imports",
         "coordinator.history.entries",
+        "coordinator.history.repeats",
         "coordinator.metadata.names",
         "coordinator.runtime.key_partition",
         "coordinator.security.acl",

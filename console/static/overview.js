@@ -50,7 +50,7 @@ export const overviewPage = {
       h(
         "div",
         { class: "tiles" },
-        tile("overview", data.brokers.length === 1 ? "Broker" : "Brokers", data.brokers.length, `controller ${data.controller}`),
+        tile("overview", data.brokers.length === 1 ? "Broker" : "Brokers", data.brokers.length, `controller ${data.controller ?? "unknown"}`),
         tile("topics", "Topics", data.topics, `${plural(data.partitions, "partition")}, and ${data.internal_topics} internal`),
         tile("groups", "Groups", sum(data.groups), states(data.groups)),
         tile("transactions", "Open transactions", open, `${plural(sum(data.transactions), "id")}, ${plural(data.held.length, "partition")} held back`),

@@ -225,6 +225,11 @@ const TOLD = {
   "transaction-resumed": ["Transaction resumed", "info"],
   "transaction-timed-out": ["Transaction timed out", "bad"],
   "transactional-id-expired": ["The id expired", "quiet"],
+  "broker-registered": ["Broker registered", "info"],
+  "broker-fenced": ["Broker fenced", "bad"],
+  "broker-unfenced": ["Broker is up", "good"],
+  "broker-in-controlled-shutdown": ["Broker shuts down", "quiet"],
+  "broker-unregistered": ["Broker forgotten", "quiet"],
 };
 
 const CAUSES = new Set(["rebalance-started", "group-epoch-bumped"]);
@@ -235,7 +240,8 @@ function entry(app, row, { subject }) {
   const [title, tone] = tellingOf(row.what);
   const isCause = CAUSES.has(row.what);
   const client = [row.client, row.host].filter(Boolean).join(" @ ");
-  const view = row.scope === "group" ? "group" : "transaction";
+  const views = { group: "group", transaction: "transaction" };
+  const view = views[row.scope];
   return h(
     "li",
     { class: `entry ${tone}${isCause ? " cause" : ""}`, "data-key": `${row.at_ms}-${row.what}-${row.subject}-${row.who}-${row.why}` },
@@ -247,7 +253,8 @@ function entry(app, row, { subject }) {
         "div",
         { class: "entry-head" },
         h("b", {}, title),
-        subject ? link(view, { id: row.subject, tab: view === "group" ? "why" : "" }, row.subject, { class: "mono clip" }) : null,
+        subject && view ? link(view, { id: row.subject, tab: view === "group" ? "why" : "" }, row.subject, { class: "mono clip" }) : null,
+        subject && !view ? mono(row.subject, { class: "mono clip" }) : null,
         row.change ? h("span", { class: "change" }, row.change) : null,
       ),
       row.why && !row.trigger?.endsWith(` ${row.why}`) ? h("div", { class: "why" }, isCause ? [h("span", { class: "note" }, "because "), row.why] : row.why) : null,

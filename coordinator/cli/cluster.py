@@ -60,11 +60,15 @@ command.add_command(stand_alone)
 @click.option("--apis", "with_apis", is_flag=True, help="Show the versions of each API as well.")
 @table_options
 def info(session: Session, form: str, *, with_apis: bool) -> None:
-    """Show a cluster's id, its brokers, who of them is the controller, and its features.
+    """Show a cluster's id, its brokers, the active controller, and its features.
 
-    VERSION is the release of Apache Kafka whose metadata the cluster keeps, where it tells.
+    CONTROLLER marks the broker whose process has it, if one has. VERSION is the release of Apache
+    Kafka whose metadata the cluster keeps, where it tells.
     """
+    from fencepost.coordinator.cli.queries import replicas
+
     cluster = session.client.metadata(refresh=True)
+    controller = replicas.active_controller(session, replicas.quorum(session))
     versions = {node: session.client.versions(to_node=node) for node in sorted(cluster.brokers)}
     features = feature_levels(session)
     brokers = [
@@ -73,7 +77,7 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
             "host": broker.host,
             "port": broker.port,
             "rack": broker.rack,
-            "controller": node == cluster.controller_id,
+            "controller": node == controller,
             "apis": len(versions[node]),
         }
         for node, broker in sorted(cluster.brokers.items())
@@ -83,7 +87,7 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
     if form == "json":
         told: dict[str, object] = {
             "cluster_id": cluster.cluster_id,
-            "controller": cluster.controller_id,
+            "controller": controller,
             "version": version,
             "brokers": brokers,
             "features": features,
@@ -91,6 +95,7 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
         say_json(told | ({"apis": apis} if with_apis else {}))
         return
     head = f"cluster {text_of(cluster.cluster_id)}, {counted(len(brokers), 'broker')}"
+    head += f", controller {'unknown' if controller is None else controller}"
     say(head + ("" if version is None else f", version {version}"))
     emit(brokers, BROKER_COLUMNS, form)
     say()
@@ -115,7 +120,7 @@ def describe(session: Session, form: str) -> None:
     known, quorum = replicas.brokers(session), replicas.quorum(session)
     partitions = replicas.partition_states(session)
     min_isr = _min_isr(session, list(dict.fromkeys(one.topic for one in partitions)))
-    controller = session.controller if quorum is None else quorum.controller
+    controller = replicas.active_controller(session, quorum)
     election = None if quorum is not None else _election(session, controller)
     brokers = [_broker_row(one, quorum, partitions) for one in known]
     if replicas.is_elected_of_brokers(session):
@@ -225,7 +230,7 @@ class _Election(NamedTuple):
     cause: str
 
 
-def _election(session: Session, controller: int) -> _Election | None:
+def _election(session: Session, controller: int | None) -> _Election | None:
     """How the controller came into office; None where the history does not tell, or is behind."""
     from fencepost.coordinator.cli.queries import replicas
     from fencepost.coordinator.cli.queries.entries import last_election

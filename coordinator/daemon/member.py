@@ -119,6 +119,8 @@ class Member:
                 )
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._way_to_controllers(config, roles)
+        self._beside_controller = roles.is_controller
+        """The controller of this process writes down what it decided, and why."""
         self._membership: Membership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -238,6 +240,8 @@ class Member:
         The broker is unfenced when this returns. Raises MembershipError.
         """
         publisher = await self._begin(services, image)
+        if not self._beside_controller:
+            services.metadata.listen(services.remember_cluster)
         self.membership.follow(publisher.publish, image)
         # With it comes which versions the controller knows.
         self._ask_about_controllers(services)

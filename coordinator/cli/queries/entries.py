@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from fencepost.coordinator.cli.queries.reader import Reader
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.cli.queries.where import BEGINNING, Where
 from fencepost.coordinator.history.entries import CLUSTER, Entry, decode_value, encode_key
+from fencepost.coordinator.history.repeats import Repeats
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOPIC
 from fencepost.coordinator.wire.client.client import ApiError
 
@@ -44,11 +45,10 @@ def entries_of(
                 return
             time.sleep(LOOK_AGAIN_S)
             begin = BEGINNING
-    found = _of(reader, keys)
-    if follow or len(led) == 1:
-        yield from found
-    else:
-        yield from sorted(found, key=lambda entry: entry.at_ms)
+    found: Iterable[Entry] = _of(reader, keys)
+    if not follow and len(led) > 1:
+        found = sorted(found, key=lambda entry: entry.at_ms)
+    yield from filter(Repeats().is_new, found)
 
 
 def last_election(session: Session) -> Entry | None:

@@ -206,6 +206,16 @@ def quorum(session: Session) -> Quorum | None:
     )
 
 
+def active_controller(session: Session, known: Quorum | None) -> int | None:
+    """The id of the active controller; None where this user may not see the quorum.
+
+    Metadata names a broker that forwards to it, any one, where controllers are a quorum.
+    """
+    if known is not None:
+        return known.controller
+    return session.controller if is_elected_of_brokers(session) else None
+
+
 # --- health ---
 
 

@@ -437,7 +437,7 @@ def test_what_happens_to_replicas_is_told_by_whoever_leads_them(tmp_path: Path) 
 
                 def has_its_own() -> bool:
                     parts = other.services.metadata.topics[HISTORY_TOPIC].partitions
-                    return [one.replicas[0] for one in parts] == [101, 102]
+                    return sorted(one.replicas[0] for one in parts) == [101, 102]
 
                 await until_true(has_its_own, "a part of the history for each")
             finally:

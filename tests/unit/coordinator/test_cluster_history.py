@@ -1,0 +1,152 @@
+"""The history of a cluster whose controller is a process of its own, as its brokers tell it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.broker_changes import cluster_changes
+from fencepost.cluster.image import BrokerRegistration, MetadataImage, TopicImage
+from fencepost.console.history import History
+from fencepost.console.overview import overview_view
+from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.history.entries import CLUSTER, Entry
+from fencepost.coordinator.history.repeats import Repeats
+from fencepost.testing import Cluster
+from fencepost.testing.cluster import CONTROLLER_ID
+from tests.support.waits import until
+from tests.wire.command_line import cli
+
+
+def told(cluster: Cluster, *command: str) -> Any:
+    return json.loads(cli(cluster.bootstrap, "cluster", *command, "--format", "json").stdout)
+
+
+def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) -> None:
+    with Cluster(3, tmp_path) as cluster:
+        cluster.topic("t", 1)
+        cluster.kill(2)
+
+        def fenced() -> bool:
+            return [
+                (row["subject"], row["why"])
+                for row in told(cluster, "history")
+                if row["what"] == "broker-fenced"
+            ] == [("broker 2", "its session with the controller has ended")]
+
+        until(fenced, "the fenced broker in the history")
+        info = told(cluster, "info")
+        assert info["controller"] == CONTROLLER_ID
+        assert [row["controller"] for row in info["brokers"]] == [False, False]
+        table = cli(cluster.bootstrap, "cluster", "info").stdout
+        assert f", 2 brokers, controller {CONTROLLER_ID}, version " in table
+        cluster.restart(2)
+
+        def returned() -> bool:
+            found = Counter(
+                (row["subject"], row["what"]) for row in told(cluster, "history", "--since", "-10m")
+            )
+            return found["broker 2", "broker-unfenced"] == 2
+
+        until(returned, "its return")
+        rows = told(cluster, "history")
+        last = [row["what"] for row in rows if row["subject"] == "broker 2"][-3:]
+        assert last == ["broker-fenced", "broker-registered", "broker-unfenced"]
+        with Session(cluster.bootstrap, 30) as session:
+            history = History()
+            seen = overview_view(session, {}, history)
+        assert seen["controller"] == CONTROLLER_ID
+        fences = [row for row in seen["history"]["rows"] if row["what"] == "broker-fenced"]
+        assert [row["subject"] for row in fences] == ["broker 2"]
+
+
+# --- what two images say ---
+
+TOPIC = TopicImage("t", UUID(int=7), ())
+
+
+def registration(broker_id: int = 1, epoch: int = 5, **how: bool) -> BrokerRegistration:
+    usual = {"fenced": False, "in_controlled_shutdown": False, **how}
+    return BrokerRegistration(
+        broker_id, epoch, UUID(int=epoch), {}, {}, None, directories=(), **usual
+    )
+
+
+def image(*brokers: BrokerRegistration, **more: Any) -> MetadataImage:
+    return MetadataImage(brokers={one.broker_id: one for one in brokers}, **more)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kinds"),
+    [
+        (image(), image(registration(fenced=True)), ["broker-registered"]),
+        (image(), image(registration()), ["broker-registered", "broker-unfenced"]),
+        (image(registration()), image(registration()), []),
+        (image(registration()), image(registration(fenced=True)), ["broker-fenced"]),
+        (image(registration(fenced=True)), image(registration()), ["broker-unfenced"]),
+        (
+            image(registration()),
+            image(registration(in_controlled_shutdown=True)),
+            ["broker-in-controlled-shutdown"],
+        ),
+        (
+            image(registration()),
+            image(registration(epoch=6)),
+            ["broker-registered", "broker-unfenced"],
+        ),
+        (image(registration()), image(registration(epoch=6, fenced=True)), ["broker-registered"]),
+        (image(registration()), image(), ["broker-unregistered"]),
+        (image(features={"a": 1, "b": 1}), image(features={"a": 2, "b": 1}), ["feature-finalized"]),
+        (image(topics={"t": TOPIC}, topics_by_id={UUID(int=7): TOPIC}), image(), ["topic-deleted"]),
+        (image(), image(topics={"t": TOPIC}, topics_by_id={UUID(int=7): TOPIC}), []),
+    ],
+)
+def test_change_between_two_images_is_an_event(
+    old: MetadataImage, new: MetadataImage, kinds: list[str]
+) -> None:
+    assert [one.kind for one in cluster_changes(old, new)] == kinds
+
+
+def test_fenced_broker_that_had_shut_down_is_told_so() -> None:
+    leaving = registration(in_controlled_shutdown=True)
+    (event,) = cluster_changes(image(leaving), image(replace(leaving, fenced=True)))
+    assert event.detail["cause"] == "it has shut down"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_reader_sees_each_change_once_whichever_brokers_told_it(seed: int) -> None:
+    draw = random.Random(seed)
+    images, states = [image()], {1: registration(1), 2: registration(2), 3: registration(3)}
+    for _ in range(40):
+        one = states[draw.randint(1, 3)]
+        if draw.random() < 0.2:
+            one = registration(one.broker_id, one.epoch + 1, fenced=True)
+        else:
+            one = replace(one, fenced=not one.fenced)
+        states[one.broker_id] = one
+        images.append(image(*states.values()))
+    wanted = [
+        (event.subject, event.kind, event.detail["broker_epoch"])
+        for at in range(1, len(images))
+        for event in cluster_changes(images[at - 1], images[at])
+    ]
+    # One broker hears of all; others of some of it, to an end, as brokers that are killed do.
+    ends = [len(images), *(draw.randint(1, len(images)) for _ in range(2))]
+    entries = []
+    for observer, end in enumerate(ends):
+        for at in range(1, end):
+            delay = draw.random() * 0.5
+            for event in cluster_changes(images[at - 1], images[at]):
+                entry = Entry(0, CLUSTER, event.subject, event.kind, f"broker {observer}")
+                entries.append((at + delay, observer, replace(entry, detail=event.detail)))
+    entries.sort(key=lambda one: one[:2])
+    repeats = Repeats()
+    seen = [entry for _, _, entry in entries if repeats.is_new(entry)]
+    assert [(one.subject, one.what, one.detail["broker_epoch"]) for one in seen] == wanted

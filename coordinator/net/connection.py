@@ -31,7 +31,7 @@ from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry
 from fencepost.coordinator.net.connection_limits import Seat
 from fencepost.coordinator.net.memory_budget import RequestBudget
-from fencepost.coordinator.net.refusals import refusal
+from fencepost.coordinator.net.refusals import UnservedRequests, refusal
 from fencepost.coordinator.net.request_stream import RequestStream
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import LARGE_ANSWERS, ResponseBudget
@@ -85,8 +85,8 @@ class Owner(Protocol):
     responses: ResponseBudget
     watch: RequestWatch | None
     throttles: ClientQuotas | None
-    logins: Logins | None
-    """Who may log in how; None where nobody has to."""
+    logins: Logins | None  # None where clients need not log in.
+    unserved: UnservedRequests
 
     def admit(self, connection: Connection) -> None:
         """A connection has begun."""
@@ -363,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 request = self.next_request()
             except (MalformedRequest, UnsupportedVersion) as error:
-                self.close(str(error))
+                self.close(self._server.unserved.reason(error, self.peer))
                 return
             if request is None:
                 break
@@ -432,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 request = yield from coming if spent is None else spent.timed(coming)
             except (MalformedRequest, UnsupportedVersion) as error:
-                self.close(str(error))
+                self.close(self._server.unserved.reason(error, self.peer))
                 return
             if request is None:
                 self._send()

@@ -1,4 +1,4 @@
-"""What a client is told of a request whose handler has failed."""
+"""What is said of requests that are not served, and of those whose handler has failed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.runtime.few_lines import FewLines
 from fencepost.coordinator.wire.api import KNOWN_APIS
+from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 
 log = structlog.get_logger(__name__)
@@ -24,3 +27,42 @@ def refusal(
     name = KNOWN_APIS[context.api_key].name
     log.error("handler failed", api=name, version=context.version, exc_info=error)
     return context.respond.error(ErrorCode.unknown_server_error)
+
+
+class UnservedRequests:
+    """Logs requests of APIs or versions that are not served: clients only lose a connection.
+
+    ApiVersions is left out: a client asks for its newest version first, and gets an answer.
+    """
+
+    def __init__(self) -> None:
+        self._lines = FewLines("more requests of unknown APIs or versions")
+
+    def reason(self, error: WireError, peer: str) -> str:
+        """Return why the connection of ``peer`` is closed, and log a warning about its request."""
+        if not isinstance(error, UnsupportedVersion):
+            return str(error)
+        name = api_name(error.api_key)
+        lowest, highest = error.served or (None, None)
+        if self._lines.may_tell(monotonic_s() * 1000):
+            log.warning(
+                "request not served",
+                api=name,
+                version=error.version,
+                lowest=lowest,
+                highest=highest,
+                client_id=error.client_id,
+                peer=peer,
+            )
+        return f"{name} is not served at version {error.version}"
+
+
+def api_name(api_key: int) -> str:
+    """Kafka's name of an API, also of one that is not served here; its key where there is none."""
+    known = KNOWN_APIS.get(api_key)
+    if known is not None:
+        return known.name
+    from kio.schema.index import api_key_map  # noqa: PLC0415 - only errors need it
+
+    found = api_key_map.get(api_key)
+    return f"API key {api_key}" if found is None else found.title().replace("_", "")

@@ -25,6 +25,7 @@ from fencepost.coordinator.net.connection_limits import (
 )
 from fencepost.coordinator.net.listener import BACKLOG
 from fencepost.coordinator.net.memory_budget import RequestBudget
+from fencepost.coordinator.net.refusals import UnservedRequests
 from fencepost.coordinator.net.request_watch import RequestWatch
 from fencepost.coordinator.net.response_budget import ResponseBudget
 from fencepost.coordinator.runtime.background import call_later, spawn, survived
@@ -98,6 +99,8 @@ class Server:
         self.responses: ResponseBudget
         self.budget = RequestBudget(self.limits.max_queued_request_bytes)
         self.connections: set[Connection] = set()
+        self.unserved = UnservedRequests()
+        """Logs what clients ask for that is not served."""
         self.watch: RequestWatch | None = None
         """Counts requests, where somebody wants to know."""
         self.throttles: ClientQuotas | None = None

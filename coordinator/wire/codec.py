@@ -156,7 +156,11 @@ def _head(frame: Frame, versions: Mapping[int, tuple[int, int]]) -> _Head:
         raise MalformedRequest("the frame is shorter than a request header") from error
     served = versions.get(api_key)
     if served is None or not served[0] <= version <= served[1]:
-        raise UnsupportedVersion(api_key, version, correlation_id)
+        try:
+            client_id, _ = _client_id(frame, size)
+        except MalformedRequest:
+            client_id = None  # The header of a version that is not known may be another one.
+        raise UnsupportedVersion(api_key, version, correlation_id, served, client_id)
     client_id, end = _client_id(frame, size)
     kind = _kind(api_key, version)
     if kind.is_flexible:

@@ -18,11 +18,21 @@ class MalformedRequest(WireError):  # noqa: N818 - reads better at `except`, lik
 class UnsupportedVersion(WireError):  # noqa: N818 - Kafka's name of the condition
     """The API key is unknown here, or is not served at that version."""
 
-    def __init__(self, api_key: int, version: int, correlation_id: int = 0) -> None:
+    def __init__(
+        self,
+        api_key: int,
+        version: int,
+        correlation_id: int = 0,
+        served: tuple[int, int] | None = None,
+        client_id: str | None = None,
+    ) -> None:
         super().__init__(f"API key {api_key} is not served at version {version}")
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
+        self.served = served
+        """The lowest and the highest version; None for an API that is not served at all."""
+        self.client_id = client_id
 
 
 class EncodeError(WireError):

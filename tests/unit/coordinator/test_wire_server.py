@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from structlog.testing import capture_logs
 
 from fencepost.coordinator.config.listener_config import ListenerConfig
 from fencepost.coordinator.handlers import CloseConnection, Context, Registry, handles, request_ms
@@ -24,6 +25,7 @@ from fencepost.coordinator.net.connection import SENT_TOGETHER, SENT_TOGETHER_BY
 from fencepost.coordinator.net.listener import first_reserved_file
 from fencepost.coordinator.net.request_stream import WRITE_BYTES
 from fencepost.coordinator.net.server import Server
+from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.codec import decode_response, encode_request
 from fencepost.coordinator.wire.limits import ConnectionLimits
@@ -499,6 +501,44 @@ async def test_what_cannot_be_answered_closes_its_own_connection_only(bad: bytes
         bystander.send(heartbeat(8))
         assert (await bystander.answer(12, 4))[0] == 8
         assert len(service.server.connections) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "client", "told"),
+    [
+        (12, 5, b"app", {"api": "Heartbeat", "version": 5, "lowest": 0, "highest": 4}),
+        (0, 2, b"app", {"api": "Produce", "version": 2, "lowest": 3, "highest": 13}),
+        (78, 1, b"app", {"api": "ShareFetch", "version": 1, "lowest": None, "highest": None}),
+        (999, 7, None, {"api": "API key 999", "version": 7, "lowest": None, "highest": None}),
+        (12, 5, b"\xff", {"api": "Heartbeat", "client_id": None}),
+    ],
+)
+async def test_a_request_that_is_not_served_is_logged_with_its_client(
+    key: int, version: int, client: bytes | None, told: dict[str, object]
+) -> None:
+    name = b"" if client is None else client
+    size = -1 if client is None else len(name)
+    frame = struct.pack(">hhih", key, version, 1, size) + name
+    with capture_logs() as lines:
+        async with serving() as service:
+            peer = await Peer.of(service)
+            peer.send(struct.pack(">i", len(frame)) + frame)
+            assert await peer.closed()
+    (line,) = [one for one in lines if one["event"] == "request not served"]
+    expected = {"client_id": None if client is None else "app", "log_level": "warning", **told}
+    assert expected.items() <= line.items()
+    assert line["peer"]
+
+
+async def test_requests_that_are_not_served_are_logged_at_a_bounded_rate() -> None:
+    frame = struct.pack(">ihhih", 10, 12, 5, 1, -1)
+    with capture_logs() as lines:
+        async with serving() as service:
+            for _ in range(3 * LINES_PER_SECOND):
+                peer = await Peer.of(service)
+                peer.send(frame)
+                assert await peer.closed()
+    assert 0 < sum(one["event"] == "request not served" for one in lines) < 3 * LINES_PER_SECOND
 
 
 async def test_the_frame_limit_on_both_sides() -> None:

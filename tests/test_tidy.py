@@ -243,6 +243,8 @@ ALLOWED_IMPORTS = {
     f"{_ROOM}cli/queries": (
         "coordinator.cli.queries",
         "coordinator.light_imports",
+        "coordinator.config.durations",
+        "coordinator.config.key",
         "coordinator.history.entries",
         "coordinator.history.repeats",
         "coordinator.metadata.names",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fencepost.coordinator.cli.options import ConnectionGroup
 from fencepost.coordinator.cli.printing import say, show_error
 
 if TYPE_CHECKING:
@@ -42,8 +43,10 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(ConnectionGroup):
     """A group whose commands live in modules of this package, imported on first use."""
+
+    shows_connection = True
 
     def main(
         self,
@@ -80,18 +83,6 @@ class LazyGroup(click.Group):
         command = module.command
         return command if isinstance(command, click.Command) else None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as every group does; a name that is unknown has those that are like it told."""
-        if args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            close = difflib.get_close_matches(args[0], COMMANDS)
-            if close and not ctx.resilient_parsing:
-                ctx.fail(f"No such command '{args[0]}'. Did you mean '{close[0]}'?")
-        return super().resolve_command(ctx, args)
-
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands without importing any of them."""
         from click.shell_completion import CompletionItem
@@ -120,9 +111,9 @@ class LazyGroup(click.Group):
 def main() -> None:
     """Run and question a Kafka-protocol broker made for groups and transactions.
 
-    Every command that asks a broker works on Apache Kafka as well. It finds it by --bootstrap, or
-    else by $FENCEPOST_BOOTSTRAP, or else by the profile that --profile or $FENCEPOST_PROFILE names
-    in ~/.config/fencepost/profiles.toml ($FENCEPOST_PROFILES is another file). How it encrypts and
-    logs in stands in the profile as well, or in the file that --command-config or
-    $FENCEPOST_COMMAND_CONFIG names, by Kafka's own keys.
+    Every command that asks a broker works on Apache Kafka as well. The broker's address comes from
+    --bootstrap, which may stand before or behind the command, else from $FENCEPOST_BOOTSTRAP, else
+    from the profile that --profile or $FENCEPOST_PROFILE names in ~/.config/fencepost/profiles.toml
+    ($FENCEPOST_PROFILES is another file). Encryption and login come from the profile, or from the
+    file that --command-config or $FENCEPOST_COMMAND_CONFIG names, by Kafka's own keys.
     """

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
-from fencepost.coordinator.cli.output import CommandGroup, counted, emit, table_options
+from fencepost.coordinator.cli.output import (
+    EXIT_REFUSED,
+    EXIT_UNDECIDED,
+    CommandGroup,
+    counted,
+    emit,
+    table_options,
+)
 from fencepost.coordinator.cli.printing import say
+from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +52,12 @@ def command() -> None:
     on resources of one name or of a common prefix; * is all names. A denial goes before whatever
     is allowed. The words are those of Kafka's kafka-acls.
     """
+
+
+class UndecidedError(click.ClickException):
+    """A broker refused to say what `acls why` asks."""
+
+    exit_code = EXIT_UNDECIDED
 
 
 class What(NamedTuple):
@@ -123,7 +137,7 @@ def list_rules(session: Session, what: What, principals: tuple[str, ...], form: 
         for resource in _resources(what) or [AclFilter()]
         for principal in map(_principal, principals or (None,))
     ]
-    emit([_row(rule) for rule in find(session, filters)], COLUMNS, form)
+    emit([_row(rule) for rule in find(session, filters)], COLUMNS, form, "no rules")
 
 
 @command.command("add")
@@ -186,7 +200,7 @@ def remove(
     if not filters:
         raise click.UsageError("which? give a resource, a principal, a host or an operation")
     rules = find(session, filters)
-    emit([_row(rule) for rule in rules], COLUMNS, form)
+    emit([_row(rule) for rule in rules], COLUMNS, form, "no rule matches")
     if not execute:
         show_only()
         return
@@ -205,17 +219,23 @@ def why(
     """Say whether PRINCIPAL may do OPERATION with RESOURCE, and which rule decides that.
 
     RESOURCE is topic:NAME, group:NAME, transactional-id:NAME or cluster. A principal without a type
-    is a user.
+    is a user. Exit status 0 if it is allowed, 1 if it is denied, and another one if there is no
+    answer: 2 for a command line that cannot be understood, 3 for no broker, 5 for a refusal.
     """
     from fencepost.coordinator.cli.queries.acls import why as ask
     from fencepost.coordinator.security.acl import CLUSTER_NAME, ResourceType
+    from fencepost.coordinator.wire.client.client import ApiError
 
     word, colon, name = resource.partition(":")
     if word not in RESOURCES or (not name if word != "cluster" else colon):
-        raise click.UsageError(f"{resource!r} is none of topic:NAME, group:NAME, cluster and so on")
+        close = nearest(word, RESOURCES)
+        raise click.UsageError(f"{resource!r} is none of topic:NAME, group:NAME, cluster…{close}")
     kind = ResourceType[RESOURCES[word]]
     who = principal if ":" in principal else f"User:{principal}"
-    verdict = ask(session, who, host, _operation(operation), (kind, name or CLUSTER_NAME))
+    try:
+        verdict = ask(session, who, host, _operation(operation), (kind, name or CLUSTER_NAME))
+    except ApiError as error:
+        raise UndecidedError(str(error)) from error
     row = {
         "decision": "allowed" if verdict.is_allowed else "denied",
         "because": verdict.because,
@@ -224,6 +244,8 @@ def why(
     emit([row], ("decision", "because", "rule"), form)
     for note in verdict.notes:
         say(f"note: {note}", err=True)
+    if not verdict.is_allowed:
+        raise click.exceptions.Exit(EXIT_REFUSED)
 
 
 def _filters(
@@ -367,7 +389,8 @@ def _operation(text: str) -> Operation:
     found = known.get(text.replace("_", "").replace("-", "").upper())
     if found is None:
         names = ", ".join(one.name for one in known.values())
-        raise click.UsageError(f"no such operation: {text}; there are {names}")
+        close = nearest(text, [one.name for one in known.values()])
+        raise click.UsageError(f"no such operation: {text}; there are {names}{close}")
     return found
 
 

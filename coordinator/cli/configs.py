@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,8 @@ R = TypeVar("R")
 
 COLUMNS = ("key", "value", "source")
 CHANGE_COLUMNS = ("key", "value", "source", "new")
+DONE_COLUMNS = (*CHANGE_COLUMNS, "new_source")
+SEEN_WITHIN_S = 1.0
 ALL_BROKERS = "all"
 SECRET = "(hidden)"  # noqa: S105 - what stands in its place
 
@@ -32,9 +35,10 @@ def resource_arguments(function: Callable[..., R]) -> Callable[..., R]:
 def command() -> None:
     """Show, set and unset the settings of a topic, a broker or a group.
 
-    They are named by kind and name: `topic orders`, `broker 1`, `group app`; `broker all` is what
-    all brokers have dynamically. SOURCE says where a value comes from: `topic` or `group` are its
-    own, `broker` and `cluster` were set while brokers run, `file` before their start.
+    A resource is named by its kind and name: `topic orders`, `broker 1`, `group app`; `broker all`
+    stands for the dynamic defaults of all brokers. SOURCE says where a value comes from: `topic`
+    and `group` are settings of that resource, `broker` and `cluster` dynamic ones, `file` is what
+    the broker was started with.
     """
 
 
@@ -69,7 +73,10 @@ def get(session: Session, kind: str, name: str, keys: tuple[str, ...], form: str
 @execute_option
 @table_options
 def put(session: Session, kind: str, name: str, pairs: tuple[str, ...], **how: Any) -> None:
-    """Say what a KEY would be, and with --execute make it so."""
+    """Show what would change; with --execute, set each KEY and show the values in effect.
+
+    Times may be durations: `fencepost configs set topic orders retention.ms=7d`.
+    """
     wanted = dict(key_values(pairs, "KEY=VALUE"))
     change(session, _resource(session, kind, name), wanted, (), **how)
 
@@ -80,13 +87,14 @@ def put(session: Session, kind: str, name: str, pairs: tuple[str, ...], **how: A
 @execute_option
 @table_options
 def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], **how: Any) -> None:
-    """Say what a KEY is, and with --execute let it be again what it is without being set there."""
+    """Show each KEY; with --execute, remove its setting and show the values in effect."""
     change(session, _resource(session, kind, name), {}, keys, **how)
 
 
 def _resource(session: Session, kind: str, name: str) -> Resource:
     """What the arguments name. Raises ApiError for an unknown topic, ClickException."""
     from fencepost.coordinator.cli.queries.settings import EVERY_BROKER
+    from fencepost.coordinator.config.key import nearest
 
     if kind == "topic":
         session.topics([name])
@@ -98,6 +106,7 @@ def _resource(session: Session, kind: str, name: str) -> Resource:
     if name not in brokers:
         raise click.ClickException(
             f"there is no broker {name!r}: give {', '.join(brokers)}, or {ALL_BROKERS}"
+            f"{nearest(name, [*brokers, ALL_BROKERS])}"
         )
     return kind, name
 
@@ -111,9 +120,10 @@ def change(
     form: str,
     execute: bool,
 ) -> None:
-    """Set and unset, or only ask the broker whether it would; then show what was and what is new.
+    """Set and unset, or only ask the broker whether it would; then show old and new values.
 
-    A key that is not known is refused with the nearest name. Raises click.ClickException, ApiError.
+    After a change the new values are those in effect, as the broker describes them. A key that is
+    not known is refused with the nearest name. Raises click.ClickException, ApiError.
     """
     from fencepost.coordinator.cli.queries.settings import alter, described
 
@@ -123,22 +133,46 @@ def change(
     _refuse_unknown(session, resource, named)
     before = {one.key: one for one in described(session, [resource])}
     alter(session, resource, wanted, keys, execute=execute)
-    # What an unset one becomes is only known afterwards.
-    after = {one.key: one for one in described(session, [resource])} if execute else {}
+    after = _in_effect(session, resource, wanted) if execute else {}
     rows = [
         {
             "key": key,
             "value": _value(before.get(key)),
             "source": before[key].source if key in before else None,
-            "new": _wanted(wanted[key], before.get(key))
+            "new": _value(after.get(key))
+            if execute
+            else _wanted(wanted[key], before.get(key))
             if key in wanted
-            else _value(after.get(key)),
+            else None,
+            "new_source": after[key].source if key in after else None,
         }
         for key in named
     ]
-    emit(rows, CHANGE_COLUMNS, form)
+    emit(rows, DONE_COLUMNS if execute else CHANGE_COLUMNS, form)
     if not execute:
         show_only()
+
+
+def _in_effect(
+    session: Session, resource: Resource, wanted: Mapping[str, str]
+) -> dict[str, Setting]:
+    """The settings once ``wanted`` is among them, or what they are after :data:`SEEN_WITHIN_S`.
+
+    In a cluster the broker that is asked may be a little behind the controller; and a stronger
+    setting may stand above the changed one for good.
+    """
+    from fencepost.coordinator.cli.queries.settings import described
+
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while True:
+        found = {one.key: one for one in described(session, [resource])}
+        is_seen = all(
+            key in found and (found[key].is_secret or found[key].value == value.strip())
+            for key, value in wanted.items()
+        )
+        if is_seen or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
 
 
 def _refuse_unknown(session: Session, resource: Resource, keys: Sequence[str]) -> None:
@@ -163,7 +197,7 @@ def _show(settings: Sequence[Setting], form: str) -> None:
         }
         for one in settings
     ]
-    emit(rows, COLUMNS, form)
+    emit(rows, COLUMNS, form, "no settings")
 
 
 def _wanted(text: str, setting: Setting | None) -> str:

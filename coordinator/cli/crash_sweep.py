@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fencepost.coordinator.cli.options import duration
 from fencepost.coordinator.cli.output import emit
 from fencepost.coordinator.cli.printing import say, say_json
 
@@ -40,7 +41,7 @@ def _seconds(name: str, field: str, default: float, text: str) -> Callable[[F], 
     return click.option(
         name,
         field,
-        type=click.FloatRange(min=0.1),
+        callback=duration("s", 0.1),
         default=default,
         show_default=True,
         metavar="SECONDS",

@@ -9,6 +9,7 @@ import click
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import CommandGroup, emit, table_options
 from fencepost.coordinator.cli.printing import say
+from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -33,7 +34,7 @@ def describe(session: Session, form: str) -> None:
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
     """
     rows = feature_levels(session)
-    emit(rows, COLUMNS, form)
+    emit(rows, COLUMNS, form, "no features")
 
 
 def feature_levels(session: Session) -> list[dict[str, object]]:
@@ -82,6 +83,9 @@ def setlevels(
     if session.client.versions().get(UPDATE_FEATURES, (0, -1))[1] < 1:
         raise click.ClickException("this broker does not know types of updates")
     now = {str(row["feature"]): int(str(row["finalized"])) for row in feature_levels(session)}
+    for name in wanted:
+        if name not in now:
+            raise click.ClickException(f"there is no feature {name!r}{nearest(name, now)}")
     lower = UNSAFE_DOWNGRADE if unsafe else SAFE_DOWNGRADE if downgrade else UPGRADE
     answer = session.client.call(
         "UpdateFeatures",

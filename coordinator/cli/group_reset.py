@@ -22,6 +22,7 @@ from fencepost.coordinator.cli.output import counted
 from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.cli.queries.session import NO_EPOCH, Position, check
 from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
+from fencepost.coordinator.config.durations import duration_ms
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, NAMED, rows_of, topics
 from fencepost.logcore.values import dataclass
 
@@ -154,13 +155,16 @@ def moment_ms(where: Where, now: dt.datetime) -> int:
             return milliseconds(where.to_datetime or "", now)
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint="--to-datetime") from error
+    spent_ms = duration_ms(where.by_duration)
     match = _DURATION.fullmatch(where.by_duration)
-    if match is None or not any(match.groups()):
-        raise click.BadParameter("it must be like P1DT2H30M15S", param_hint="--by-duration")
-    parts = {name: int(value or 0) for name, value in match.groupdict().items()}
+    if spent_ms is None and (match is None or not any(match.groups())):
+        reason = "it must be like 1d2h30m or P1DT2H30M15S"
+        raise click.BadParameter(reason, param_hint="--by-duration")
+    parts = {name: int(value or 0) for name, value in (match.groupdict() if match else {}).items()}
     try:
+        ago = dt.timedelta(**parts, milliseconds=spent_ms or 0)
         # A negative time would have another meaning in ListOffsets.
-        return max(0, int((now - dt.timedelta(**parts)).timestamp() * 1000))
+        return max(0, int((now - ago).timestamp() * 1000))
     except OverflowError as error:
         raise click.BadParameter("that is too long", param_hint="--by-duration") from error
 

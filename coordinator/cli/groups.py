@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -50,7 +50,7 @@ SUMMARY_COLUMNS = (
 def change_options(function: Callable[P, R]) -> Callable[P, R]:
     """Add ``--execute``, ``--undo`` and the options of a table."""
     function = click.option(
-        "--undo", metavar="FILE", help="Where to write what is committed now; must not exist."
+        "--undo", metavar="FILE", help="Write the offsets of now to this new file."
     )(table_options(function))
     return execute_option(function)
 
@@ -79,7 +79,7 @@ def list_groups(
             spelled(states, GROUP_STATES, "group state"), spelled(types, GROUP_TYPES, "group type")
         )
     ]
-    emit(rows, ["group", "state", "type", "protocol"], form)
+    emit(rows, ["group", "state", "type", "protocol"], form, "no groups")
 
 
 @command.command("describe")
@@ -208,7 +208,7 @@ def list_members(session: Session, group: str, form: str) -> None:
     """Show who is in GROUP and what each owns; in a consumer group also what it shall own."""
     from fencepost.coordinator.cli.queries.group_view import existing, member_rows
 
-    emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form)
+    emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form, "no members")
 
 
 @command.command("offsets")
@@ -223,7 +223,8 @@ def offsets(session: Session, group: str, form: str) -> None:
     from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
 
     rows = offset_rows(session, [existing(session, group)])
-    emit(_with_unknown(rows) if form == "table" else rows, OFFSET_COLUMNS, form)
+    shown = _with_unknown(rows) if form == "table" else rows
+    emit(shown, OFFSET_COLUMNS, form, "no partitions")
     _say_what_lags_are(rows, form)
 
 
@@ -236,7 +237,7 @@ def offsets(session: Session, group: str, form: str) -> None:
 @click.option("--to-current", is_flag=True, help="What is committed; the end where nothing is.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="This offset.")
 @click.option("--to-datetime", metavar="TIME", help="02:13, -2h, yesterday or ISO (UTC).")
-@click.option("--by-duration", metavar="P1DT2H", help="So long ago, ISO 8601.")
+@click.option("--by-duration", metavar="1d2h", help="This long ago, also in ISO 8601.")
 @click.option("--shift-by", type=int, help="Forward, or with a negative number back.")
 @click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")
 @change_options
@@ -284,21 +285,42 @@ def delete_offsets(
 
 
 @command.command("delete")
-@click.argument("group")
+@click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
 @change_options
-def delete(session: Session, group: str, **change: Any) -> None:
-    """Delete GROUP, which must have no members, and all of its offsets."""
-    from fencepost.coordinator.cli import group_reset
+def delete(
+    session: Session, groups: tuple[str, ...], form: str, undo: str | None, *, execute: bool
+) -> None:
+    """Show the offsets of each GROUP; with --execute, delete the groups with their offsets.
+
+    Groups with members are refused before any is deleted. --undo writes the offsets to a file that
+    `reset-offsets --from-file` reads, for one group.
+    """
     from fencepost.coordinator.cli.queries.group_view import existing
     from fencepost.coordinator.cli.queries.session import check
 
-    existing(session, group)
-    _require_idle(session, group)
-    before = session.committed(group)
-    after = dict.fromkeys(before, group_reset.NOTHING)
-    if _change(session, group, before, after, write=False, **change):
-        answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
-        check(answer.results[0].error_code, "DeleteGroups", group)
+    names = list(dict.fromkeys(groups))
+    if undo is not None and len(names) > 1:
+        raise click.UsageError("an undo file is for one group")
+    for group in names:
+        existing(session, group)
+        _require_idle(session, group)
+    before = {group: session.committed(group) for group in names}
+    if execute:
+        for group in names:
+            if undo is not None:
+                _write_undo(undo, group, before[group], before[group])
+            answer = session.client.call("DeleteGroups", to_group=group, groups_names=(group,))
+            check(answer.results[0].error_code, "DeleteGroups", group)
+    rows = [
+        {"group": group, "topic": tp[0], "partition": tp[1], "committed": _offset(position)}
+        for group in names
+        for tp, position in sorted(before[group].items())
+    ]
+    emit(rows, ["group", "topic", "partition", "committed"], form, "no committed offsets")
+    if execute:
+        say(*(f"deleted {group}" for group in names), err=True)
+    else:
+        show_only()
 
 
 @command.command("plan")
@@ -361,8 +383,7 @@ def _change(
     form: str,
     undo: str | None,
     execute: bool,
-    write: bool = True,
-) -> bool:
+) -> None:
     """Show the change; with ``execute`` write the undo file first, then the offsets."""
     from fencepost.coordinator.cli import group_reset
 
@@ -377,14 +398,21 @@ def _change(
     ]
     if execute:
         name = undo or group_reset.undo_name(group, dt.datetime.now(dt.UTC))
-        group_reset.write_undo(name, after, before)
-        say(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
-        if write:
-            group_reset.commit(session, group, after)
-    emit(rows, ["topic", "partition", "committed", "new"], form)
+        _write_undo(name, group, after, before)
+        group_reset.commit(session, group, after)
+    emit(rows, ["topic", "partition", "committed", "new"], form, "no offset changes")
     if not execute:
         show_only()
-    return execute
+
+
+def _write_undo(
+    name: str, group: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
+) -> None:
+    """Write the undo file of ``partitions``, and say which command reads it."""
+    from fencepost.coordinator.cli import group_reset
+
+    group_reset.write_undo(name, partitions, before)
+    say(f"undo: fencepost groups reset-offsets {group} --from-file {name}", err=True)
 
 
 def _offset(position: Position | None) -> int | None:

@@ -96,7 +96,7 @@ def show(
         rows = [row_of(entry) for entry in entries]
         if not rows:
             _require_known(session, scope, *subjects)
-        emit(rows, columns, form)
+        emit(rows, columns, form, "no entries")
         return
     with contextlib.suppress(KeyboardInterrupt):
         if form == "table":

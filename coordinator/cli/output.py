@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
+from fencepost.coordinator.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_S,
+    ConnectionGroup,
+    connection_options,
+    from_before,
+)
 from fencepost.coordinator.cli.printing import HintedError, say, say_json, say_table
+from fencepost.coordinator.config.durations import setting_value
+from fencepost.coordinator.config.key import nearest
 from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
@@ -29,24 +38,27 @@ EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_PARTIAL = 4
+EXIT_UNDECIDED = 5
 
 EXIT_CODES = {
     0: "done",
-    EXIT_REFUSED: "the broker refused, what was named does not exist, or something is wrong",
-    EXIT_USAGE: "the command line, a profile or a time on it can not be understood",
+    EXIT_REFUSED: "the broker refused, a name does not exist, or `acls why` says `denied`",
+    EXIT_USAGE: "the command line, a profile or a time on it cannot be understood",
     EXIT_UNREACHABLE: "no broker could be reached, or none answered in time",
-    EXIT_PARTIAL: "a part was done: `produce` has written some of the records and not others",
+    EXIT_PARTIAL: "`produce` has written some of the records and not others",
+    EXIT_UNDECIDED: "`acls why` could not find out: the broker refused the question",
 }
 """What every command's exit status means; ``fencepost --help`` prints it."""
 
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 NO_BROKER_HINT = "hint: `fencepost serve` starts one there; --bootstrap names another"
 """What is added when there is none where one is looked for without being told."""
 
-DEFAULT_TIMEOUT_S = 10.0
+
+EMPTY = "nothing to show"
+"""What standard error says of a table without rows, where no command says it better."""
 
 
-class CommandGroup(click.Group):
+class CommandGroup(ConnectionGroup):
     """A group whose help has the whole first sentence of each command, not its beginning."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -91,37 +103,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
     The client's errors become exit codes.
     """
 
-    @click.option(
-        "--bootstrap",
-        "-b",
-        envvar="FENCEPOST_BOOTSTRAP",
-        show_default=DEFAULT_BOOTSTRAP,
-        show_envvar=True,
-        metavar="HOST:PORT",
-        help="A broker to begin with; several are separated by commas.",
-    )
-    @click.option(
-        "--profile",
-        envvar="FENCEPOST_PROFILE",
-        show_envvar=True,
-        metavar="NAME",
-        help="Take what is not said otherwise from this part of the profiles' file.",
-    )
-    @click.option(
-        "--command-config",
-        envvar="FENCEPOST_COMMAND_CONFIG",
-        show_envvar=True,
-        metavar="FILE",
-        help="Settings of a client by Kafka's names, as properties or TOML: how to encrypt and who"
-        " logs in.",
-    )
-    @click.option(
-        "--timeout",
-        show_default=str(DEFAULT_TIMEOUT_S),
-        metavar="SECONDS",
-        type=click.FloatRange(min=0.1),
-        help="Give up after so long.",
-    )
+    @connection_options
     @functools.wraps(function)
     def wrapped(
         bootstrap: str | None,
@@ -135,6 +117,15 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         from fencepost.coordinator.wire.client.client import BrokerUnreachable
         from fencepost.coordinator.wire.errors import WireError
 
+        bootstrap, profile, command_config, timeout = (
+            from_before(name, value)
+            for name, value in (
+                ("bootstrap", bootstrap),
+                ("profile", profile),
+                ("command_config", command_config),
+                ("timeout", timeout),
+            )
+        )
         files = _told(command_config, profile, bootstrap)
         servers = bootstrap or next((one.bootstrap for one in files if one.bootstrap), None)
         session = _session(servers, timeout, files)
@@ -213,7 +204,8 @@ def _tell_of_environment(profile: str | None, servers: str | None) -> None:
 
 
 def format_option(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--format table|json``."""
+    """Add ``--format table|json``, and ``--json`` for the latter."""
+    function = click.option("--json", "form", flag_value="json", help="As --format json.")(function)
     return click.option(
         "--format",
         "form",
@@ -230,13 +222,19 @@ def table_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """The KEY=VALUE ``pairs`` that ``option`` was given, in order; click.BadParameter else."""
+    """The KEY=VALUE ``pairs`` that ``option`` was given, in order; click.BadParameter else.
+
+    A duration becomes a number of the unit that the key names: ``retention.ms=7d``.
+    """
     found = []
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
-        found.append((key, value))
+        try:
+            found.append((key, setting_value(key, value)))
+        except ValueError as error:
+            raise click.BadParameter(f"{key}: {error}", param_hint=option) from error
     return found
 
 
@@ -245,7 +243,8 @@ def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
     spelling = {one.lower(): one for one in known}
     for name in names:
         if name.lower() not in spelling:
-            raise click.UsageError(f"no such {what}: {name}; there are {', '.join(known)}")
+            there = f"there are {', '.join(known)}{nearest(name, known)}"
+            raise click.UsageError(f"no such {what}: {name}; {there}")
     return [spelling[name.lower()] for name in names]
 
 
@@ -254,8 +253,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
-    """Print ``rows``: the ``columns`` as a table, or everything in them as JSON."""
+def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EMPTY) -> None:
+    """Print ``rows``: the ``columns`` as a table, or everything in them as JSON.
+
+    Where there are none, a table has its header alone, and standard error says ``empty``.
+    """
     if form == "json":
         say_json([dict(row) for row in rows])
         return
@@ -269,6 +271,8 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
     for row in rows:
         table.add_row(*(Text(text_of(row.get(column))) for column in columns))
     say_table(table)
+    if not rows:
+        say(empty, err=True)
 
 
 def utc(timestamp_ms: int) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
 from fencepost.coordinator.cli.output import CommandGroup, emit, key_values, table_options
+from fencepost.coordinator.config.key import nearest
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -70,7 +71,8 @@ def command() -> None:
 @table_options
 def list_quotas(session: Session, entity: Names, form: str) -> None:
     """List quotas: all, or those that are about what the options name."""
-    emit([row for one in described(session, entity) for row in _rows(*one)], COLUMNS, form)
+    rows = [row for one in described(session, entity) for row in _rows(*one)]
+    emit(rows, COLUMNS, form, "no quotas")
 
 
 @command.command("set")
@@ -181,7 +183,12 @@ def _change(
         raise click.UsageError("say whose quota it is: --user, --client-id, --ip")
     if len(wanted) < len(given):
         raise click.UsageError("one quota is named twice")
-    before = next((values for names, values in described(session, entity) if names == entity), {})
+    _refuse_unknown(wanted)
+    known = described(session, {})
+    before = next((values for names, values in known if names == entity), {})
+    if not before and all(value is None for value in wanted.values()):
+        close = nearest(_text(entity), (_text(names) for names, _ in known))
+        raise click.ClickException(f"there is no quota of {_text(entity)}{close}")
 
     def request(make: Any) -> Any:
         named = [make.EntityData(entity_type=k, entity_name=name) for k, name in entity.items()]
@@ -201,6 +208,16 @@ def _change(
     emit([{**row, "new": _number(wanted[str(row["quota"])])} for row in rows], CHANGE_COLUMNS, form)
     if not execute:
         show_only()
+
+
+def _refuse_unknown(wanted: Iterable[str]) -> None:
+    """Refuse a name that no quota has. Raises click.UsageError."""
+    from fencepost.coordinator.security.quota_entities import CLIENT_KEYS, CONNECTIONS
+
+    for key in wanted:
+        if key not in (known := (*CLIENT_KEYS, CONNECTIONS)):
+            there = f"there are {', '.join(known)}{nearest(key, known)}"
+            raise click.UsageError(f"no such quota: {key}; {there}")
 
 
 def _rows(entity: Names, values: dict[str, Any]) -> list[dict[str, object]]:

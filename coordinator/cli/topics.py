@@ -18,6 +18,7 @@ from fencepost.coordinator.cli.output import (
     table_options,
 )
 from fencepost.coordinator.cli.printing import say
+from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.history.entries import PARTITION
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def list_topics(session: Session, form: str, *, internal: bool) -> None:
         for topic in session.topics()
         if internal or not topic.is_internal
     ]
-    emit(rows, ["topic", "partitions", "replicas", "topic_id"], form)
+    empty = "no topics" if internal else "no topics; --internal shows the coordinators' own"
+    emit(rows, ["topic", "partitions", "replicas", "topic_id"], form, empty)
 
 
 @command.command("create")
@@ -68,13 +70,24 @@ def create(
     validate_only: bool,
 ) -> None:
     """Create TOPIC."""
-    result = session.create_topic(
-        topic,
-        partitions,
-        key_values(pairs, "--config"),
-        replication_factor=replication_factor,
-        validate_only=validate_only,
-    )
+    from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
+    from fencepost.coordinator.wire.client.client import ApiError
+
+    configs = key_values(pairs, "--config")
+    try:
+        result = session.create_topic(
+            topic,
+            partitions,
+            configs,
+            replication_factor=replication_factor,
+            validate_only=validate_only,
+        )
+    except ApiError as error:
+        unknown = next((key for key, _ in configs if key not in TOPIC_KEYS), None)
+        if error.code.name != "invalid_config" or unknown is None:
+            raise
+        close = nearest(unknown, TOPIC_KEYS)
+        raise click.ClickException(f"topics have no setting {unknown!r}{close}") from error
     count = getattr(result, "num_partitions", partitions)
     done = "would create" if validate_only else "created"
     say(f"{done} {topic} ({counted(count, 'partition')})")
@@ -97,6 +110,7 @@ def describe(session: Session, topics: tuple[str, ...], form: str, *, configs: b
     if configs:
         from fencepost.coordinator.cli.queries.settings import described
 
+        session.topics(dict.fromkeys(topics))
         settings = [
             {"topic": one.resource, "key": one.key, "value": one.value, "source": one.source}
             for one in described(session, [("topic", topic) for topic in dict.fromkeys(topics)])
@@ -145,7 +159,7 @@ def _show_heads(session: Session, topics: Sequence[TopicMetadata]) -> None:
 @execute_option
 @shared_options
 def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
-    """Say what TOPICS hold, and with --execute delete them and everything in them."""
+    """Show what TOPICS hold; with --execute, delete them and all their records."""
     from fencepost.coordinator.cli.queries.session import check
     from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
 
@@ -209,20 +223,32 @@ def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -
 
 @command.command("alter")
 @click.argument("topic")
-@click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
-@click.option("--unset", "keys", multiple=True, metavar="KEY", help="Back to what the broker says.")
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="As an argument.")
+@click.option("--unset", "keys", multiple=True, metavar="KEY", help="Return to the broker's value.")
 @execute_option
 @table_options
 def alter(
-    session: Session, topic: str, pairs: tuple[str, ...], keys: tuple[str, ...], **how: Any
+    session: Session,
+    topic: str,
+    settings: tuple[str, ...],
+    pairs: tuple[str, ...],
+    keys: tuple[str, ...],
+    **how: Any,
 ) -> None:
-    """Say what settings TOPIC would have, and with --execute give it them."""
+    """Show which settings TOPIC would have; with --execute, change them.
+
+    Times may be durations: `fencepost topics alter orders retention.ms=7d`.
+    """
     from fencepost.coordinator.cli.configs import change
 
-    if not pairs and not keys:
-        raise click.UsageError("give --config or --unset")
+    wanted = key_values((*settings, *pairs), "KEY=VALUE")
+    if not wanted and not keys:
+        raise click.UsageError("give KEY=VALUE or --unset KEY")
+    if len(dict(wanted)) < len(wanted):
+        raise click.UsageError("one setting is named twice")
     session.topics([topic])
-    change(session, ("topic", topic), dict(key_values(pairs, "--config")), keys, **how)
+    change(session, ("topic", topic), dict(wanted), keys, **how)
 
 
 @command.command("trim")
@@ -246,7 +272,7 @@ def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool,
     rows = topic_trim.plan(session, topics, topic_trim.Where(**to))
     if execute:
         topic_trim.delete_records(session, rows)
-    emit([row._asdict() for row in rows], topic_trim.Row._fields, form)
+    emit([row._asdict() for row in rows], topic_trim.Row._fields, form, "no partitions")
     if not execute:
         show_only()
 
@@ -281,7 +307,7 @@ def reassign(
     from fencepost.coordinator.cli import topic_moves
 
     rows = topic_moves.run(session, topics, topic_moves.How(**how), execute=execute)
-    emit(rows, topic_moves.COLUMNS, form)
+    emit(rows, topic_moves.COLUMNS, form, "no partition moves")
     if not execute and not how["verify"]:
         show_only()
     if any(row["result"] not in topic_moves.GOOD for row in rows):
@@ -313,7 +339,7 @@ def elect(
     rows = topic_elections.plan(session, topics, kind, every=every)
     if execute:
         topic_elections.elect(session, rows, kind)
-    emit(rows, topic_elections.COLUMNS, form)
+    emit(rows, topic_elections.COLUMNS, form, "no partition needs another leader")
     if not execute:
         show_only()
     elif any(row["result"] not in topic_elections.GOOD for row in rows):

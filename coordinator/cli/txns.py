@@ -9,6 +9,7 @@ import click
 
 from fencepost.coordinator.cli.changes import execute_option
 from fencepost.coordinator.cli.history import history_options, show
+from fencepost.coordinator.cli.options import duration
 from fencepost.coordinator.cli.output import (
     CommandGroup,
     emit,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
 """Kafka's default of ``transaction.max.timeout.ms``: a coordinator ends older ones by itself."""
+
+MAX_DURATION_MS = 1 << 53
+"""Far above any transaction's age, and exact as a float."""
 
 LIST_TRANSACTIONS = 66
 
@@ -66,9 +70,9 @@ def command() -> None:
 @click.option(
     "--duration-filter",
     "duration_ms",
-    type=click.IntRange(min=0),
+    callback=duration("ms", 0, MAX_DURATION_MS),
     metavar="MS",
-    help="Only transactions that are open for longer.",
+    help="Only transactions that have been open for longer; also 90s or 1h.",
 )
 @click.option("--id-pattern", metavar="REGEX", help="Only transactional ids that match as a whole.")
 @table_options
@@ -76,7 +80,7 @@ def list_txns(
     session: Session,
     states: tuple[str, ...],
     producer_ids: tuple[int, ...],
-    duration_ms: int | None,
+    duration_ms: float | None,
     id_pattern: str | None,
     form: str,
 ) -> None:
@@ -93,7 +97,7 @@ def list_txns(
         "ListTransactions",
         state_filters=states,
         producer_id_filters=producer_ids,
-        duration_filter=-1 if duration_ms is None else duration_ms,
+        duration_filter=-1 if duration_ms is None else int(duration_ms),
         transactional_id_pattern=id_pattern,
     ):
         check(answer.error_code, "ListTransactions", id_pattern)
@@ -106,10 +110,10 @@ def list_txns(
             for row in answer.transaction_states
         )
     rows.sort(key=lambda row: str(row["transactional_id"]))
-    emit(rows, ["transactional_id", "producer_id", "state"], form)
+    emit(rows, ["transactional_id", "producer_id", "state"], form, "no transactional ids")
 
 
-def _check_filters(session: Session, duration_ms: int | None, id_pattern: str | None) -> None:
+def _check_filters(session: Session, duration_ms: float | None, id_pattern: str | None) -> None:
     """Refuse a filter that an older broker would silently ignore."""
     newest = session.client.versions()[LIST_TRANSACTIONS][1]
     for needed, value, option in (
@@ -162,7 +166,7 @@ def show_producers(session: Session, where: str, form: str, *, only_open: bool) 
 
     found = producers(session, partitions_of(session, [where]))
     rows = [_producer_row(row) for row in found if row.is_open or not only_open]
-    emit(rows, PRODUCER_COLUMNS, form)
+    emit(rows, PRODUCER_COLUMNS, form, "no producers")
 
 
 def _producer_row(row: Producer) -> dict[str, object]:
@@ -183,11 +187,11 @@ def _producer_row(row: Producer) -> dict[str, object]:
 @click.option(
     "--max-transaction-timeout",
     "max_minutes",
-    type=click.FloatRange(min=0),
+    callback=duration("m", 0),
     default=DEFAULT_MAX_TIMEOUT_MINUTES,
     show_default=True,
     metavar="MINUTES",
-    help="Only transactions whose last record is older.",
+    help="Only transactions whose last record is older; also 90s or 1h.",
 )
 @table_options
 def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, form: str) -> None:

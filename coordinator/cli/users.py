@@ -68,9 +68,10 @@ def password_options(function: Any) -> Any:
 def list_users(session: Session, users: tuple[str, ...], form: str) -> None:
     """Show USERS or all, with their mechanisms."""
     found = credentials(session, users)
-    emit([row for name in sorted(found) for row in found[name]], COLUMNS, form)
+    if found or not users:
+        emit([row for name in sorted(found) for row in found[name]], COLUMNS, form, "no users")
     if missing := [name for name in users if name not in found]:
-        raise click.ClickException(f"no such user: {', '.join(missing)}")
+        raise _unknown(session, missing)
 
 
 @command.command("add")
@@ -154,10 +155,18 @@ def _of_user(session: Session, user: str, mechanisms: Sequence[str]) -> list[str
     """Those of ``mechanisms``, or all, that the user has; click.ClickException if one is not."""
     has = [str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])]
     if not has:
-        raise click.ClickException(f"no such user: {user}")
+        raise _unknown(session, [user])
     if missing := [name for name in mechanisms if name not in has]:
         raise click.ClickException(f"{user} has no password for {', '.join(missing)}")
     return [name for name in has if not mechanisms or name in mechanisms]
+
+
+def _unknown(session: Session, names: Sequence[str]) -> click.ClickException:
+    """The error about users who do not exist."""
+    from fencepost.coordinator.config.key import nearest
+
+    close = nearest(names[0], credentials(session, ()))
+    return click.ClickException(f"no such user: {', '.join(names)}{close}")
 
 
 def _password(file: Any) -> str:

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
+from fencepost.coordinator.cli.options import duration
 from fencepost.coordinator.cli.output import utc
 from fencepost.coordinator.cli.printing import is_terminal, say
 
@@ -24,9 +25,9 @@ def watch_option(function: Callable[P, R]) -> Callable[P, R]:
     return click.option(
         "--watch",
         "every_s",
-        type=click.FloatRange(0.1, MOST_SECONDS),
+        callback=duration("s", 0.1, MOST_SECONDS),
         metavar="SECONDS",
-        help="Draw it anew every so many seconds, until Ctrl-C.",
+        help="Repeat it after this time, also 500ms or 1m, until Ctrl-C.",
     )(function)
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.cluster_keys import ON_ZOOKEEPER
+from fencepost.coordinator.config.durations import setting_value
 from fencepost.coordinator.config.ignored_keys import IGNORED_KEYS, IGNORED_PREFIXES
 from fencepost.coordinator.config.key import (
     ConfigError,
@@ -98,14 +99,18 @@ def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str
     """The settings of a file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
 
     A file is TOML, or has Java's properties format as Apache Kafka's own; its content decides. Only
-    the form is checked; :class:`BrokerConfig` checks keys and values.
+    the form is checked; :class:`BrokerConfig` checks keys and values. In ``pairs``, times may be
+    durations such as 1h.
     """
     settings = {} if config_file is None else read_file(config_file)
     for pair in pairs:
         key, found, value = pair.partition("=")
         if not found or not key.strip():
             raise ConfigError(pair, None, "a setting is written KEY=VALUE")
-        settings[key.strip()] = value.strip()
+        try:
+            settings[key.strip()] = setting_value(key.strip(), value.strip())
+        except ValueError as error:
+            raise ConfigError(key.strip(), value.strip(), str(error)) from error
     return settings
 
 

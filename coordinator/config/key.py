@@ -260,8 +260,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown ``name``: which of the ``known`` ones may be meant."""
     import difflib  # noqa: PLC0415 - only errors need it
 
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    spelling = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), list(spelling), n=1)
+    return f"; did you mean {spelling[close[0]]}?" if close else ""
 
 
 def setting_text(key: str, value: object) -> str:

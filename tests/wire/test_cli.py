@@ -71,7 +71,7 @@ def test_topics_are_created_listed_described_and_deleted(bootstrap):
         f"deleted {name}\n"
     )
     gone = fencepost("topics", "describe", name, bootstrap=bootstrap, status=1)
-    assert "UNKNOWN_TOPIC_OR_PARTITION" in gone.stderr.upper()
+    assert f"there is no topic {name!r}" in gone.stderr
 
 
 def test_validate_only_creates_nothing(bootstrap):
@@ -226,8 +226,8 @@ def test_transactions_are_listed_and_described(bootstrap, topic):
     assert after["open_seconds"] is None, "it is not open any more"
     told = fencepost("txns", "history", name, bootstrap=bootstrap)
     assert "commits and aborts that a producer asked for are not kept" in told.stderr
-    assert "TRANSACTIONAL_ID_NOT_FOUND" in (
-        fencepost("txns", "describe", unique("none"), bootstrap=bootstrap, status=1).stderr.upper()
+    assert "there is no transactional id" in (
+        fencepost("txns", "describe", unique("none"), bootstrap=bootstrap, status=1).stderr
     )
     unknown = fencepost("txns", "list", "--state", "Nonsense", bootstrap=bootstrap, status=2)
     assert "Nonsense" in unknown.stderr
@@ -247,8 +247,8 @@ def test_a_group_tells_of_each_command_in_whole_sentences():
 
 
 def test_a_command_that_is_misspelt_has_its_neighbour_named():
-    assert "Did you mean 'topics'?" in fencepost("topic", "list", status=2).stderr
-    assert "No such command 'zzz'." in fencepost("zzz", status=2).stderr
+    assert "did you mean topics?" in fencepost("topic", "list", status=2).stderr
+    assert "No such command 'zzz'\n" in fencepost("zzz", status=2).stderr
 
 
 def test_an_output_that_takes_nothing_more_is_an_error_without_a_traceback(bootstrap, topic):

@@ -195,7 +195,9 @@ def test_what_can_not_be_understood(guarded, words, why):
 
 
 def decides(bootstrap: str, *words: str) -> tuple[object, object]:
-    (row,) = rows(bootstrap, "why", *words)
+    told = cli(bootstrap, "acls", "why", *words, "--format", "json", status=None)
+    (row,) = json.loads(told.stdout)
+    assert told.exit_code == (0 if row["decision"] == "allowed" else 1)
     return row["decision"], row["rule"] or row["because"]
 
 

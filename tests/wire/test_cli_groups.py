@@ -93,7 +93,7 @@ def test_what_is_not_meant_is_refused(bootstrap, topic, group, tmp_path):
         (("--to-earliest",), 2, "either"),
         (("--topic", f"{topic}:9", "--to-earliest"), 1, "no partition 9"),
         (("--topic", f"{topic}:x", "--to-earliest"), 2, "TOPIC"),
-        (("--topic", unique("none"), "--to-earliest"), 1, "unknown_topic"),
+        (("--topic", unique("none"), "--to-earliest"), 1, "there is no topic"),
         (("--topic", topic, "--shift-by", "1"), 1, "nothing is committed"),
         (("--topic", topic, "--to-datetime", "soon"), 2, "soon"),
         (("--topic", topic, "--by-duration", "1 day"), 2, "P1DT2H"),

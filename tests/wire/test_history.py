@@ -68,7 +68,10 @@ def join(cluster: Cluster, group: str, member: str = "", **more: Any) -> Any:
 
 
 def test_who_never_was_is_an_error_and_no_empty_history(daemon: Daemon) -> None:
-    for kind, says in (("groups", "there is no group 'nobody'"), ("txns", "NOT_FOUND")):
+    for kind, says in (
+        ("groups", "there is no group 'nobody'"),
+        ("txns", "there is no transactional id 'nobody'"),
+    ):
         asked = command(daemon, kind, "history", "nobody", "--format", "json")
         done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (1, "")

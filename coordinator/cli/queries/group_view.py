@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
+from fencepost.coordinator.cli.queries.unknown import unknown_group
 from fencepost.coordinator.metadata.names import is_progress
 from fencepost.logcore.values import dataclass
 
@@ -82,10 +82,10 @@ def look_at(session: Session, group: str) -> Group:
 
 
 def existing(session: Session, group: str) -> Group:
-    """Describe a group that exists; one without members and offsets is an error."""
+    """Describe a group. Raises UnknownNameError for one without members and offsets."""
     found = look_at(session, group)
     if found.state == "Dead" and not session.committed(group):
-        raise click.ClickException(f"there is no group {group!r}")
+        raise unknown_group(group, lambda: (str(row.group_id) for row in session.groups()))
     return found
 
 

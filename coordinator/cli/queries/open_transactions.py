@@ -8,7 +8,7 @@ coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``Tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ import click
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.cli.queries.session import check
+from fencepost.coordinator.cli.queries.unknown import unknown_transactional_id
+from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.coordinator.wire.client.requests import rows_of, topics
 from fencepost.logcore.values import dataclass
 
@@ -180,12 +182,23 @@ def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Tran
 
 def transaction(session: Session, transactional_id: str) -> Transaction:
     """What the coordinator of one transactional id knows of it. Raises ApiError."""
-    answer = session.client.call(
-        "DescribeTransactions",
-        to_transaction=transactional_id,
-        transactional_ids=(transactional_id,),
-    )
-    return _transaction_of(answer.transaction_states[0])
+    try:
+        answer = session.client.call(
+            "DescribeTransactions",
+            to_transaction=transactional_id,
+            transactional_ids=(transactional_id,),
+        )
+        return _transaction_of(answer.transaction_states[0])
+    except ApiError as error:
+        if error.code != ErrorCode.transactional_id_not_found:
+            raise
+        raise unknown_transactional_id(transactional_id, lambda: _listed(session)) from error
+
+
+def _listed(session: Session) -> Iterator[str]:
+    """The transactional ids of all brokers."""
+    for answer in session.everywhere("ListTransactions"):
+        yield from (row.transactional_id for row in answer.transaction_states)
 
 
 def _transaction_of(state: Any) -> Transaction:

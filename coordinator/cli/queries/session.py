@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from fencepost.coordinator import light_imports  # noqa: F401  # isort: skip - before anything that imports kio
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.cli.queries.unknown import unknown_topic
 from fencepost.coordinator.wire.client.client import ApiError, WireClient
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
 from fencepost.coordinator.wire.client.requests import (
@@ -83,7 +84,7 @@ class Session:
         found = []
         for name in sorted(known) if names is None else names:
             if name not in known:
-                raise ApiError(ErrorCode.unknown_topic_or_partition, "Metadata", name)
+                raise unknown_topic(name, known)
             check(known[name].error, "Metadata", name)
             found.append(known[name])
         return found
@@ -146,6 +147,8 @@ class Session:
         found: dict[int, list[Partition]] = defaultdict(list)
         for topic, index in partitions:
             leader = cluster.leader(topic, index)
+            if topic not in cluster.topics:
+                raise unknown_topic(topic, cluster.topics)
             if leader is None:
                 code = ErrorCode.unknown_topic_or_partition
                 raise ApiError(code, "Metadata", f"{topic}-{index}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime as dt
 import re
 
+from fencepost.coordinator.config.durations import PARTS, duration_ms
+
 FORMS = (
     "02:13, -10m, -2h, yesterday, 2026-01-31, 2026-01-31T12:00+01:00, or milliseconds since 1970"
     " as @1769860800000"
@@ -20,16 +22,7 @@ MIN_BARE_MS = 10**11
 MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, which nothing here can print a later one of."""
 
-_AGO = re.compile(r"-((?:\d{1,9}(?:ms|[smhdw]))+)")
-_PART = re.compile(r"(\d+)(ms|[smhdw])")
-_UNITS_MS = {
-    "ms": 1,
-    "s": 1_000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
-}
+_AGO = re.compile(f"-({PARTS})")
 _CLOCK = re.compile(r"(?:(today|yesterday)(?:[ T]|$))?(\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?")
 _DAYS = {"today": 0, "yesterday": 1}
 
@@ -57,8 +50,7 @@ def milliseconds(text: str, now: dt.datetime | None = None) -> int:
         return found
     ago = _AGO.fullmatch(text)
     if ago is not None:
-        spent = sum(int(count) * _UNITS_MS[unit] for count, unit in _PART.findall(ago[1]))
-        return max(0, _in_ms(now) - spent)
+        return max(0, _in_ms(now) - (duration_ms(ago[1]) or 0))
     try:
         return min(max(0, _in_ms(_moment(text, now))), MAX_MS)
     except (ValueError, OverflowError) as error:

@@ -1,0 +1,142 @@
+"""The options that say which cluster a command asks, before and behind the command's name.
+
+Groups take them as well: ``fencepost --bootstrap HOST:PORT topics list``. What stands nearer to the
+command wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from fencepost.coordinator.config.durations import UNITS_MS, duration_ms
+from fencepost.coordinator.config.key import nearest
+
+R = TypeVar("R")
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+DEFAULT_TIMEOUT_S = 10.0
+
+_BEFORE = "fencepost.connection"
+"""Where a context keeps what stood before the command, by the names of parameters."""
+
+
+def duration(
+    unit: str, low: float, high: float = math.inf
+) -> Callable[[click.Context, click.Parameter, Any], float | None]:
+    """Make the callback of an option that is a duration or a number of ``unit``: its value."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, text: Any) -> float | None:
+        if text is None:
+            return None
+        spent = duration_ms(str(text))
+        try:
+            found = float(text) if spent is None else spent / UNITS_MS[unit]
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no duration such as 500ms, 90s, 1h30m") from None
+        if not low <= found <= high:
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise click.BadParameter(f"{text} is not at least {low:g}{most} {unit}")
+        return found
+
+    return read
+
+
+def connection_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--bootstrap``, ``--profile``, ``--command-config`` and ``--timeout``."""
+    for names, told in reversed(_OPTIONS):
+        function = click.option(*names, **told)(function)
+    return function
+
+
+_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--bootstrap", "--bootstrap-server", "-b", "bootstrap"),
+        {
+            "envvar": "FENCEPOST_BOOTSTRAP",
+            "show_default": DEFAULT_BOOTSTRAP,
+            "show_envvar": True,
+            "metavar": "HOST:PORT",
+            "help": "A broker to begin with; several are separated by commas.",
+        },
+    ),
+    (
+        ("--profile",),
+        {
+            "envvar": "FENCEPOST_PROFILE",
+            "show_envvar": True,
+            "metavar": "NAME",
+            "help": "Use this profile for everything that no option or variable sets.",
+        },
+    ),
+    (
+        ("--command-config",),
+        {
+            "envvar": "FENCEPOST_COMMAND_CONFIG",
+            "show_envvar": True,
+            "metavar": "FILE",
+            "help": "A client's encryption and login by Kafka's keys, as properties or TOML.",
+        },
+    ),
+    (
+        ("--timeout",),
+        {
+            "show_default": f"{DEFAULT_TIMEOUT_S:g}",
+            "metavar": "SECONDS",
+            "callback": duration("s", 0.1),
+            "help": "Give up after this time; also 500ms, 1m.",
+        },
+    ),
+)
+
+
+class ConnectionGroup(click.Group):
+    """A group that takes the connection options, and tells the nearest name of a command."""
+
+    shows_connection = False
+    """Whether its help lists these options, as that of each command does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for names, told in _OPTIONS:
+            plain = {name: value for name, value in told.items() if "env" not in name}
+            plain |= {"callback": _kept(told.get("callback")), "hidden": not self.shows_connection}
+            self.params.append(click.Option(names, expose_value=False, **plain))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve as every group does, and refuse options that the command cannot use."""
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'{nearest(args[0], known)}")
+        name, command, rest = super().resolve_command(ctx, args)
+        is_for_brokers = isinstance(command, click.Group) or any(
+            param.name == "bootstrap" for param in (command.params if command else ())
+        )
+        if ctx.meta.get(_BEFORE) and not is_for_brokers and not ctx.resilient_parsing:
+            ctx.fail(f"{name} asks no broker: it has none of the options before it")
+        return name, command, rest
+
+
+def _kept(read: Callable[..., Any] | None) -> Callable[..., None]:
+    """The callback of an option before the command, which ``read`` checks."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            found = value if read is None else read(ctx, param, value)
+            ctx.meta.setdefault(_BEFORE, {})[param.name] = found
+
+    return keep
+
+
+def from_before(name: str, value: Any) -> Any:
+    """Return the value of a connection option, which may stand before the command's name."""
+    context = click.get_current_context()
+    if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        return value
+    return context.meta.get(_BEFORE, {}).get(name, value)

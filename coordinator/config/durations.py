@@ -1,0 +1,46 @@
+"""Durations as people write them: 500ms, 90s, 1h, 7d, 1h30m.
+
+On a command line they may stand wherever a number of milliseconds, seconds, minutes or hours does,
+also for the settings whose names say one of these units. Files have plain numbers, as Kafka's.
+"""
+
+from __future__ import annotations
+
+import re
+
+UNITS_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+
+PARTS = r"(?:\d{1,9}(?:ms|[smhdw]))+"
+"""A regular expression for one duration."""
+
+_PART = re.compile(r"(\d+)(ms|[smhdw])")
+_UNIT_OF_KEY = re.compile(r"[._](ms|seconds|secs|minutes|hours)$")
+_KEY_UNITS_MS = {"ms": 1, "seconds": 1_000, "secs": 1_000, "minutes": 60_000, "hours": 3_600_000}
+
+
+def duration_ms(text: str) -> int | None:
+    """Return the milliseconds that ``text`` says with units, None for every other text."""
+    if not re.fullmatch(PARTS, text):
+        return None
+    return sum(int(count) * UNITS_MS[unit] for count, unit in _PART.findall(text))
+
+
+def setting_value(key: str, value: str) -> str:
+    """Return ``value``, as a number of the unit that ``key`` names if it is a duration.
+
+    Raises ValueError for a duration that is no whole number of that unit.
+    """
+    unit, spent = _UNIT_OF_KEY.search(key), duration_ms(value.strip())
+    if unit is None or spent is None:
+        return value
+    count, rest = divmod(spent, _KEY_UNITS_MS[unit[1]])
+    if rest:
+        raise ValueError(f"{value} is no whole number of {unit[1]}")
+    return str(count)

@@ -1,0 +1,349 @@
+"""What holds for every command: walks the tree of them, so that a new one is judged too.
+
+The broker keeps a topic, a group, a transactional id, a user, a quota and a rule. Each listing has
+JSON; the connection options stand before and behind a command; and a name with a mistake in it is
+answered with the nearest one and a status that is not 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from fencepost.coordinator.cli import main
+from fencepost.coordinator.security.authorizer import STANDARD
+from tests.support.cluster import Cluster
+from tests.support.own_broker import own_broker
+from tests.support.waits import until
+from tests.wire.command_line import cli
+
+SETTINGS = {"authorizer.class.name": STANDARD, "super.users": "User:ANONYMOUS"}
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all commands that are no groups."""
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from leaves(found, (*path, name))
+
+
+def at(path: tuple[str, ...]) -> click.Command:
+    found: click.Command = main
+    for name in path:
+        assert isinstance(found, click.Group)
+        below = found.get_command(click.Context(found), name)
+        assert below is not None
+        found = below
+    return found
+
+
+ALL = [" ".join(path) for path in leaves(main)]
+
+OFFLINE = {
+    "cluster promote", "cluster stand-alone", "completion", "crash-sweep", "dump-log",
+    "log export", "log import", "log rebuild-index", "log truncate", "log verify", "serve",
+}  # fmt: skip
+"""Commands that ask no broker."""
+
+LISTINGS = {
+    "acls list": "",
+    "cluster describe": "",
+    "cluster history": "",
+    "cluster info": "",
+    "configs get": "topic orders retention.ms",
+    "configs list": "topic orders",
+    "consume": "orders",
+    "features describe": "",
+    "groups describe": "shipping",
+    "groups history": "shipping",
+    "groups list": "",
+    "groups members": "shipping",
+    "groups offsets": "shipping",
+    "quotas list": "",
+    "quotas why": "",
+    "topics describe": "orders",
+    "topics history": "orders",
+    "topics list": "",
+    "txns blame": "orders",
+    "txns describe": "billing",
+    "txns find-hanging": "",
+    "txns history": "billing",
+    "txns list": "",
+    "txns producers": "orders",
+    "users list": "",
+}
+"""Commands that show what there is, with arguments that name it."""
+
+MISSPELT = {
+    "acls add": "--topic orders --allow-principal User:a --operation Reed -> READ",
+    "acls list": "--topic orders --bootsrap x -> --bootstrap",
+    "acls remove": "--topic orders --operation Reed -> READ",
+    "acls why": "User:a Reed topic:orders -> READ",
+    "cluster unregister": "99 -> 1",
+    "configs get": "topic orders retention.mss -> retention.ms",
+    "configs list": "topic ordrs -> orders",
+    "configs set": "topic orders retention.mss=1 -> retention.ms",
+    "configs unset": "broker 1 log.retention.mss -> log.retention.ms",
+    "consume": "ordrs -> orders",
+    "features set": "transaction.verson=2 -> transaction.version",
+    "groups delete": "shiping -> shipping",
+    "groups delete-offsets": "shipping --topic ordrs -> orders",
+    "groups describe": "shiping -> shipping",
+    "groups history": "shiping -> shipping",
+    "groups list": "--state Stabel -> Stable",
+    "groups members": "shiping -> shipping",
+    "groups offsets": "shiping -> shipping",
+    "groups plan": "shiping -> shipping",
+    "groups reset-offsets": "shipping --topic ordrs --to-earliest -> orders",
+    "produce": "ordrs -> orders",
+    "quotas remove": "--user alice producer_byte_rat -> producer_byte_rate",
+    "quotas set": "--user alice producer_byte_rat=1 -> producer_byte_rate",
+    "topics add-partitions": "ordrs --to 3 -> orders",
+    "topics alter": "ordrs retention.ms=1h -> orders",
+    "topics create": "new --config retention.mss=1h -> retention.ms",
+    "topics delete": "ordrs -> orders",
+    "topics describe": "ordrs -> orders",
+    "topics elect": "ordrs -> orders",
+    "topics history": "ordrs -> orders",
+    "topics reassign": "ordrs --replication-factor 1 -> orders",
+    "topics trim": "ordrs --to-latest -> orders",
+    "txns abort": "ordrs:0 --start-offset 0 -> orders",
+    "txns blame": "ordrs -> orders",
+    "txns describe": "biling -> billing",
+    "txns find-hanging": "--topic ordrs -> orders",
+    "txns history": "biling -> billing",
+    "txns list": "--state Emty -> Empty",
+    "txns producers": "ordrs -> orders",
+    "txns terminate": "biling -> billing",
+    "users list": "alise -> alice",
+    "users passwd": "alise -> alice",
+    "users remove": "alise -> alice",
+}
+"""Arguments with a mistake in a name, and the nearest name that the answer has."""
+
+NAMELESS = {
+    "cluster describe", "cluster history", "cluster info", "console", "features describe",
+    "health", "quotas list", "quotas why", "topics list", "users add",
+}  # fmt: skip
+"""Commands that take no name of something that must exist."""
+
+MORE = {
+    "configs list": "group shiping",
+    "groups describe": "shipping nobody",
+    "quotas remove": "--user alise producer_byte_rate -> alice",
+    "topics alter": "orders retention.mss=1h -> retention.ms",
+    "topics reassign": "orders --to-brokers 1,99 -> 1",
+    "acls why": "User:a READ tpic:orders -> topic",
+    "configs set": "broker 99 log.retention.ms=1 -> 1",
+}
+
+
+@pytest.fixture(scope="module")
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    with own_broker(request, tmp_path_factory.mktemp("named"), SETTINGS) as started:
+        with Cluster(started.bootstrap) as cluster:
+            cluster.create_topic("orders")
+            cluster.produce("orders", [b"a", b"b"])
+            cluster.init_producer("billing")
+        password = tmp_path_factory.mktemp("password") / "password"
+        password.write_text("secret\n")
+        for line in (
+            "groups reset-offsets shipping --topic orders --to-earliest --execute --undo "
+            + str(password.with_name("undo.csv")),
+            f"users add alice --password-file {password}",
+            "quotas set --user alice producer_byte_rate=1000000 --execute",
+            "acls add --allow-principal User:alice --operation read --topic orders",
+        ):
+            cli(started.bootstrap, *line.split())
+        until(lambda: json_of(started.bootstrap, "acls list"), "the rule")
+        yield started.bootstrap
+
+
+def json_of(bootstrap: str, line: str) -> object:
+    return json.loads(cli(bootstrap, *line.split(), "--json").stdout)
+
+
+def run(line: str) -> Result:
+    """A command by itself, told by nothing but its line."""
+    env = {"FENCEPOST_BOOTSTRAP": None, "FENCEPOST_PROFILE": None}
+    done = CliRunner().invoke(main, line.split(), env=env)
+    assert "Traceback" not in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), line
+    return done
+
+
+def test_the_tables_know_every_command() -> None:
+    asking = set(ALL) - OFFLINE
+    assert {" ".join(path) for path in leaves(main) if "bootstrap" in names(path)} == asking
+    assert MISSPELT.keys() | NAMELESS == asking
+    assert not MISSPELT.keys() & NAMELESS
+    shown = {line for line in asking if line.split()[-1] in SHOW}
+    assert shown <= LISTINGS.keys() <= asking
+
+
+SHOW = {"describe", "get", "history", "info", "list", "members", "offsets", "producers", "blame"}
+"""Last words of commands that show what there is."""
+
+
+def names(path: tuple[str, ...]) -> set[str | None]:
+    return {parameter.name for parameter in at(path).params}
+
+
+@pytest.mark.parametrize("line", LISTINGS)
+def test_every_listing_has_json_and_takes_the_broker_at_any_place(broker: str, line: str) -> None:
+    group, _, rest = line.partition(" ")
+    more = f"{rest} {LISTINGS[line]}"
+    whole = f"{line} {LISTINGS[line]}"
+    told = [
+        run(f"--bootstrap {broker} {whole}"),
+        run(f"--bootstrap-server {broker} {whole}"),
+        run(f"-b nowhere:1 {whole} --bootstrap {broker}"),
+        run(f"{whole} --bootstrap-server {broker} --timeout 20s"),
+    ]
+    if rest:
+        told.append(run(f"-b nowhere:1 {group} --bootstrap-server {broker} {more}"))
+    assert {one.exit_code for one in told} == {0}, [one.output for one in told]
+    as_json = ["--format json"] if line == "consume" else ["--format json", "--json"]
+    for option in as_json:
+        shown = run(f"{whole} {option} -b {broker}")
+        assert (shown.exit_code, shown.stderr) == (0, "")
+        for text in shown.stdout.splitlines():
+            assert isinstance(json.loads(text), (list, dict))
+        assert shown.stdout
+
+
+@pytest.mark.parametrize(
+    "line", [*(f"{key} {value}" for key, value in MISSPELT.items()), *(
+        f"{key} {value}" for key, value in MORE.items() if "->" in value
+    )]
+)  # fmt: skip
+def test_a_name_with_a_mistake_is_answered_with_the_nearest_one(broker: str, line: str) -> None:
+    asked, _, near = line.partition(" -> ")
+    done = run(f"--bootstrap {broker} {asked}")
+    assert done.exit_code in {1, 2}
+    assert near in done.stderr.partition("Error: ")[2]
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("line", ["topics lst", "groups descibe x", "topcs list", "acls wy"])
+def test_a_command_with_a_mistake_is_answered_with_the_nearest_one(line: str) -> None:
+    done = run(line)
+    assert (done.exit_code, "did you mean" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("line", sorted(OFFLINE))
+def test_a_command_that_asks_no_broker_refuses_the_options_before_it(line: str) -> None:
+    done = run(f"--bootstrap 127.0.0.1:1 {line} x")
+    assert (done.exit_code, "asks no broker" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("line", sorted(set(ALL) - OFFLINE - {"console"}))
+def test_no_command_ends_in_a_traceback_without_a_broker(line: str) -> None:
+    asked = MISSPELT.get(line, "").partition(" -> ")[0]
+    done = run(f"-b 127.0.0.1:1 --timeout 200ms {line} {asked}")
+    assert done.exit_code in {2, 3}
+    assert "Error: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("topics list", "no topics; --internal shows the coordinators' own"),
+        ("groups list", "no groups"),
+        ("txns list", "no transactional ids"),
+        ("users list", "no users"),
+        ("quotas list", "no quotas"),
+        ("cluster history", "no entries"),
+    ],
+)
+def test_an_empty_listing_says_so_beside_its_header(
+    request: pytest.FixtureRequest, empty: str, line: str, says: str
+) -> None:
+    table = cli(empty, *line.split(), "--timeout", "30s")
+    assert table.stderr == f"{says}\n"
+    assert len(table.stdout.splitlines()) == 1
+    shown = cli(empty, *line.split(), "--json")
+    assert (json.loads(shown.stdout), shown.stderr) == ([], "")
+
+
+@pytest.fixture(scope="module")
+def empty(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    with own_broker(request, tmp_path_factory.mktemp("empty")) as started:
+        yield started.bootstrap
+
+
+def test_acls_why_answers_with_its_status(broker: str, empty: str) -> None:
+    assert "allowed" in cli(broker, "acls", "why", "alice", "READ", "topic:orders").stdout
+    denied = cli(broker, "acls", "why", "alice", "WRITE", "topic:orders", status=1)
+    assert "denied" in denied.stdout
+    cli(empty, "acls", "why", "alice", "READ", "topic:orders", status=5)
+    cli(broker, "acls", "why", "alice", "READ", "topic", status=2)
+    cli("127.0.0.1:1", "acls", "why", "alice", "READ", "topic:orders", status=3)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("500ms", "500"), ("90s", "90000"), ("1h", "3600000"), ("7d", "604800000"), ("42", "42")],
+)
+def test_durations_are_settings_and_their_values_in_effect_are_shown(
+    broker: str, written: str, value: str
+) -> None:
+    for line in (f"topics alter orders retention.ms={written}",
+                 f"topics alter orders --config retention.ms={written}",
+                 f"configs set topic orders retention.ms={written}"):  # fmt: skip
+        done = cli(broker, *line.split(), "--execute", "--json")
+        (row,) = json.loads(done.stdout)
+        assert (row["new"], row["new_source"]) == (value, "topic")
+        cli(broker, "topics", "alter", "orders", "--unset", "retention.ms", "--execute")
+
+
+def test_a_duration_that_is_no_whole_number_of_the_unit_is_refused(broker: str) -> None:
+    done = cli(broker, "configs", "set", "broker", "all", "log.retention.hours=90m", status=2)
+    assert "90m is no whole number of hours" in done.stderr
+
+
+def test_a_setting_below_a_stronger_one_shows_what_holds(broker: str) -> None:
+    weak = cli(
+        broker, "configs", "set", "broker", "1", "log.retention.ms=1d", "--execute", "--json"
+    )
+    assert json.loads(weak.stdout)[0]["new"] == "86400000"
+    for scope in ("1", "all"):
+        cli(broker, "configs", "unset", "broker", scope, "log.retention.ms", "--execute")
+
+
+def test_several_groups_are_deleted_at_once_and_leave_no_file(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        line = f"groups reset-offsets {name} --topic orders --to-earliest --execute --undo {name}"
+        cli(broker, *line.split())
+    shown = cli(broker, "groups", "delete", "one", "two", "--json")
+    assert [row["group"] for row in json.loads(shown.stdout)] == ["one", "two"]
+    cli(broker, *["groups", "delete", "one", "tow", "--execute"], status=1)
+    assert {"one", "two"} <= groups(broker)
+    cli(broker, *["groups", "delete", "one", "two", "--undo", "x", "--execute"], status=2)
+    done = cli(broker, *["groups", "delete", "one", "two", "--execute"])
+    assert done.stderr == "deleted one\ndeleted two\n"
+    assert not {"one", "two"} & groups(broker)
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
+def groups(bootstrap: str) -> set[str]:
+    listed = json_of(bootstrap, "groups list")
+    assert isinstance(listed, list)
+    return {row["group"] for row in listed}

@@ -41,6 +41,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.events import EventKind
 from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
+from fencepost.logcore.tracebacks import without_traceback
 
 
 def _group_of_member(shard: Shard, group_id: str) -> ClassicGroup:
@@ -154,7 +155,8 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
     try:
         group = _group_of_member(shard, command.group_id)
     except UnknownMemberIdError as error:
-        everyone = tuple((m.member_id, m.group_instance_id, error) for m in command.members)
+        unknown = without_traceback(error)
+        everyone = tuple((m.member_id, m.group_instance_id, unknown) for m in command.members)
         decision.reply(token, LeaveGroupResult(everyone))
         return
     results: list[tuple[str, str | None, DomainError | None]] = []
@@ -165,7 +167,7 @@ def leave_group(shard: Shard, decision: DecisionBuilder, token: Token, command: 
         try:
             member = _leave(shard, decision, group, leaving)
         except GroupError as error:
-            error_of_member = error
+            error_of_member = without_traceback(error)
         else:
             somebody_left = True
             if member is not None:

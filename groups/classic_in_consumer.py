@@ -61,6 +61,7 @@ from fencepost.groups.reconcile import MemberState
 from fencepost.groups.shard import Shard
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
+from fencepost.logcore.tracebacks import without_traceback
 
 # --- JoinGroup -----------------------------------------------------------------------------------
 
@@ -280,7 +281,7 @@ def leave_group(
         try:
             member_id = _leaving(group, leaving)
         except GroupError as error:
-            error_of_member = error
+            error_of_member = without_traceback(error)
         else:
             reason = leaving.reason[: shard.limits.max_reason_chars] or "LeaveGroup"
             left.setdefault(member_id, reason)

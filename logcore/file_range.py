@@ -48,7 +48,7 @@ class FileRange:
         stop = min(self._start + count, self._end)
         data = self._file.read(self._start, stop)
         if len(data) != stop - self._start:
-            raise self._is_short
+            raise self._too_short()
         self._start = stop
         return data
 
@@ -59,12 +59,11 @@ class FileRange:
         """
         sent = self._file.send(self._start, min(self._start + count, self._end), target)
         if not sent:
-            raise self._is_short
+            raise self._too_short()
         self._start += sent
         return sent
 
-    @property
-    def _is_short(self) -> OSError:
+    def _too_short(self) -> OSError:
         return OSError(errno.EIO, "the file is shorter than it was", self._file.path)
 
     def __del__(self) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from fencepost.logcore.checkpoints import write_epochs
 from fencepost.logcore.fs import NO_HANDLES, NO_ROOM, FileSystem, sync_path
 from fencepost.logcore.segment import Segment
+from fencepost.logcore.tracebacks import without_traceback
 
 
 class Flush:
@@ -77,7 +78,7 @@ class Flush:
             for directory in self._directories:
                 self._if_there(directory, self._fs.sync_directory)
         except OSError as error:
-            return error
+            return without_traceback(error)
         return None
 
     def take_back(self) -> None:

@@ -19,6 +19,7 @@ from fencepost.logcore.fs import NO_HANDLES, NO_ROOM
 from fencepost.logcore.index import CorruptIndexError
 from fencepost.logcore.producers import ProducerStateManager
 from fencepost.logcore.recovery import LoadedLog
+from fencepost.logcore.tracebacks import without_traceback
 
 STORAGE_FAILURES: Final = (OSError, CorruptIndexError)
 """After one of these a log is off line."""
@@ -148,4 +149,4 @@ class Marks:
     def throw_if_stopped(self) -> None:
         """Raise what stopped the log, if anything has."""
         if self.stopped is not None:
-            raise self.stopped
+            raise without_traceback(self.stopped)

@@ -27,7 +27,9 @@ _BATCHES = (
     "coordinator.wire",
     *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
 )
-_BESIDE_MACHINES = tuple(f"logcore.{name}" for name in ("machine", "errors", "fields", "values"))
+_BESIDE_MACHINES = tuple(
+    f"logcore.{name}" for name in ("machine", "errors", "fields", "tracebacks", "values")
+)
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "coordinator.cli"),
     "groups": ("groups", *_BESIDE_MACHINES),
@@ -56,7 +58,10 @@ ALLOWED_IMPORTS = {
     "testing": ("testing", "coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
     # The rooms of the daemon. What lies in its root is for all of them.
     "coordinator": ("coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
-    f"{_ROOM}wire": ("coordinator.wire", "logcore.clock", "logcore.values"),
+    f"{_ROOM}wire": (
+        "coordinator.wire",
+        *(f"logcore.{name}" for name in ("clock", "tracebacks", "values")),
+    ),
     f"{_ROOM}runtime": ("coordinator.runtime", "logcore"),
     f"{_ROOM}config": (
         "coordinator.config",
@@ -359,6 +364,25 @@ STREAMS = tuple(
 API_NAMES = frozenset(api_key_map.values())
 """What a handler module may be called; others in that folder are what handlers share."""
 
+DROPS = "without_traceback"
+"""Makes an error fit to be kept: ``logcore/tracebacks.py``."""
+
+KEEPERS = frozenset(
+    {"add", "append", "appendleft", "partial", "put", "put_nowait", "set_result", "setdefault"}
+)
+"""Calls that keep what they are given, as constructors do."""
+
+SHORT_LIVED = (
+    "bench/",
+    "coordinator/cli/",
+    "docs/",
+    "examples/",
+    "pipelines/",
+    "testing/",
+    "tests/",
+)
+"""What a command or a user's program keeps ends with it."""
+
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 
 Rule = Callable[[str, str], Iterator[str]]
@@ -470,6 +494,97 @@ def commands_print_in_one_place(path: str, source: str) -> Iterator[str]:
         called = ast.unparse(node.func)
         if called in WAYS_TO_PRINT or called.startswith(STREAMS):
             yield f"{path}:{node.lineno} {called}: {PRINTING} escapes what it prints"
+
+
+def kept_errors_drop_their_traceback(path: str, source: str) -> Iterator[str]:
+    if path.startswith(SHORT_LIVED):
+        return
+    for node in _nodes(source):
+        if isinstance(node, ast.ExceptHandler) and node.name:
+            names = frozenset({node.name})
+            for part in node.body:
+                yield from _kept(path, part, names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = [*node.args.args, *node.args.kwonlyargs]
+            names = frozenset(one.arg for one in arguments if _is_error(one.annotation))
+            for part in node.body:
+                yield from _kept(path, part, names, returned=False)
+        elif isinstance(node, ast.Raise) and node.exc is not None:
+            for value in _alternatives(node.exc):
+                if isinstance(value, ast.Attribute) and not _is_class(value.attr):
+                    yield f"{path}:{node.lineno} raises what is kept: each raise adds frames to it"
+        elif isinstance(node, ast.Call) and _called(node) == "set_exception":
+            for value in _alternatives(node.args[0]):
+                if _called(value) != DROPS and not _is_class(_called(value)):
+                    yield f"{path}:{node.lineno} set_exception without {DROPS}"
+
+
+def _kept(
+    path: str, part: ast.stmt, names: frozenset[str], *, returned: bool = True
+) -> Iterator[str]:
+    """Complain of places where an error of one of these names outlives its handler."""
+    for node in ast.walk(part):
+        values: list[ast.expr | None] = []
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            values = [node.value]
+        elif isinstance(node, ast.Return | ast.Yield):
+            values = [node.value] if returned else []
+        elif isinstance(node, ast.Call):
+            name = _called(node)
+            if name in KEEPERS or _is_class(name):
+                values = [*node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef):
+            values = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+        for value in values:
+            for one in _alternatives(value):
+                if isinstance(one, ast.Name) and one.id in names:
+                    yield f"{path}:{one.lineno} keeps {one.id} without {DROPS}"
+
+
+def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
+    """The expressions whose values an expression has, or holds in a display."""
+    match node:
+        case ast.IfExp():
+            inner: list[ast.expr] = [node.body, node.orelse]
+        case ast.BoolOp():
+            inner = node.values
+        case ast.Tuple() | ast.List() | ast.Set():
+            inner = node.elts
+        case ast.Dict():
+            inner = node.values
+        case ast.GeneratorExp() | ast.ListComp() | ast.SetComp():
+            inner = [node.elt]
+        case ast.BinOp():
+            inner = [node.left, node.right]
+        case ast.Starred() | ast.NamedExpr():
+            inner = [node.value]
+        case None:
+            return
+        case _:
+            yield node
+            return
+    for one in inner:
+        yield from _alternatives(one)
+
+
+def _called(node: ast.expr) -> str:
+    """The last part of the name of what is called; empty if nothing is."""
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _is_class(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _is_error(annotation: ast.expr | None) -> bool:
+    """Whether an argument is an exception, or None instead."""
+    return annotation is not None and all(
+        one.endswith(("Error", "Exception")) or one == "None"
+        for one in ast.unparse(annotation).split(" | ")
+    )
 
 
 def functions_are_short(path: str, source: str) -> Iterator[str]:
@@ -590,6 +705,32 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ("coordinator/tools/x.py", "import sys\nsys.stderr.buffer.write(b'')"),
         ("console/x.py", "from rich.console import Console\nConsole().print('')"),
     ),
+    kept_errors_drop_their_traceback: (
+        ("txn/x.py", "def f(future, error):\n    future.set_exception(error)"),
+        ("txn/x.py", "def f(self, future):\n    future.set_exception(self.x or Error())"),
+        ("txn/x.py", "def f(self):\n    raise self.failure"),
+        ("txn/x.py", "def f(self, error: DomainError | None):\n    self.error = error"),
+        ("txn/x.py", "def f(items, error: Exception):\n    items.append((1, error))"),
+        *(
+            (
+                "txn/x.py",
+                f"def f():\n    try:\n        g()\n    except Error as error:\n        {x}",
+            )
+            for x in (
+                "self.error = error",
+                "found[key] = None if x else error",
+                "return error",
+                "yield 1, error",
+                "answers.append(error)",
+                "answers += [error]",
+                "answers.append(Answer(1, error=error))",
+                "loop.call_soon(partial(tell, error))",
+                "loop.call_soon(lambda: tell(error))",
+                "future.set_result({key: error})",
+                "later = (Answer(one, error=error) for one in asked)",
+            )
+        ),
+    ),
     functions_are_short: (
         ("txn/x.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
         ("txn/x.py", "class A:\n  async def f(self):\n" + "    x = 1\n" * FUNCTION_LINES),
@@ -646,6 +787,11 @@ GOOD: dict[str, str] = {
     ),
     "coordinator/handlers/fetch.py": (
         "@handles(ApiKey.FETCH, versions=(4, 18), permission='READ Topic')\nasync def run(ctx): ..."
+    ),
+    "coordinator/net/good.py": (
+        "try:\n    f()\nexcept Error as error:\n    log(error)\n    a = b.append(str(error))"
+        "\n    c.set_exception(without_traceback(error))\n    d.set_exception(Error(str(error)))"
+        "\n    raise Error(f'{error}') from error"
     ),
     "txn/limit.py": "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1),
     "txn/module.py": "x = 1\n" * MODULE_LINES,

@@ -6,6 +6,7 @@ Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-9
 from __future__ import annotations
 
 from fencepost.logcore.machine import DecisionBuilder, DomainError, Token
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.txn import end_txn, epochs, state
 from fencepost.txn.commands import (
     NO_PRODUCER_EPOCH,
@@ -129,7 +130,7 @@ def grant_parked(
     try:
         response: object = grant(shard, decision, parked.command, txn)
     except DomainError as error:
-        response = error
+        response = without_traceback(error)
     decision.reply(parked.token, response)
 
 

@@ -20,6 +20,7 @@ from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 
 Partition = tuple[str, int]
 """A topic's name and an index."""
@@ -44,9 +45,9 @@ def elect_leaders(
             changes += _elect(view, topic, index, election, "ElectLeaders")
         except ElectionNotNeededError as error:
             if partitions is not None:
-                answers.append(((topic, index), error))
+                answers.append(((topic, index), without_traceback(error)))
         except DomainError as error:
-            answers.append(((topic, index), error))
+            answers.append(((topic, index), without_traceback(error)))
         else:
             answers.append(((topic, index), None))
     return Outcome(answers, tuple(one.record for one in changes), events=tuple(told(changes)))

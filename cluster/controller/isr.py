@@ -33,6 +33,7 @@ from fencepost.cluster.image import (
 from fencepost.cluster.records import MetadataRecord
 from fencepost.logcore.errors import FencedLeaderEpochError
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 Place = tuple[UUID, int]
@@ -68,7 +69,7 @@ def alter_partition(
         try:
             topic = _validated(view, broker_id, item)
         except DomainError as error:
-            answers.append(error)
+            answers.append(without_traceback(error))
             continue
         change = view.change(topic, item.index)
         if view.allows_unclean_election(topic.name):

@@ -20,6 +20,7 @@ from fencepost.cluster.controller.topics import check_assignment
 from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import PartitionRegistration, TopicImage
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 
@@ -49,7 +50,7 @@ def alter_partition_reassignments(
         try:
             changes += _altered(view, item, allow_replication_factor_change, may_wait)
         except DomainError as error:
-            answers.append(error)
+            answers.append(without_traceback(error))
         else:
             answers.append(None)
     records = tuple(one.record for one in changes)

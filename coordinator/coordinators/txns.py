@@ -44,6 +44,7 @@ from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.logcore.machine import DomainError, InvariantViolation
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.txn.commands import (
     AddPartitions,
     AddPartitionsResult,
@@ -196,7 +197,7 @@ class TxnCoordinator(ShardedCoordinator):
         try:
             future.set_result(InitProducerIdResult(self._ids.take(), 0))
         except ProducerIdsUnavailableError as error:
-            future.set_exception(error)
+            future.set_exception(without_traceback(error))
         return future
 
     async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
@@ -373,7 +374,7 @@ class TxnCoordinator(ShardedCoordinator):
             result = await ask()
         except Exception as error:  # noqa: BLE001 - it is the answer
             if not answer.done():  # the request's connection is gone
-                answer.set_exception(error)
+                answer.set_exception(without_traceback(error))
         else:
             if not answer.done():
                 answer.set_result(result)

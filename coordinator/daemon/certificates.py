@@ -30,6 +30,7 @@ from fencepost.coordinator.security.tls import (
     tls_settings,
 )
 from fencepost.logcore.clock import Clock
+from fencepost.logcore.tracebacks import without_traceback
 
 LOOK_MS: Final = 30_000
 """How often files are looked at, in milliseconds."""
@@ -142,13 +143,13 @@ class Certificates:
             try:
                 await self._check(config)
             except Exception as error:  # noqa: BLE001 - whoever asked has to know
-                refusal = error
+                refusal = without_traceback(error)
             if found.done():  # whoever asked may have gone
                 return
             if refusal is None or isinstance(refusal, ConfigError):
                 found.set_result(refusal)
             else:
-                found.set_exception(refusal)
+                found.set_exception(without_traceback(refusal))
 
         spawn(tell(), "check certificates")
         return found

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar
 
 from fencepost.coordinator.runtime.loop import RealTimeLoop
+from fencepost.logcore.tracebacks import without_traceback
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ class BrokerThread:
             with asyncio.Runner(loop_factory=self._loop_factory) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - told to whoever called start or stop
-            self._failure = error
+            self._failure = without_traceback(error)
         finally:
             self._started.set()
 

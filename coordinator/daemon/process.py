@@ -32,6 +32,7 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.runtime.background import Threads, report, spawn
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError
+from fencepost.logcore.tracebacks import without_traceback
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
@@ -138,7 +139,7 @@ async def _run(
     lost: list[BrokerError] = []
 
     def end(why: BrokerError) -> None:
-        lost.append(why)
+        lost.append(without_traceback(why))
         stop.set()
 
     broker.on_lost = end

@@ -59,6 +59,7 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.validation import Admitted, admit
 from fencepost.logcore.values import dataclass
 from fencepost.txn.errors import InvalidProducerIdMappingError
@@ -191,7 +192,7 @@ class Append:
 
     def refuse(self, part: Part, error: DomainError) -> None:
         """Take down why a batch is not appended, less what would make the answer too large."""
-        part.error = error
+        part.error = without_traceback(error)
         if isinstance(error, StorageError):
             _log.error("append failed", topic=part.topic, partition=part.index, cause=str(error))
         if isinstance(error, InvalidRecordError | InvalidTimestampError) and error.record_errors:
@@ -337,7 +338,9 @@ class Appends:
             raise UnknownTopicIdError("no topic has this id")
         partition = self._replicas.leader(part.topic, part.index)
         if part.topic in INTERNAL_TOPICS:
-            raise append.refusal or InvalidTopicError(f"clients may not write to {part.topic}")
+            if append.refusal is not None:
+                raise without_traceback(append.refusal)
+            raise InvalidTopicError(f"clients may not write to {part.topic}")
         part.partition = partition
         if append.acks == ALL and self._replicas.image is not None:
             self._replicas.check_min_isr(part.topic, part.index)
@@ -401,7 +404,7 @@ class Appends:
                 part.partition = None
                 raise error
             if append.refusal is not None and not isinstance(part.error, NotOneBatchError):
-                raise append.refusal
+                raise without_traceback(append.refusal)
             if part.admitted is not None:
                 part.leader_epoch = partition.marks.leader_epoch
                 part.appended = partition.append_admitted(
@@ -450,7 +453,7 @@ class Appends:
             try:
                 partition.producers.check_epoch(producer_id, epoch)
             except InvalidProducerEpochError as error:
-                verdicts[key] = error
+                verdicts[key] = without_traceback(error)
                 continue
             if not partition.producers.has_open_transaction(producer_id, epoch):
                 asked.append(key)

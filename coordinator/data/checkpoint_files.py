@@ -15,6 +15,7 @@ import structlog
 from fencepost.coordinator.runtime.background import Threads
 from fencepost.logcore.checkpoints import CheckpointError, read_offsets, write_offsets
 from fencepost.logcore.fs import FileSystem
+from fencepost.logcore.tracebacks import without_traceback
 
 Offsets = dict[tuple[str, int], int]
 
@@ -75,7 +76,7 @@ class CheckpointFiles:
             try:
                 write_offsets(self._fs, self._directory, name, offsets, copied=True)
             except OSError as error:
-                return error
+                return without_traceback(error)
             self._written[name] = turn, offsets
         return None
 

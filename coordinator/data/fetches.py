@@ -48,6 +48,7 @@ from fencepost.logcore.file_range import MIN_RANGE_BYTES
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation, LogReadInfo
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 PARTITION_BYTES = 40
@@ -316,7 +317,7 @@ class _Reading:
                 else:
                     answer = self._read_one(asked)
             except DomainError as error:
-                answer = FetchedPartition(asked, error=error)
+                answer = FetchedPartition(asked, error=without_traceback(error))
             except Exception as error:  # noqa: BLE001 - the others can be read, by followers above all
                 tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))

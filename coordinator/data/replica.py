@@ -15,6 +15,7 @@ from fencepost.logcore.errors import (
     UnknownLeaderEpochError,
 )
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class Replica:
     def log(self) -> Partition:
         """The open log, or StorageError."""
         if self.partition is None:
-            raise self.failure or StorageError(f"{self.local.topic}-{self.local.index} is off line")
+            if self.failure is not None:
+                raise without_traceback(self.failure)
+            raise StorageError(f"{self.local.topic}-{self.local.index} is off line")
         return self.partition
 
     @property

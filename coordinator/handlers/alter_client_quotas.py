@@ -31,6 +31,7 @@ from fencepost.coordinator.security.quota_entities import (
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 
 MAX_CHANGES: Final = 10_000
 """Quotas that one request changes: what Kafka's controllers write at once."""
@@ -119,7 +120,7 @@ def _changed(ctx: Context, answers: dict[object, _Alteration]) -> Work[None]:
                 with ctx.broker.metadata.unforced():
                     holds = table.change(entity, one.wanted)
             except DomainError as error:
-                one.error = error
+                one.error = without_traceback(error)
             else:
                 if holds is not None:
                     later.append((one, holds))

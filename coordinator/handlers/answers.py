@@ -15,6 +15,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
     try:
         result = await future
     except DomainError as error:
-        return refuse(error_code(error))
+        return refuse(error_code(without_traceback(error)))
     return build(result)
 
 
@@ -55,7 +56,7 @@ def result_of(future: asyncio.Future[Any]) -> Work[Any]:
     try:
         return future.result()
     except DomainError as error:
-        return error
+        return without_traceback(error)
 
 
 def forced(ctx: Context, changes: Work[T]) -> Work[T]:

@@ -37,6 +37,7 @@ from fencepost.coordinator.wire.codec import (
 from fencepost.coordinator.wire.errors import MalformedRequest, UnsupportedVersion
 from fencepost.coordinator.wire.messages import response_factory
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -137,14 +138,17 @@ def _answered(ctx: Context) -> Work[Entity | None]:
                 done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 spawn(_settled(result, done), "a request in an envelope")
                 yield done
-                result = done.result()
+                try:
+                    result = done.result()
+                finally:
+                    del done  # an error that it holds would hold this frame
             else:
                 answer: Entity | None = result
                 return answer
     except NotControllerError:
         raise  # the broker asks whoever is the controller by then
     except DomainError as error:
-        return ctx.respond.error(error_code(error), str(error))
+        return ctx.respond.error(error_code(without_traceback(error)), str(error))
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - a handler's failure is its own request's only
@@ -157,7 +161,7 @@ async def _settled(coming: Awaitable[Any], done: asyncio.Future[Any]) -> None:
         result = await coming
     except Exception as error:  # noqa: BLE001 - whoever waits hears of it
         if not done.done():
-            done.set_exception(error)
+            done.set_exception(without_traceback(error))
     else:
         if not done.done():
             done.set_result(result)

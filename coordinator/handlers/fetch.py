@@ -38,6 +38,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import FencedLeaderEpochError, StorageError
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 
 FIRST_WITH_RACK = 11
 FIRST_BY_ID = 13
@@ -80,7 +81,8 @@ def run(ctx: Context) -> Work[Entity]:
         fetched = yield from ctx.broker.fetches.run(fetch)
     except InvalidRequestError as error:
         # The answers of the versions with ids name no partition then, as in Kafka.
-        told = (FetchedPartition(one, error=error) for one in _asked(ctx) if not by_id)
+        refused = without_traceback(error)
+        told = (FetchedPartition(one, error=refused) for one in _asked(ctx) if not by_id)
         return (yield from _answer(ctx, fetch.session_id, told, error_code(error)))
     return (yield from _answer(ctx, fetched.session_id, fetched.partitions))
 

@@ -35,6 +35,7 @@ from fencepost.groups.commands import (
 from fencepost.groups.errors import InvalidGroupIdError
 from fencepost.logcore.errors import InvalidProducerEpochError
 from fencepost.logcore.machine import DomainError, ProducerStamp
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
 FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
@@ -63,7 +64,7 @@ def run(ctx: Context) -> Work[Entity]:
         try:
             disk = _verify(ctx, notes)
         except DomainError as error:
-            return _refused(ctx, refused, error_code(error))
+            return _refused(ctx, refused, error_code(without_traceback(error)))
         if disk is None:
             break
         yield disk

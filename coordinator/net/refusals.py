@@ -14,6 +14,7 @@ from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 
 log = structlog.get_logger(__name__)
 
@@ -21,11 +22,15 @@ log = structlog.get_logger(__name__)
 def refusal(
     context: Context, error: Exception, error_code: Callable[[DomainError], int]
 ) -> Entity | None:
-    """The answer; None where the API has no error of its own. What nobody expected is logged."""
+    """Return the answer; None where the API has no error of its own. An unexpected error is logged.
+
+    The error's traceback is dropped: a future that a frame of it waited for may hold the error.
+    """
     if isinstance(error, DomainError):
-        return context.respond.error(error_code(error), str(error))
+        return context.respond.error(error_code(without_traceback(error)), str(error))
     name = KNOWN_APIS[context.api_key].name
     log.error("handler failed", api=name, version=context.version, exc_info=error)
+    without_traceback(error)
     return context.respond.error(ErrorCode.unknown_server_error)
 
 

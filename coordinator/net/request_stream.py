@@ -109,7 +109,10 @@ class RequestStream:
                 frame, self._versions, max_objects=self._limits.max_request_objects
             )
         except UnsupportedVersion as error:
-            return self._refused(error)
+            told = self._told_versions(error)
+            if told is None:
+                raise
+            return told
 
     def _heartbeat(self, frame: bytes) -> Request:
         """Decode what may be the same as the last time."""
@@ -138,15 +141,21 @@ class RequestStream:
                 )
             )
         except UnsupportedVersion as error:
-            yield from self._refused(error)
+            told = self._told_versions(error)
+            if told is None:
+                raise
+            yield from told
             return None
 
-    def _refused(self, error: UnsupportedVersion) -> Steps[None]:
+    def _told_versions(self, error: UnsupportedVersion) -> Steps[None] | None:
         """Tell the client which versions of ApiVersions there are; no other has such an answer."""
         served = self._versions.get(error.api_key)
         if error.api_key != ApiKey.API_VERSIONS or served is None:
-            raise error
-        self.put(unsupported_api_versions(served, error.correlation_id))
+            return None
+        return self._put_in_turn(unsupported_api_versions(served, error.correlation_id))
+
+    def _put_in_turn(self, chunks: Sequence[Chunk | InFile]) -> Steps[None]:
+        self.put(chunks)
         yield
 
     def answer(self, request: Request, entity: Entity) -> Steps[None] | None:

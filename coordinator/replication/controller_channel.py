@@ -30,6 +30,7 @@ from fencepost.coordinator.wire.client.cluster import error_codes
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.schema import Entity
+from fencepost.logcore.tracebacks import without_traceback
 
 _log = structlog.get_logger(__name__)
 
@@ -199,7 +200,7 @@ class RemoteControllerChannel:
     def _give(self, token: int, error: Exception) -> None:
         _, future = self._waiting.pop(token)
         if not future.done():
-            future.set_exception(error)
+            future.set_exception(without_traceback(error))
 
     def _fail(self, tokens: tuple[int, ...], why: str) -> None:
         for token in tokens:

@@ -62,6 +62,7 @@ from fencepost.logcore.errors import (
 )
 from fencepost.logcore.machine import Event
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -503,7 +504,7 @@ class _Fetcher:
                 if not owner.is_followed(one):
                     return
         except LogError as caught:
-            error = caught
+            error = without_traceback(caught)
             _log.warning("answer not appended", partition=str(machine), cause=str(error))
         if partition.log_end_offset != began and not isinstance(error, StorageError):
             # What comes behind a piece that is damaged is asked for again from there.

@@ -32,6 +32,7 @@ from fencepost.coordinator.replication.registering import Registering
 from fencepost.coordinator.runtime.background import report, spawn, survived
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.logcore.errors import LogError
+from fencepost.logcore.tracebacks import without_traceback
 
 _log = structlog.get_logger(__name__)
 
@@ -175,7 +176,7 @@ class Membership:
         waited = [one for one in (self._caught_up, self._unfenced) if not one.done()]
         for future in (*waited, self._released):
             if not future.done():
-                future.set_exception(why)
+                future.set_exception(without_traceback(why))
                 future.exception()  # maybe nobody waits for it
         if not waited:
             self._on_lost(why)

@@ -22,6 +22,7 @@ import structlog
 
 from fencepost.logcore.clock import Clock, SystemClock, monotonic_s
 from fencepost.logcore.disk_steps import DiskSteps
+from fencepost.logcore.tracebacks import without_traceback
 
 T = TypeVar("T")
 
@@ -221,14 +222,17 @@ class Threads:
             # No thread can be started, but a running one may still find the step in the queue.
             is_given_up = True
             raise
-        return await future
+        try:
+            return await future
+        finally:
+            del future  # an error that it holds would hold this frame, and the frames below it
 
     async def attempt(self, step: Callable[[], Exception | None]) -> Exception | None:
         """Run a step that returns its failure; whatever else keeps it from success is returned."""
         try:
             return await self.run(step)
         except Exception as error:  # noqa: BLE001 - the caller has to know
-            return error
+            return without_traceback(error)
 
     async def drive(self, steps: DiskSteps[T]) -> T:
         """Take ``steps`` to their end, with their waits in a thread and all else here."""
@@ -240,6 +244,8 @@ class Threads:
         except StopIteration as end:
             result: T = end.value
             return result
+        finally:
+            failure = None  # for the same reason
 
     def close(self) -> None:
         """Wait for what was begun, and end the threads."""
@@ -252,7 +258,7 @@ def _failure_of(wait: Callable[[], None]) -> Exception | None:
     try:
         wait()
     except OSError as error:
-        return error
+        return without_traceback(error)
     return None
 
 
@@ -273,6 +279,6 @@ async def each_in_turn(steps: Sequence[Step]) -> None:
                 if isinstance(done, Awaitable):
                     await done
         except asyncio.CancelledError as error:
-            cancelled = error
+            cancelled = without_traceback(error)
     if cancelled is not None:
         raise cancelled

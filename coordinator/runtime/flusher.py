@@ -27,6 +27,7 @@ from fencepost.logcore.durable import FlushState
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.flush import Flush
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 
 FLUSH_THREADS: Final = 4
 """Files that are forced to disk at the same time. A journaling file system settles fsyncs that
@@ -96,7 +97,7 @@ class Flusher:
                 return
             if partition.recovery_point < end:
                 why = partition.offline or NoRoomError(f"{partition.name} is not on disk")
-                done.set_exception(why)
+                done.set_exception(without_traceback(why))
             else:
                 done.set_result(None)
 
@@ -166,7 +167,7 @@ class Flusher:
         try:
             done = await self._threads.run(lambda: [_result_of(one) for one in flushes])
         except Exception as error:  # noqa: BLE001 - no thread could be started
-            return [error] * len(flushes)
+            return [without_traceback(error)] * len(flushes)
         for _, seconds in done:
             self.seconds.note(seconds)
         return [failure for failure, _ in done]
@@ -179,5 +180,5 @@ def _result_of(flush: Flush) -> tuple[Exception | None, float]:
     try:
         failure = flush.run()
     except Exception as error:  # noqa: BLE001 - it is not on disk, whatever the reason
-        failure = error
+        failure = without_traceback(error)
     return failure, monotonic_s() - since

@@ -66,6 +66,7 @@ from fencepost.logcore.machine import (
     Token,
 )
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 RELOAD_BACKOFF_MS = 100
@@ -202,12 +203,12 @@ class ShardRuntime:
         if self._state is not ShardState.ACTIVE:
             answer = self._while_loading(command) if self._state in LOADING_STATES else None
             if answer is None:
-                future.set_exception(self.unavailable())
+                future.set_exception(without_traceback(self.unavailable()))
             else:
                 future.set_result(answer)
             return future
         if self._admit is not None and (refusal := self._refusal(command)) is not None:
-            future.set_exception(refusal)
+            future.set_exception(without_traceback(refusal))
             return future
         self._last_token = token = self._last_token + 1
         self._waiting[token] = future
@@ -299,7 +300,7 @@ class ShardRuntime:
             except DomainError as refusal:
                 if token is None:
                     raise
-                turn.replies.append(Reply(token, refusal))
+                turn.replies.append(Reply(token, without_traceback(refusal)))
             else:
                 self._carry_out(decision, now_ms, turn)
             while self._inbox:
@@ -476,7 +477,7 @@ class ShardRuntime:
         if future is None or future.done():
             return
         if isinstance(reply.response, DomainError):
-            future.set_exception(reply.response)
+            future.set_exception(without_traceback(reply.response))
         else:
             future.set_result(reply.response)
 
@@ -501,7 +502,7 @@ class ShardRuntime:
         self._enter(ShardState.FAILED)
         asker = self._waiting.pop(token, None) if token is not None else None
         if asker is not None and not asker.done():
-            asker.set_exception(self.unavailable())
+            asker.set_exception(without_traceback(self.unavailable()))
         self._drop_state()
         self._reload = spawn(self._load_again(), f"reload {self.name}")
 

@@ -29,6 +29,7 @@ from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.partition import Partition
+from fencepost.logcore.tracebacks import without_traceback
 
 START_WAIT_MS = 200
 """How long a start waits for the shards: a small log is read before the first client comes, and a
@@ -239,7 +240,7 @@ class ShardSet:
             shard = self.shard_for(key)
         except ShardError as error:
             future: asyncio.Future[object] = self._loop.create_future()
-            future.set_exception(error)
+            future.set_exception(without_traceback(error))
             return future
         return shard.submit(command, origin, reply_before_flush=reply_before_flush)
 

@@ -33,6 +33,7 @@ from fencepost.coordinator.security.acl import (
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire.steps import Steps, finish
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 T = TypeVar("T")
@@ -120,7 +121,7 @@ class AclControl:
             try:
                 self._check(acl)
             except InvalidRequestError as error:
-                answers.append(error)
+                answers.append(without_traceback(error))
             else:
                 answers.append(None)
                 if acl not in self._ids and acl not in made:
@@ -150,7 +151,7 @@ class AclControl:
             try:
                 found = yield from self.find(wanted)
             except InvalidRequestError as error:
-                answers.append(error)
+                answers.append(without_traceback(error))
                 continue
             answers.append(found)
             for acl in found:

@@ -24,6 +24,7 @@ import structlog
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.mechanism import AuthenticationFailed
 from fencepost.logcore.clock import Clock, monotonic_s
+from fencepost.logcore.tracebacks import without_traceback
 
 MAX_BYTES: Final = 1 << 20
 """Bytes of a set of keys."""
@@ -114,7 +115,7 @@ class KeySet:
             try:
                 result = fetch_keys(self.url)
             except Exception as error:  # noqa: BLE001 - told on the loop
-                result = error
+                result = without_traceback(error)
             with suppress(RuntimeError):  # the broker has stopped meanwhile
                 loop.call_soon_threadsafe(self._fetched, now_ms, result)
 

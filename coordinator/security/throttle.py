@@ -15,6 +15,7 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.quota_entities import FETCH, MUTATION, PRODUCE, REQUEST
 from fencepost.coordinator.security.quotas import ClientQuotas, Mutations
 from fencepost.logcore.clock import monotonic_s
+from fencepost.logcore.tracebacks import without_traceback
 
 T = TypeVar("T")
 
@@ -47,14 +48,14 @@ class LoopTime:
                 return result
             finally:
                 self._seconds, self._since = self.seconds, None
-            received = failure = None
+                received = failure = None
             try:
                 received = yield wait
             except GeneratorExit:
                 work.close()
                 raise
             except BaseException as error:  # noqa: BLE001 - it is for the steps inside
-                failure = error
+                failure = without_traceback(error)
 
     def awaited(self, result: Awaitable[T]) -> Awaitable[T]:
         """The same for a coroutine; anything else that is awaited takes no time."""

@@ -58,6 +58,7 @@ from fencepost.coordinator.zookeeper.session import (
     Write,
 )
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
@@ -246,7 +247,7 @@ class Access:
                 for one in some:
                     await self._write_together([one])
                 return
-            error = found
+            error = without_traceback(found)
             if not isinstance(found, DomainError):
                 tell("write users, quotas and rules", found)
                 error = NotWrittenError("ZooKeeper has not taken the change.")
@@ -256,7 +257,7 @@ class Access:
             if error is None:
                 one.done.set_result(None)
             else:
-                one.done.set_exception(error)
+                one.done.set_exception(without_traceback(error))
                 one.done.exception()
 
     async def _write(self, changes: Mapping[str, Sequence[Change]]) -> None:

@@ -58,6 +58,7 @@ from fencepost.coordinator.zookeeper.session import (
 from fencepost.coordinator.zookeeper.telling import LEADER_DURING_DELETE
 from fencepost.coordinator.zookeeper.telling import Controller as Teller
 from fencepost.logcore.machine import Event
+from fencepost.logcore.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import Remember
@@ -260,7 +261,7 @@ class ZooKeeperNode:
         if self._known.done():
             self._on_lost(error)
         else:
-            self._known.set_exception(error)
+            self._known.set_exception(without_traceback(error))
 
     # --- registration ---
 

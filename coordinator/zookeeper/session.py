@@ -28,6 +28,7 @@ from kazoo.exceptions import (
 from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.kazoo_client import acl_of, client_of, problem_of
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -205,7 +206,7 @@ class Session:
             if asked.exception is None:
                 future.set_result(asked.value)
             else:
-                future.set_exception(asked.exception)
+                future.set_exception(without_traceback(asked.exception))
 
         asked.rawlink(lambda _: self._tell(settle))
         try:

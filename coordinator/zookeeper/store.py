@@ -26,6 +26,7 @@ from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import Loaded
 from fencepost.coordinator.zookeeper.session import Session, Write
 from fencepost.coordinator.zookeeper.writes import Writer, check_kept, fenced
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 _log = structlog.get_logger(__name__)
@@ -188,6 +189,6 @@ class Store(ObservedMetadata):
         error = NotControllerError("This broker is not the active controller any more.")
         for change in self._changes:
             if not change.done.done():
-                change.done.set_exception(error)
+                change.done.set_exception(without_traceback(error))
                 change.done.exception()  # maybe nobody waits for it
         self._changes.clear()

@@ -21,6 +21,7 @@ from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.limits import MAX_RESPONSE_BYTES
 from fencepost.coordinator.wire.writer import Chunk
 from fencepost.logcore.clock import monotonic_s
+from fencepost.logcore.tracebacks import without_traceback
 
 _LENGTH = struct.Struct(">i")
 _TLS_ALERT = b"\x15\x03"
@@ -255,7 +256,7 @@ class AsyncChannel:
         waiting, self._waiting = self._waiting, deque()
         for answer in waiting:
             if not answer.done():
-                answer.set_exception(type(problem)(str(problem)))
+                answer.set_exception(without_traceback(type(problem)(str(problem))))
                 answer.exception()  # the one who waits may have gone; that is no news then
 
     def close(self) -> None:

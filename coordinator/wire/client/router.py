@@ -32,6 +32,7 @@ from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
 from fencepost.coordinator.wire.messages import RequestFactory, request_factory
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.clock import monotonic_s
+from fencepost.logcore.tracebacks import without_traceback
 
 DEFAULT_TIMEOUT_MS = 30_000
 """How long a call may take in all, retries included."""
@@ -391,12 +392,12 @@ class Router:
             except (BrokerUnreachable, ConnectionLostError) as error:
                 if sent and entry.key not in _SAFE_TO_REPEAT:
                     raise BrokerUnreachable(f"{entry.name}, fate unknown: {error}") from error
-                problem = error
+                problem = without_traceback(error)
                 self.forget(target.coordinator)
             except ApiError as error:
                 if not error.code.retriable:
                     raise
-                problem = error
+                problem = without_traceback(error)
             else:
                 found = verdict(answer) if answer is not None and check else None
                 if found is None or not found.failed:

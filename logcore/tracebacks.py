@@ -1,0 +1,37 @@
+"""Errors that outlive the code that raised them, without the memory of its frames.
+
+A traceback holds every frame from ``except`` to ``raise``, and with them the request, the inflated
+records and the response under way. So an error that is stored, passed to a future or answered to a
+client drops its traceback first; a rule of ``tests/test_tidy.py`` finds the places.
+"""
+
+from __future__ import annotations
+
+from traceback import format_tb
+from typing import TypeVar
+
+from fencepost.logcore.machine import DomainError
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_traceback(error: E) -> E:
+    """Drop the tracebacks of ``error`` and of its causes, and return it.
+
+    The error that was being handled when it was raised is no cause, and is dropped. An error that
+    may be a bug gets a note of its place in the code.
+    """
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        if one.__traceback__ is not None and isinstance(one, Exception):
+            _note_place(one)
+        one.__traceback__ = one.__context__ = None
+        one = one.__cause__
+    return error
+
+
+def _note_place(error: Exception) -> None:
+    if not isinstance(error, DomainError) and not hasattr(error, "__notes__"):
+        error.add_note("".join(["Raised at:\n", *format_tb(error.__traceback__)]).rstrip())

@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow sim lint console oracle containers crash lives compared-lives mqtt spark package sbom bench readme docs matrix clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow sim lint console oracle ecosystem containers crash lives compared-lives mqtt spark package sbom bench readme docs matrix clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in bui
 oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java, mvn, Mosquitto)
 	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire $(ARGS)
 	$(RUN) pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle $(ARGS)
+
+ecosystem: $(VENV)/.dev  ## Flink, Connect, MirrorMaker 2, Spring and Quix killed inside open transactions (needs a JDK and mvn)
+	$(RUN) pytest tests/ecosystem $(ARGS)
 
 containers: $(VENV)/.spark  ## clients, pipelines and Spark on Apache Kafka in a container (needs a Docker engine, java, mvn, busybox, Mosquitto)
 	$(RUN) pytest --target=container $(or $(ARGS),tests/wire tests/mqtt/test_bridge.py tests/mqtt/test_sessions.py)

@@ -1,0 +1,183 @@
+"""Unmodified programs of the ecosystem, and the judge of what they copied."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import Producer
+
+from tests.support.cluster import Cluster
+from tests.support.kafka import (
+    CACHE,
+    JAVA_OPTIONS,
+    LOG4J_FILE,
+    OracleMissingError,
+    one_fetches,
+    required,
+    resolve,
+)
+from tests.support.pipeline import QUIET, Clients
+from tests.support.processes import Child
+from tests.support.waits import until
+
+HERE = Path(__file__).parent
+PARTITIONS = 2
+KILLS = 2
+FEED_PAUSE_S = 0.05
+"""Pause between two portions of a feeder, so that a program is killed amid its work."""
+PORTION = 50
+"""Records of one portion of a feeder."""
+DEADLINE_S = 120
+"""Patience on a machine that does much besides; a quiet one needs less than a minute."""
+
+
+def jars(name: str, jar: str) -> Path:
+    """Return the folder of the jars of ``NAME.pom.xml``; ``jar`` is a pattern of one of them."""
+    folder = CACHE / name
+    with required(name):
+        resolve(
+            HERE / f"{name}.pom.xml",
+            {folder: "-DincludeScope=runtime"},
+            CACHE / f"{name}.resolved.pom.xml",
+            jar,
+        )
+    return folder
+
+
+def java(libs: Path, main: str, *arguments: str, classes: Path | None = None) -> Child:
+    """Start a Java program on a folder of jars."""
+    class_path = [*([str(classes)] if classes else []), f"{libs}/*"]
+    return Child(
+        [
+            "java",
+            *JAVA_OPTIONS,
+            f"-Dlog4j2.configurationFile={LOG4J_FILE}",
+            "-cp",
+            ":".join(class_path),
+            main,
+            *arguments,
+        ]
+    )
+
+
+def compiled(source: str, libs: Path, folder: Path) -> Path:
+    """Compile one Java file of this folder and return the folder of its classes."""
+    subprocess.run(
+        ["javac", "-nowarn", "-d", folder, "-cp", f"{libs}/*", HERE / source], check=True
+    )
+    return folder
+
+
+def environment(name: str, *packages: str) -> Path:
+    """Return the interpreter of a virtual environment that has ``packages`` and nothing of ours."""
+    folder = CACHE / name
+    python = folder / "bin" / "python"
+    stamp = folder / "installed"
+    with required(name), one_fetches():
+        if not stamp.exists() or stamp.read_text() != repr(packages):
+            commands = (
+                [sys.executable, "-m", "venv", "--clear", folder],
+                [python, "-m", "pip", "install", "--quiet", *packages],
+            )
+            for command in commands:
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise OracleMissingError(done.stderr[-800:])
+            stamp.write_text(repr(packages))
+    return python
+
+
+@contextmanager
+def fed(bootstrap: str, topic: str, total: int) -> Iterator[None]:
+    """Write the numbers below ``total`` to a topic, portion by portion, beside the block."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **QUIET})
+    leave = threading.Event()
+
+    def feed() -> None:
+        for number in range(total):
+            producer.produce(
+                topic, str(number).encode(), str(number).encode(), partition=number % PARTITIONS
+            )
+            if number % PORTION == 0 and leave.wait(FEED_PAUSE_S):
+                return
+        producer.flush(60)
+
+    thread = threading.Thread(target=feed, daemon=True)
+    thread.start()
+    try:
+        yield
+        thread.join(60)
+    finally:
+        leave.set()
+        thread.join()
+
+
+def committed(bootstrap: str, topic: str) -> Counter[bytes]:
+    """Count each value of a topic as a consumer with ``read_committed`` sees it."""
+    return Counter(
+        bytes(one.value() or b"") for one in Clients(bootstrap).messages(topic, PARTITIONS)
+    )
+
+
+def killed_amid_transactions(
+    cluster: Cluster, start: Callable[[], Child], target: str, total: int
+) -> Child:
+    """Kill a program with SIGKILL while transactions of its are open; return the last one, alive.
+
+    Each kill waits until a further share of ``total`` is in ``target``, which shows that the
+    program came back after the one before.
+    """
+
+    def written() -> int:
+        return sum(cluster.offset(target, index) for index in range(PARTITIONS))
+
+    def is_amid() -> bool:
+        return any(
+            cluster.lso(target, index) < cluster.offset(target, index)
+            for index in range(PARTITIONS)
+        )
+
+    for kill in range(KILLS):
+        child, least = start(), total * (kill + 1) // (KILLS + 2)
+        try:
+            until(
+                lambda least=least: written() > least and is_amid(),
+                f"an open transaction beyond record {least}: {child.tail(20)}",
+                deadline_s=DEADLINE_S,
+                poll_s=0.001,
+            )
+        finally:
+            child.kill()
+    return start()
+
+
+def assert_exactly_once(
+    bootstrap: str, topic: str, total: int, child: Child, *, spare: int = 0
+) -> None:
+    """Wait until every number is there, and assert that each is there once.
+
+    The ``spare`` numbers from ``total`` on may be missing, but not duplicated.
+    """
+    wanted = {str(number).encode() for number in range(total)}
+    allowed = {str(number).encode() for number in range(total + spare)}
+    found: Counter[bytes] = Counter()
+
+    def is_complete() -> bool:
+        nonlocal found
+        found = committed(bootstrap, topic)
+        return found.keys() >= wanted
+
+    try:
+        until(is_complete, f"all of {topic}", deadline_s=DEADLINE_S, poll_s=0.5)
+    except TimeoutError as error:
+        missing = sorted(map(int, wanted - found.keys()))
+        error.add_note(f"missing {len(missing)}: {missing[:5]} … {missing[-5:]}\n{child.tail()}")
+        raise
+    duplicated = {value: count for value, count in found.items() if count > 1}
+    assert (found.keys() - allowed, duplicated) == (set(), {})

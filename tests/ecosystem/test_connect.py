@@ -1,0 +1,234 @@
+"""Kafka Connect's exactly-once source and MirrorMaker 2, killed amid their work, on this broker."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from fencepost.coordinator.tools.ports import hold_port
+from tests.ecosystem.programs import (
+    DEADLINE_S,
+    KILLS,
+    PARTITIONS,
+    assert_exactly_once,
+    committed,
+    fed,
+    jars,
+    java,
+    killed_amid_transactions,
+)
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.pipeline import QUIET
+from tests.support.processes import Child
+from tests.support.waits import until
+
+pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
+
+LINES = 20_000
+SPARE = 1_000
+"""Lines behind those: at a file's end FileStreamSourceTask keeps what is left in its buffer."""
+TOTAL = 12_000
+
+
+def properties(path: Path, settings: dict[str, object]) -> str:
+    """Write a properties file and return its name."""
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return str(path)
+
+
+def rest_address() -> str:
+    """Return HOST:PORT for a REST interface, free at the time of asking."""
+    with hold_port() as port:
+        return f"127.0.0.1:{port.getsockname()[1]}"
+
+
+def put(url: str, body: object) -> object:
+    """PUT to Connect's REST interface and return its answer, None while it cannot answer."""
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="PUT"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.loads(response.read() or b"{}")
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return None
+
+
+def test_connect_source_killed_inside_transactions_writes_each_line_once(
+    fencepost: Daemon, tmp_path: Path
+) -> None:
+    libs, bootstrap = jars("connect", "connect-runtime-*.jar"), fencepost.bootstrap
+    lines, topic, rest = tmp_path / "lines.txt", unique("lines"), rest_address()
+    lines.write_text("".join(f"{number}\n" for number in range(LINES + SPARE)))
+    name = unique("connect")
+    worker = properties(
+        tmp_path / "worker.properties",
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": name,
+            "exactly.once.source.support": "enabled",
+            "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+            "listeners": f"http://{rest}",
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 1000,
+            "scheduled.rebalance.max.delay.ms": 0,
+            **{
+                f"{kind}.storage.{what}": value
+                for kind in ("offset", "config", "status")
+                for what, value in (("topic", f"{name}-{kind}"), ("replication.factor", 1))
+            },
+        },
+    )
+    connector = {
+        "connector.class": "org.apache.kafka.connect.file.FileStreamSourceConnector",
+        "tasks.max": 1,
+        "file": str(lines),
+        "topic": topic,
+        "batch.size": 20,
+        "exactly.once.support": "required",
+        "transaction.boundary": "poll",
+    }
+
+    def start() -> Child:
+        return java(libs, "org.apache.kafka.connect.cli.ConnectDistributed", worker)
+
+    def start_first() -> Child:
+        child = start()
+        until(
+            lambda: put(f"http://{rest}/connectors/lines/config", connector),
+            f"Connect takes a connector: {child.tail(20)}",
+            deadline_s=DEADLINE_S,
+            poll_s=0.2,
+        )
+        return child
+
+    starts = chain([start_first], repeat(start))
+
+    def start_next() -> Child:
+        return next(starts)()
+
+    with Cluster(bootstrap) as cluster:
+        cluster.create_topic(topic, PARTITIONS)
+        child = killed_amid_transactions(cluster, start_next, topic, LINES)
+    try:
+        assert_exactly_once(bootstrap, topic, LINES, child, spare=SPARE)
+    finally:
+        child.kill()
+
+
+def test_mirror_maker_killed_amid_its_work_mirrors_each_record_once_both_ways(
+    fencepost: Daemon, tmp_path: Path
+) -> None:
+    libs = jars("connect", "connect-mirror-*.jar")
+    other = Daemon(tmp_path / "other").start()
+    try:
+        mirrored(libs, {"a": fencepost.bootstrap, "b": other.bootstrap}, tmp_path)
+    finally:
+        other.stop()
+
+
+def mirrored(libs: Path, clusters: dict[str, str], tmp_path: Path) -> None:
+    """Mirror a topic of each cluster to the other one, with a group's offsets, through kills."""
+    topic, group = unique("numbers"), unique("readers")
+    settings = properties(
+        tmp_path / "mirror.properties",
+        {
+            "clusters": "a, b",
+            "a.bootstrap.servers": clusters["a"],
+            "b.bootstrap.servers": clusters["b"],
+            "a->b.enabled": "true",
+            "b->a.enabled": "true",
+            "topics": topic,
+            "groups": group,
+            "replication.factor": 1,
+            "checkpoints.topic.replication.factor": 1,
+            "heartbeats.topic.replication.factor": 1,
+            "offset-syncs.topic.replication.factor": 1,
+            "offset.storage.replication.factor": 1,
+            "status.storage.replication.factor": 1,
+            "config.storage.replication.factor": 1,
+            "a.exactly.once.source.support": "enabled",
+            "b.exactly.once.source.support": "enabled",
+            "dedicated.mode.enable.internal.rest": "true",
+            "listeners": f"http://{rest_address()}",
+            "sync.group.offsets.enabled": "true",
+            "sync.group.offsets.interval.seconds": 1,
+            "emit.checkpoints.interval.seconds": 1,
+            "refresh.topics.interval.seconds": 2,
+            "refresh.groups.interval.seconds": 2,
+            "offset.flush.interval.ms": 200,
+            "session.timeout.ms": 6000,
+            "heartbeat.interval.ms": 1000,
+            "scheduled.rebalance.max.delay.ms": 0,
+        },
+    )
+    for bootstrap in clusters.values():
+        with Cluster(bootstrap) as cluster:
+            cluster.create_topic(topic, PARTITIONS)
+    ways = {(clusters["b"], f"a.{topic}"), (clusters["a"], f"b.{topic}")}
+
+    def start() -> Child:
+        return java(libs, "org.apache.kafka.connect.mirror.MirrorMaker", settings)
+
+    def have_arrived(least: int) -> bool:
+        return all(
+            topic in AdminClient({"bootstrap.servers": bootstrap, **QUIET}).list_topics().topics
+            and sum(committed(bootstrap, topic).values()) > least
+            for bootstrap, topic in ways
+        )
+
+    with fed(clusters["a"], topic, TOTAL), fed(clusters["b"], topic, TOTAL):
+        for kill in range(KILLS):
+            child, least = start(), TOTAL * (kill + 1) // (KILLS + 2)
+            try:
+                until(
+                    lambda least=least: have_arrived(least),
+                    f"{least} records mirrored both ways: {child.tail(20)}",
+                    deadline_s=DEADLINE_S,
+                    poll_s=0.1,
+                )
+            finally:
+                child.kill()
+        child = start()
+    try:
+        for bootstrap, mirror in sorted(ways):
+            assert_exactly_once(bootstrap, mirror, TOTAL, child)
+        assert_group_follows(clusters, topic, group, child)
+    finally:
+        child.kill()
+
+
+def assert_group_follows(clusters: dict[str, str], topic: str, group: str, child: Child) -> None:
+    """Assert that a group that has read all of a topic finds itself at the mirror's end."""
+    reader = consumer(clusters["a"], group)
+    ends = [TopicPartition(topic, index, TOTAL // PARTITIONS) for index in range(PARTITIONS)]
+    reader.commit(offsets=ends, asynchronous=False)
+    reader.close()
+    follower = consumer(clusters["b"], group)
+    mirrors = [TopicPartition(f"a.{topic}", index) for index in range(PARTITIONS)]
+    until(
+        lambda: all(one.offset > 0 for one in follower.committed(mirrors, timeout=30)),
+        f"the group's offsets are translated: {child.tail(20)}",
+        deadline_s=DEADLINE_S,
+        poll_s=0.5,
+    )
+    positions = follower.committed(mirrors, timeout=30)
+    assert all(
+        one.offset <= follower.get_watermark_offsets(one, timeout=30)[1] for one in positions
+    )
+    follower.close()
+
+
+def consumer(bootstrap: str, group: str) -> Consumer:
+    return Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, **QUIET}
+    )

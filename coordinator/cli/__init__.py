@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "acls": "list, add and remove rules of who may do what, and say which one decides",
-    "cluster": "show brokers, features and API versions; make a cluster of a broker",
+    "acls": "list, add and remove access rules (ACLs), and say which rule decides",
+    "cluster": "show brokers, features and API versions; turn a broker into a cluster",
     "configs": "show and change settings of topics, brokers and groups",
-    "completion": "print what makes a shell complete these commands",
+    "completion": "print the completion script of a shell",
     "console": "show a cluster in a browser",
     "consume": "read records of a topic",
-    "crash-sweep": "kill the broker at every step under your own pipeline",
+    "crash-sweep": "run your own pipeline while the broker is killed at each of its steps",
     "dump-log": "show the files of a data directory",
     "features": "show, raise and lower the levels of features",
     "log": "verify, repair, import and export partition directories",
-    "groups": "look into consumer groups",
-    "health": "ask whether a broker answers",
+    "groups": "inspect consumer groups, and reset or delete their offsets",
+    "health": "check whether a broker answers",
     "produce": "write records to a topic",
-    "quotas": "show and change how much users, clients and addresses may take",
+    "quotas": "show and change the quotas of users, clients and addresses",
     "serve": "run the broker",
     "topics": "list, create, describe, alter, trim and delete topics",
-    "txns": "look into transactions",
-    "users": "list users who log in with a password, add and remove them, change passwords",
+    "txns": "inspect transactions, and end those that hang",
+    "users": "list, add and remove users with passwords, and change passwords",
 }
 
 

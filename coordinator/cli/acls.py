@@ -46,11 +46,11 @@ CONSUMER = {"topic": ("READ", "DESCRIBE"), "group": ("READ",)}
 
 @click.group("acls", cls=CommandGroup)
 def command() -> None:
-    """Show, add and remove the rules of who may do what, and ask which of them decides.
+    """Show, add and remove access rules (ACLs), and ask which rule decides.
 
-    A rule allows or denies a principal, such as User:alice or User:* for everybody, one operation
-    on resources of one name or of a common prefix; * is all names. A denial goes before whatever
-    is allowed. The words are those of Kafka's kafka-acls.
+    A rule allows or denies a principal, such as User:alice or User:* for all users, one operation
+    on the resources with a given name or prefix; * stands for all names. A rule that denies goes
+    before rules that allow. The options are called as those of Kafka's kafka-acls.
     """
 
 
@@ -86,10 +86,10 @@ def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], A
             type=click.Choice(patterns, case_sensitive=False),
             default=pattern,
             show_default=True,
-            help="How the names are meant."
+            help="How a name matches resources."
             if len(patterns) == 2
-            else "How the names are meant:"
-            " `any` are rules with exactly this name, `match` all that affect it.",
+            else "How a name matches rules: `any` are rules with exactly this name, `match` all"
+            " rules that affect it.",
         )(wrapped)
         made = click.option("--cluster", is_flag=True, help="The cluster itself.")(made)
         for word in reversed([one for one in RESOURCES if one != "cluster"]):
@@ -104,11 +104,19 @@ def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], A
 def rule_options(function: Any) -> Any:
     """Add for whom rules are, and what they allow or deny."""
     for option in (
-        click.option("--idempotent", is_flag=True, help="Kafka before 2.8 asks producers for it."),
         click.option(
-            "--consumer", is_flag=True, help="All that reading takes: needs --topic and --group."
+            "--idempotent",
+            is_flag=True,
+            help="Also IDEMPOTENT_WRITE, which Kafka before 2.8 asks for.",
         ),
-        click.option("--producer", is_flag=True, help="All that writing takes: needs --topic."),
+        click.option(
+            "--consumer",
+            is_flag=True,
+            help="All operations of a consumer; with --topic and --group.",
+        ),
+        click.option(
+            "--producer", is_flag=True, help="All operations of a producer; with --topic."
+        ),
         click.option(
             "--operation", "operations", multiple=True, metavar="NAME", help="May be repeated."
         ),
@@ -124,11 +132,15 @@ def rule_options(function: Any) -> Any:
 @command.command("list")
 @resource_options("match", PATTERNS)
 @click.option(
-    "--principal", "principals", multiple=True, metavar="TYPE:NAME", help="Only those for it."
+    "--principal",
+    "principals",
+    multiple=True,
+    metavar="TYPE:NAME",
+    help="Only rules for this principal.",
 )
 @table_options
 def list_rules(session: Session, what: What, principals: tuple[str, ...], form: str) -> None:
-    """Show all rules, or those about some resources: by default all that affect them."""
+    """Show all rules, or by default those that affect the given resources."""
     from fencepost.coordinator.cli.queries.acls import find
     from fencepost.coordinator.security.acl import AclFilter
 
@@ -145,9 +157,9 @@ def list_rules(session: Session, what: What, principals: tuple[str, ...], form: 
 @rule_options
 @table_options
 def add(session: Session, what: What, form: str, **options: Any) -> None:
-    """Make rules: all that the options combine to, for every operation if none is named.
+    """Add one rule for each combination of the options; without --operation, for all operations.
 
-    Once there is a rule about a resource, whoever is not named by one may do nothing with it.
+    Once a resource has a rule, principals without a rule of their own can no longer use it.
     """
     from fencepost.coordinator.cli.queries.acls import create, find
     from fencepost.coordinator.security.acl import AclFilter
@@ -176,7 +188,7 @@ def add(session: Session, what: What, form: str, **options: Any) -> None:
     "principals",
     multiple=True,
     metavar="TYPE:NAME",
-    help="What allows or denies it anything; may be repeated.",
+    help="Rules for this principal, of either kind; may be repeated.",
 )
 @execute_option
 @table_options
@@ -189,10 +201,10 @@ def remove(
     execute: bool,
     **options: Any,
 ) -> None:
-    """Show the rules that the options name, and with --execute take them away.
+    """Show the rules that match the options; with --execute, remove them.
 
-    What is not said does not matter: without a principal the rules for all of them are meant,
-    without a resource those about all.
+    An option that is not given matches everything: without a principal, rules for all principals
+    are removed, without a resource, rules about all resources.
     """
     from fencepost.coordinator.cli.queries.acls import delete, find
 
@@ -211,7 +223,7 @@ def remove(
 @click.argument("principal")
 @click.argument("operation")
 @click.argument("resource")
-@click.option("--host", metavar="ADDRESS", help="From where; without, from any address.")
+@click.option("--host", metavar="ADDRESS", help="The client's address; any address if not given.")
 @table_options
 def why(
     session: Session, principal: str, operation: str, resource: str, host: str | None, form: str

@@ -22,7 +22,9 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
     happens anyway, ``--yes`` is ``--execute``.
     """
 
-    @click.option("--execute", is_flag=True, help="Do it; without, it is only shown.")
+    @click.option(
+        "--execute", is_flag=True, help="Make the change; without it, the change is only shown."
+    )
     @click.option("--dry-run", is_flag=True, hidden=True)
     @click.option("--yes", is_flag=True, hidden=True)
     @functools.wraps(function)

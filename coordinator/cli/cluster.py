@@ -49,7 +49,7 @@ RELEASES = {int(level): release for level, release in (pair.split("=") for pair 
 
 @click.group("cluster", cls=CommandGroup)
 def command() -> None:
-    """Look at a cluster as a whole, and make one of a broker that stands alone."""
+    """Show the state of a cluster, or turn a broker that stands alone into one."""
 
 
 command.add_command(promote)
@@ -108,11 +108,11 @@ def info(session: Session, form: str, *, with_apis: bool) -> None:
 @command.command("describe")
 @table_options
 def describe(session: Session, form: str) -> None:
-    """Show how a cluster is: brokers, controller, and partitions that are not as they should be.
+    """Show brokers, controllers, and partitions that are offline or under-replicated.
 
-    STATE is `up` or `fenced`: registered, and without a session. CONTROLLER is `active`, `voter`
-    or nothing; of a controller elected on ZooKeeper the history tells since when, and why. LEADS
-    are the partitions a broker leads, PREFERRED those it is to lead, IN_SYNC the replicas of it
+    STATE is `up`, or `fenced` for a registered broker without a session. CONTROLLER is `active`,
+    `voter` or empty; the history says when and why a controller on ZooKeeper was elected. LEADS
+    counts partitions the broker leads, PREFERRED those it should lead, IN_SYNC its replicas
     that are in the ISR, METADATA_LAG the records of the metadata log it has not read.
     """
     from fencepost.coordinator.cli.queries import replicas
@@ -183,9 +183,10 @@ def describe(session: Session, form: str) -> None:
 @execute_option
 @shared_options
 def unregister(session: Session, broker: int, *, execute: bool) -> None:
-    """Have the cluster forget BROKER, which has stopped and has no replicas any more.
+    """Show whether BROKER can be removed from the cluster; with --execute, remove it.
 
-    Its history may remain, in __fencepost_history, until somebody deletes that topic.
+    The broker must have stopped and have no replicas. The topic __fencepost_history keeps its
+    history.
     """
     from fencepost.coordinator.cli.queries import replicas
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC

@@ -36,14 +36,14 @@ after that: fencepost cluster stand-alone"""
     multiple=True,
     required=True,
     metavar="ID@HOST:PORT",
-    help="A controller of the new cluster and where it will listen; may be repeated, or have"
-    " several with commas between. One, or three for a quorum that outlives one of them.",
+    help="A controller of the new cluster and its address; several are separated by commas or by"
+    " repeating the option. Three controllers survive the loss of one.",
 )
 @click.option(
     "--output",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the directories of the controllers and the files of settings go.",
+    help="The directory for the controllers' directories and the files of settings.",
 )
 @click.option(
     "--listen",
@@ -58,7 +58,7 @@ after that: fencepost cluster stand-alone"""
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="As for `serve`, or a new one for the broker; may be repeated.",
+    help="As for `serve`, or a new setting for the broker; may be repeated.",
 )
 @click.option(
     "--config-file",
@@ -91,17 +91,16 @@ def promote(
     insecure: bool,
     static_voters: bool,
 ) -> None:
-    """Let a stopped broker become one of a new cluster of Apache Kafka.
+    """Turn a stopped broker that stands alone into one of a new cluster of Apache Kafka.
 
-    DATA_DIR is that of a broker that stands alone. What it knows, topics with their ids, settings,
-    features, users, rules, quotas and the producer ids it has given out, is written as the metadata
-    with which controllers of Apache Kafka 4.3 start: OUTPUT/controller-ID/metadata, beside it
-    controller.properties, and OUTPUT/broker.properties for the broker, which keeps its id, its
-    address and its data. Producers, groups and open transactions live on, and clients need no
-    restart.
+    DATA_DIR is the broker's data directory. Its topics with their ids, settings, features, users,
+    rules, quotas and allocated producer ids are written as the metadata with which controllers of
+    Apache Kafka 4.3 start: OUTPUT/controller-ID/metadata, beside it controller.properties, and
+    OUTPUT/broker.properties for the broker, which keeps its id, its address and its data.
+    Producers, groups and open transactions live on, and clients need no restart.
 
-    DATA_DIR stays as it is. Until the broker is started with broker.properties it may be started
-    as before; then call this again. Calling it twice does no harm.
+    DATA_DIR is not changed. Until the broker starts with broker.properties it may start as before;
+    then run this command again. Running it twice does no harm.
     """
     from fencepost.coordinator.cli.serve import settings_in_environment
     from fencepost.coordinator.config.broker_config import load
@@ -171,16 +170,16 @@ def _tell(plan: Plan) -> None:
     multiple=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The directory (log.dirs) of a controller, which is stopped; may be repeated: a majority"
-    " of them is needed.",
+    help="The directory (log.dirs) of a stopped controller; repeat it for a majority of the"
+    " controllers.",
 )
 @execute_option
 def stand_alone(data_dir: Path, controllers: tuple[Path, ...], *, execute: bool) -> None:
-    """Let a broker that was promoted stand alone again: the way back.
+    """Let a promoted broker stand alone again: the way back.
 
-    Give it all replicas before (`topics reassign --to-brokers`), wait until they are in sync, and
-    stop producers, all brokers, this one last, and the controllers. What these knew becomes the
-    broker's own: topics, settings, users, rules, quotas, and the producer ids given out meanwhile.
+    First give it all replicas (`topics reassign --to-brokers`) and wait until they are in sync;
+    then stop the producers, all brokers, this one last, and the controllers. The broker takes over
+    the cluster's topics, settings, users, rules, quotas and allocated producer ids.
     """
     from fencepost.coordinator.metadata.errors import MetadataError
     from fencepost.coordinator.tools import way_back

@@ -44,7 +44,7 @@ def command() -> None:
 
 @command.command("list")
 @resource_arguments
-@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@click.option("--changed", is_flag=True, help="Only settings that differ from their defaults.")
 @table_options
 def list_settings(session: Session, kind: str, name: str, form: str, *, changed: bool) -> None:
     """List all settings."""
@@ -59,7 +59,7 @@ def list_settings(session: Session, kind: str, name: str, form: str, *, changed:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @table_options
 def get(session: Session, kind: str, name: str, keys: tuple[str, ...], form: str) -> None:
-    """Show the settings KEY."""
+    """Show each KEY with its value and source."""
     from fencepost.coordinator.cli.queries.settings import described
 
     resource = _resource(session, kind, name)

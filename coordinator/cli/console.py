@@ -23,38 +23,40 @@ if TYPE_CHECKING:
     metavar="HOST:PORT",
     help="Where browsers connect; port 0 takes a free one.",
 )
-@click.option("--allow-writes", is_flag=True, help="Also change things; without, it only reads.")
+@click.option(
+    "--allow-writes", is_flag=True, help="Allow changes; without it, the console only reads."
+)
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Another name by which browsers may ask, as behind a proxy; repeatable.",
+    help="Another host name that browsers may use, as behind a proxy; repeatable.",
 )
 @click.option(
     "--token",
     envvar="FENCEPOST_CONSOLE_TOKEN",
     metavar="TEXT",
-    help="What browsers and scripts must show; a new one at each start if none is given."
-    " Better by FENCEPOST_CONSOLE_TOKEN, for others see a command line.",
+    help="The secret of browsers and scripts; a new one at each start if none is given. Other users"
+    " of the machine can read a command line: FENCEPOST_CONSOLE_TOKEN is safer.",
 )
 @click.option(
     "--tls-cert",
     metavar="FILE",
-    help="Have browsers encrypt: a PEM file with a certificate and its chain.",
+    help="Serve HTTPS with this certificate and its chain, a PEM file.",
 )
 @click.option("--tls-key", metavar="FILE", help="Its private key, if it is not in the same file.")
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen for other machines without encryption: whoever reads along has the token.",
+    help="Listen for other machines without encryption; eavesdroppers get the token.",
 )
 @click.option(
     "--undo-dir",
     default=".",
     show_default=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where the undo files of offset resets go.",
+    help="The directory for undo files of offset resets.",
 )
 @shared_options
 def command(
@@ -71,7 +73,7 @@ def command(
 ) -> None:
     """Show a cluster, Fencepost or Apache Kafka, in a browser until Ctrl-C.
 
-    Its first line is `console URL`; the URL holds the token that the page asks with.
+    Its first line is `console URL`; the URL holds the token.
     """
     try:
         from fencepost.console.guard import is_loopback

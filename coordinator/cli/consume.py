@@ -55,7 +55,7 @@ IDLE_S = 0.2
     "--until",
     default="end",
     metavar="WHERE",
-    help="Stop before: an offset, P=OFFSET,… or a time; else the end of now.",
+    help="Stop before this offset, P=OFFSET,… or time; else at the current end.",
 )
 @click.option(
     "--isolation",
@@ -64,10 +64,14 @@ IDLE_S = 0.2
     show_default=True,
     help="read_committed hides aborted and open transactions.",
 )
-@click.option("--group", "-g", help="As a member of this group: from its offsets on, with commits.")
+@click.option(
+    "--group", "-g", help="Read as a member of this group, from its offsets on, and commit."
+)
 @click.option("--key", "keys", multiple=True, help="Only records with this key; repeatable.")
-@click.option("--limit", "-n", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option("--follow", "-f", is_flag=True, help="Go on at the end, until Ctrl-C.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), help="Stop after this number of records."
+)
+@click.option("--follow", "-f", is_flag=True, help="Wait for more at the end, until Ctrl-C.")
 @click.option(
     "--format",
     "form",
@@ -77,8 +81,10 @@ IDLE_S = 0.2
     help="The values, a line each with all fields, JSON lines, the values' bytes, or a template of"
     rf" {' '.join(f'%{letter}' for letter in FIELDS)} and \n \t \xNN.",
 )
-@click.option("--null", default=NULL, show_default=True, help="What stands for no key or value.")
-@click.option("--no-decode", is_flag=True, help="Show internal topics' records as they are.")
+@click.option(
+    "--null", default=NULL, show_default=True, help="The text for a missing key or value."
+)
+@click.option("--no-decode", is_flag=True, help="Do not decode the records of internal topics.")
 @shared_options
 def command(
     session: Session,
@@ -95,12 +101,12 @@ def command(
 
     A template's fields are kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers,
     %T timestamp in ms (%D: ISO 8601), %K and %S bytes of key and value (-1 for none); it ends with
-    \n where lines are wanted. A tombstone is printed as <null>, and a text that is just that as
-    \<null>. Of an internal topic what its records say is printed. On a terminal control characters
-    are escaped; a pipe or a file gets them as they are, except as table or json.
+    \n where lines are wanted. A tombstone is printed as <null>, and the text <null> as \<null>. The
+    records of internal topics are decoded. On a terminal control characters are escaped; a pipe or
+    a file gets them unchanged, except as table or json.
 
-    On standard error stands what an open transaction holds back, what --group has committed, and
-    where the topic does not have what was asked for.
+    Standard error reports records that an open transaction holds back, the commits of --group, and
+    offsets or times that the topic does not have.
     """
     if group is not None and (wanted or asked["tail"] is not None):
         raise click.UsageError("a group says itself which partitions are read, and from where on")

@@ -63,18 +63,26 @@ def _number(name: str, low: int, high: int, default: int, text: str) -> Callable
     default=DEFAULT_POINTS,
     show_default=True,
     metavar="N|all",
-    help="How many kills, spread evenly over the run.",
+    help="The number of kills, spread evenly over the run.",
 )
-@click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="For the broker.")
-@click.option("--setup", metavar="CMD", help="Run once before; every run begins where it ended.")
-@click.option("--verify", metavar="CMD", help="Run after each run, which fails if this does.")
+@click.option(
+    "--config",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the broker; may be repeated.",
+)
+@click.option(
+    "--setup", metavar="CMD", help="Run this once; every run begins with the data it leaves."
+)
+@click.option("--verify", metavar="CMD", help="Run this after each run; its failure is the run's.")
 @_number("--restarts", 0, 100, 5, "How often a COMMAND that failed is started again.")
 @_number("--jobs", 1, MAX_JOBS, 1, "Runs at the same time.")
-@click.option("--every-answer", is_flag=True, help="Kill before reads' answers as well.")
+@click.option("--every-answer", is_flag=True, help="Also kill before answers to reads.")
 @click.option("--kill-command", is_flag=True, help="Kill COMMAND together with the broker.")
 @_seconds("--command-timeout", "command_timeout_s", 60.0, "For one run of one command.")
 @_seconds("--settle", "settle_s", 10.0, "How long transactions may stay open after COMMAND.")
-@_seconds("--time-limit", "time_limit_s", 600.0, "No run begins later; the rest is skipped.")
+@_seconds("--time-limit", "time_limit_s", 600.0, "Begin no run after this time.")
 @click.option(
     "--label-header",
     default="fencepost-txn",
@@ -85,7 +93,7 @@ def _number(name: str, low: int, high: int, default: int, text: str) -> Callable
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to work; else among the temporary files. What failed is kept there.",
+    help="The directory to work in, where failed runs are kept; else a temporary one.",
 )
 @click.option(
     "--format",
@@ -105,14 +113,14 @@ def command(
     form: str,
     **bounds: Any,
 ) -> None:
-    """Run COMMAND over and over, each time with the broker killed at another point.
+    """Run COMMAND repeatedly, each time with the broker killed at another point.
 
     A first run counts the broker's durable operations. Then, for each chosen point, the broker is
     killed (SIGKILL) exactly before, in the middle of or after one of them, or before the answer
     that follows (--every-answer: before any answer), and started again on the same port; COMMAND
-    goes on, or is started again if it fails. Afterwards no transaction may be open, read_committed
-    readers must see exactly what was committed, units of work named by a header must be whole,
-    and --verify must succeed.
+    continues, or is started again if it fails. Afterwards no transaction may be open,
+    read_committed readers must see exactly the committed records, units of work named by a header
+    must be whole, and --verify must succeed.
 
     \b
     COMMAND finds in its environment:
@@ -125,7 +133,7 @@ def command(
     A record may carry the header named by --label-header (which unit of work it belongs to) and
     one more with "-size" at the end of its name (how many records the unit has).
 
-    Exit status 0 if nothing was wrong, 1 if anything was.
+    Exit status 0 if every run was right, 1 if one failed.
     """  # noqa: D301 - click wants the control character
     from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError, load
     from fencepost.coordinator.tools.sweep.judge import Labels

@@ -44,8 +44,8 @@ COLUMNS = {
     metavar="FILE...",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option("--verify", is_flag=True, help="Check sums, orders, and indexes against their log.")
-@click.option("--records", is_flag=True, help="Open the batches of a log.")
+@click.option("--verify", is_flag=True, help="Check checksums, the order of offsets, and indexes.")
+@click.option("--records", is_flag=True, help="Show the records of each batch.")
 @format_option
 def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) -> None:
     """Show logs, indexes, snapshots and checkpoints; exit 1 if something in them is wrong.

@@ -23,13 +23,13 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 @click.group("features", cls=CommandGroup)
 def command() -> None:
-    """Look at the finalized levels of features, raise and lower them."""
+    """Show, raise and lower the finalized levels of features."""
 
 
 @command.command("describe")
 @table_options
 def describe(session: Session, form: str) -> None:
-    """Show the level of each feature and what the broker supports.
+    """Show the level of each feature and the levels that the broker supports.
 
     A feature whose level is 0 is off. EPOCH counts the changes of levels.
     """
@@ -57,8 +57,8 @@ def feature_levels(session: Session) -> list[dict[str, object]]:
 
 @command.command("set")
 @click.argument("levels", metavar="FEATURE=LEVEL...", nargs=-1, required=True)
-@click.option("--downgrade", is_flag=True, help="Allow lower levels than now.")
-@click.option("--unsafe", is_flag=True, help="Allow them even where metadata may be lost.")
+@click.option("--downgrade", is_flag=True, help="Allow levels below the current ones.")
+@click.option("--unsafe", is_flag=True, help="Allow lower levels even if metadata may be lost.")
 @execute_option
 @table_options
 def setlevels(
@@ -70,10 +70,10 @@ def setlevels(
     unsafe: bool,
     execute: bool,
 ) -> None:
-    """Say whether each FEATURE can have its LEVEL, and with --execute give it, all or none.
+    """Check whether each FEATURE can have its LEVEL; with --execute, change all of them or none.
 
-    Open transactions end by the rules they began with: a level of transaction.version is heard of
-    by a producer with its next transaction.
+    Open transactions end by the rules they began with: a producer follows a new level of
+    transaction.version from its next transaction on.
     """
     from fencepost.coordinator.cli.queries.session import check
 

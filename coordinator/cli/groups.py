@@ -50,14 +50,14 @@ SUMMARY_COLUMNS = (
 def change_options(function: Callable[P, R]) -> Callable[P, R]:
     """Add ``--execute``, ``--undo`` and the options of a table."""
     function = click.option(
-        "--undo", metavar="FILE", help="Write the offsets of now to this new file."
+        "--undo", metavar="FILE", help="Write the current offsets to this new file."
     )(table_options(function))
     return execute_option(function)
 
 
 @click.group("groups", cls=CommandGroup)
 def command() -> None:
-    """Look into consumer groups, and set their offsets."""
+    """Inspect consumer groups, and reset or delete their offsets."""
 
 
 @command.command("list")
@@ -205,7 +205,7 @@ def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
 @click.argument("group")
 @table_options
 def list_members(session: Session, group: str, form: str) -> None:
-    """Show who is in GROUP and what each owns; in a consumer group also what it shall own."""
+    """Show the members of GROUP with their partitions, and in a consumer group their targets."""
     from fencepost.coordinator.cli.queries.group_view import existing, member_rows
 
     emit(member_rows(existing(session, group)), MEMBER_COLUMNS, form, "no members")
@@ -215,10 +215,10 @@ def list_members(session: Session, group: str, form: str) -> None:
 @click.argument("group")
 @table_options
 def offsets(session: Session, group: str, form: str) -> None:
-    """Show how far GROUP is in each partition.
+    """Show the committed offset and the lag of GROUP in each partition.
 
-    LAG counts what a read_committed reader can still get; HELD_BACK is what an open transaction
-    keeps from it. Without a commit LAG is unknown, unless there is nothing to read.
+    LAG counts records that a read_committed reader has yet to get; HELD_BACK counts those that an
+    open transaction keeps from it. Without a commit LAG is unknown, unless the partition is empty.
     """
     from fencepost.coordinator.cli.queries.group_view import existing, offset_rows
 
@@ -233,21 +233,23 @@ def offsets(session: Session, group: str, form: str) -> None:
 @click.option("--topic", "topics", multiple=True, metavar="T[:0,1]", help="Repeatable.")
 @click.option("--all-topics", is_flag=True, help="All partitions with a committed offset.")
 @click.option("--to-earliest", is_flag=True, help="The oldest record.")
-@click.option("--to-latest", is_flag=True, help="Behind the newest record.")
-@click.option("--to-current", is_flag=True, help="What is committed; the end where nothing is.")
+@click.option("--to-latest", is_flag=True, help="After the newest record.")
+@click.option(
+    "--to-current", is_flag=True, help="The committed offset; the end where there is none."
+)
 @click.option("--to-offset", type=click.IntRange(min=0), help="This offset.")
 @click.option("--to-datetime", metavar="TIME", help="02:13, -2h, yesterday or ISO (UTC).")
 @click.option("--by-duration", metavar="1d2h", help="This long ago, also in ISO 8601.")
-@click.option("--shift-by", type=int, help="Forward, or with a negative number back.")
+@click.option("--shift-by", type=int, help="Forward by this number, or back if it is negative.")
 @click.option("--from-file", metavar="FILE", help="Lines topic,partition,offset; or an undo file.")
 @change_options
 def reset_offsets(
     session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **options: Any
 ) -> None:
-    """Say where GROUP would go on reading, and with --execute have it go on there.
+    """Show the new offsets of GROUP; with --execute, commit them.
 
-    The group must have no members. Before anything changes, what is committed now goes into the
-    undo file, which --from-file brings back.
+    The group must have no members. The current offsets are written to the undo file first, which
+    --from-file restores.
     """
     from fencepost.coordinator.cli import group_reset
 
@@ -275,7 +277,10 @@ def reset_offsets(
 def delete_offsets(
     session: Session, group: str, topics: tuple[str, ...], *, all_topics: bool, **change: Any
 ) -> None:
-    """Forget how far GROUP is in topics that it no longer reads."""
+    """Show the offsets of GROUP in the topics; with --execute, delete them.
+
+    The group must not be subscribed to the topics. The offsets are written to the undo file first.
+    """
     from fencepost.coordinator.cli import group_reset
 
     before = session.committed(group)

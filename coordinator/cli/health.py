@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("health")
 @shared_options
 def command(session: Session) -> None:
-    """Ask the broker at --bootstrap for its topics, and no other one.
+    """Ask the broker at --bootstrap, and no other broker, for its topics.
 
     Exit status 0 if it answers, 3 if it does not.
     """

@@ -34,7 +34,7 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
         "end_ms",
         metavar="TIME",
         callback=read_time,
-        help="Only what happened before: a time as for --since.",
+        help="Only earlier entries: a time as for --since.",
     )(table_options(function))
     function = click.option(
         "--from",
@@ -45,9 +45,9 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
         metavar="WHERE",
         help="earliest, latest, or a time: 02:13, -10m, yesterday, 2026-01-31T12:00 (UTC).",
     )(function)
-    return click.option(
-        "--follow", "-f", is_flag=True, help="Go on telling as it happens, until Ctrl-C."
-    )(function)
+    return click.option("--follow", "-f", is_flag=True, help="Wait for new entries, until Ctrl-C.")(
+        function
+    )
 
 
 def show(

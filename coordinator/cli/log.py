@@ -68,7 +68,7 @@ _TOLD = (
 def command() -> None:
     """Verify, repair, import and export partition directories.
 
-    All of them work on the files of a broker that is stopped, and refuse those of a running one.
+    These commands work on the files of a stopped broker and refuse those of a running one.
     """
 
 
@@ -88,9 +88,9 @@ def command() -> None:
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
-    help="How many each topic has, if some have no directory.",
+    help="The partitions of each topic, if some have no directory.",
 )
-@click.option("--accept-damage", is_flag=True, help="Leave out what is torn or damaged.")
+@click.option("--accept-damage", is_flag=True, help="Leave out torn and damaged batches.")
 @_CONFIG
 @format_option
 def import_(
@@ -104,12 +104,12 @@ def import_(
     *,
     accept_damage: bool,
 ) -> None:
-    """Copy partition directories DIR (…/TOPIC-0 …/TOPIC-1) in, and make topics of them.
+    """Copy partition directories DIR (…/TOPIC-0 …/TOPIC-1) into this broker, as new topics.
 
-    They are Apache Kafka's or another Fencepost's, stopped or killed; every batch is checked. All
-    partitions of a topic come together; of topics whose names begin alike, --topic says which are
-    meant. __consumer_offsets and __transaction_state come with their
-    groups and transactions, before this broker has any of its own.
+    The directories come from a stopped or killed Apache Kafka or Fencepost; every batch is checked.
+    Name all partitions of a topic in one command; --topic selects one of several topics.
+    __consumer_offsets and __transaction_state bring their groups and transactions, as long as this
+    broker has none of its own.
     """
     from fencepost.coordinator.tools.transfer import import_directories
 
@@ -132,7 +132,7 @@ def import_(
 @click.option(
     "--to", "target", required=True, type=_DIRECTORY, help="The log directory of Apache Kafka."
 )
-@click.option("--replace", is_flag=True, help="Give up the records that the topics have there.")
+@click.option("--replace", is_flag=True, help="Replace the records that the topics have there.")
 @execute_option
 @_CONFIG
 @format_option
@@ -148,9 +148,9 @@ def export(
 ) -> None:
     """Copy TOPICS into the log directory of a stopped Apache Kafka.
 
-    Create them in Apache Kafka first, with as many partitions, and stop it. Copied are records,
-    offsets, transactions and producers; the offsets of groups are not. Only where --replace would
-    give up records is --execute asked for.
+    First create the topics in Apache Kafka with the same number of partitions, and stop it. Records
+    are copied with their offsets, transactions and producers, without the offsets of groups.
+    --replace needs --execute as well if records would be lost.
     """
     from fencepost.coordinator.tools.transfer import export_topic, replaced_by
 
@@ -199,9 +199,9 @@ def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
 def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> None:
     """Check partition directories, or whole data directories; exit 1 if something is wrong.
 
-    Checked are sums, orders, indexes against their log, transaction indexes and snapshots against
-    a replay, leader epochs, checkpoints. Of a data directory that was not closed cleanly it is
-    said, in the words of the log, what the next start will cut. Nothing is changed.
+    The checks cover checksums, the order of offsets, indexes against their log, transaction indexes
+    and snapshots against a replay, leader epochs and checkpoints. After an unclean shutdown the
+    report also says what the next start will truncate. Nothing is changed.
     """
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.verify import verify_data_directory, verify_partition
@@ -293,7 +293,7 @@ def _refuse_if_in_use(directory: Path) -> None:
 @_CONFIG
 @format_option
 def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, execute: bool) -> None:
-    """Say which indexes, snapshots and epochs of DIR are wrong; with --execute make them anew."""
+    """Show which indexes, snapshots and epochs of DIR are wrong; with --execute, rebuild them."""
     from fencepost.logcore.clock import SystemClock
     from fencepost.logcore.fs import OsFileSystem
     from fencepost.logcore.repair import rebuild_indexes, stale_indexes
@@ -317,7 +317,7 @@ def rebuild_index(directory: Path, pairs: tuple[str, ...], form: str, *, execute
 @click.option(
     "--undo-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where copies of the files go; beside the data directory if not given.",
+    help="The directory for copies of the files; else beside the data directory.",
 )
 @_CONFIG
 @format_option
@@ -330,9 +330,9 @@ def truncate(
     *,
     execute: bool,
 ) -> None:
-    """Say what goes if the log in DIR is cut before the batch that holds an offset.
+    """Show what is lost if the log in DIR is truncated before the batch that holds an offset.
 
-    With --execute it is cut, and copies of the files are kept.
+    With --execute, truncate it and keep copies of the files.
     """
     from fencepost.logcore.clock import SystemClock
     from fencepost.logcore.fs import OsFileSystem

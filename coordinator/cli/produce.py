@@ -39,10 +39,10 @@ MOST_TOLD = 20
 @click.option(
     "--key-separator",
     metavar="TEXT",
-    help=r"What stands between key and value of a line; \t is a tabulator.",
+    help=r"The separator of key and value in a line; \t is a tab.",
 )
 @click.option("--null", metavar="TEXT", help="The text that makes a tombstone, or means no key.")
-@click.option("--partition", type=int, help="Write there; else by key, else to one at random.")
+@click.option("--partition", type=int, help="The partition; else by key, else at random.")
 @click.option("--header", "pairs", multiple=True, metavar="NAME=VALUE", help="For every record.")
 @click.option(
     "--compression",
@@ -64,15 +64,15 @@ def command(
     compression: str,
     transactional_id: str | None,
 ) -> None:
-    """Write each line of standard input to TOPIC as one record, as they come.
+    """Write each line of standard input to TOPIC as one record, as soon as it arrives.
 
-    With a key, an empty value is a tombstone, unless --null says what is one. JSON lines have
+    An empty value with a key is a tombstone, unless --null names another text. JSON lines have
     key, value (null: a tombstone), headers, partition and timestamp; key_base64, value_base64 and
-    headers_base64 are for bytes that are no text; a value that is no text is written as JSON.
+    headers_base64 hold bytes; a value that is not a string is written as JSON.
 
-    With --transactional-id either all lines become visible to read_committed readers, or none.
-    Without, a line that can not be written is told by its number, and the others are written: exit
-    status 4.
+    With --transactional-id, read_committed readers see either all lines or none. Without it, a line
+    that cannot be written is reported by its number, the others are written, and the exit status
+    is 4.
     """
     from fencepost.coordinator.cli.record_writer import Writer
 

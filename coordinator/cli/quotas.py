@@ -47,7 +47,7 @@ def entity_options(function: Callable[..., R]) -> Callable[..., R]:
             f"--{kind}-default",
             f"{column}_default",
             is_flag=True,
-            help=f"Every {kind} that has no quota by name.",
+            help=f"The default of each {kind} without a quota by name.",
         )(wrapped)
         wrapped = click.option(f"--{kind}", column, metavar="NAME")(wrapped)
     return wrapped
@@ -55,14 +55,14 @@ def entity_options(function: Callable[..., R]) -> Callable[..., R]:
 
 @click.group("quotas", cls=CommandGroup)
 def command() -> None:
-    """Show and change how much users, clients and addresses may take.
+    """Show and change the quotas of users, clients and addresses.
 
-    A quota is for a user, for a client id, for a user with a client id, or for an address; each may
-    be the default of those that have none by name. Users and clients have producer_byte_rate and
-    consumer_byte_rate (bytes per second), request_percentage (of the time of an event loop, or of a
-    thread of Apache Kafka's), and controller_mutation_rate (partitions per second that are created
-    or deleted); addresses have connection_creation_rate (connections per second). Who takes more is
-    answered at once, and not heard for a while.
+    A quota is for a user, for a client id, for a user with a client id, or for an address, or it is
+    the default of those without a quota by name. Users and clients have producer_byte_rate and
+    consumer_byte_rate (bytes per second), request_percentage (of the time of the event loop, or of
+    a thread in Apache Kafka), and controller_mutation_rate (partitions created or deleted per
+    second); addresses have connection_creation_rate (connections per second). A client above its
+    quota is answered at once; its next requests then have to wait.
     """
 
 
@@ -70,7 +70,7 @@ def command() -> None:
 @entity_options
 @table_options
 def list_quotas(session: Session, entity: Names, form: str) -> None:
-    """List quotas: all, or those that are about what the options name."""
+    """List all quotas, or those of the given users, clients and addresses."""
     rows = [row for one in described(session, entity) for row in _rows(*one)]
     emit(rows, COLUMNS, form, "no quotas")
 
@@ -81,7 +81,7 @@ def list_quotas(session: Session, entity: Names, form: str) -> None:
 @execute_option
 @table_options
 def put(session: Session, entity: Names, pairs: tuple[str, ...], **how: Any) -> None:
-    """Say what a QUOTA would be, and with --execute make it so."""
+    """Show what would change; with --execute, set each QUOTA."""
     wanted: dict[str, float | None] = {}
     for key, text in key_values(pairs, "QUOTA=VALUE"):
         try:
@@ -97,19 +97,24 @@ def put(session: Session, entity: Names, pairs: tuple[str, ...], **how: Any) -> 
 @execute_option
 @table_options
 def remove(session: Session, entity: Names, keys: tuple[str, ...], **how: Any) -> None:
-    """Say what a QUOTA is, and with --execute take it away."""
+    """Show each QUOTA; with --execute, remove it."""
     _change(session, entity, dict.fromkeys(keys), keys, **how)
 
 
 @command.command("why")
-@click.option("--user", default="ANONYMOUS", show_default=True, help="As it has logged in.")
-@click.option("--client-id", default="", help="What the client calls itself.")
+@click.option(
+    "--user",
+    default="ANONYMOUS",
+    show_default=True,
+    help="The name that the client logged in with.",
+)
+@click.option("--client-id", default="", help="The client id that the client sends.")
 @table_options
 def why(session: Session, user: str, client_id: str, form: str) -> None:
-    """Say which quotas hold for a client: of each kind one, the most specific.
+    """Show which quotas apply to a client: the most specific one of each kind.
 
-    OF says whom it was set for. SHARED_BY says with whom the client shares what it may take: every
-    `user` with all its clients, a `client-id` with all users of it, or with nobody else.
+    OF is the entity that has the quota. SHARED_BY says which clients share it: those of one `user`,
+    those of one `client-id`, or `nobody`.
     """
     from fencepost.coordinator.security.quota_entities import (
         ABSENT,

@@ -25,7 +25,7 @@ FORMATS = ("auto", "text", "json")
     "--data-dir",
     envvar="FENCEPOST_DATA_DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything is kept; created if it is not there. Else log.dirs says it.",
+    help="The directory for all data, created if missing; else log.dirs names it.",
 )
 @click.option(
     "--listen",
@@ -37,28 +37,28 @@ FORMATS = ("auto", "text", "json")
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Let other machines in although nobody is asked who they are (fencepost.insecure).",
+    help="Let other machines connect without a login (fencepost.insecure).",
 )
 @click.option(
     "--config",
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting by Kafka's name, for example log.retention.hours=24; may be repeated.",
+    help="A setting by Kafka's name, as log.retention.ms=7d; may be repeated.",
 )
 @click.option(
     "--config-file",
     envvar="FENCEPOST_CONFIG_FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings, in TOML or as Apache Kafka's server.properties; --config wins over it.",
+    help="Settings in TOML or as in Apache Kafka's server.properties; --config wins.",
 )
 @click.option(
     "--add-scram",
     multiple=True,
     metavar="USER|@FILE",
-    help="A user, as SCRAM-SHA-512=[name=admin,password=...], if there is none of that name yet;"
-    " may be repeated. Whoever lists the processes reads it: @FILE has users in its lines, and so"
-    f" may the variable {USERS}.",
+    help="Add a user, as SCRAM-SHA-512=[name=admin,password=...], unless the name exists; may be"
+    " repeated. Other users of the machine can read a command line: @FILE and the variable"
+    f" {USERS} have a user in each line.",
 )
 @click.option(
     "--log-level",
@@ -66,7 +66,7 @@ FORMATS = ("auto", "text", "json")
     show_default=True,
     envvar="FENCEPOST_LOG_LEVEL",
     type=click.Choice(LEVELS, case_sensitive=False),
-    help="Events of this level and above are written; kafka-configs can change it at run time.",
+    help="Log events of this level and above; kafka-configs can change it at run time.",
 )
 @click.option(
     "--log-format",
@@ -74,17 +74,17 @@ FORMATS = ("auto", "text", "json")
     show_default=True,
     envvar="FENCEPOST_LOG_FORMAT",
     type=click.Choice(FORMATS),
-    help="Lines for people or of JSON; auto is text on a terminal.",
+    help="Log lines as text or JSON; auto is text on a terminal.",
 )
 @click.option(
     "--test-hooks",
     metavar="HOST:PORT",
-    help="For tests: serve a clock that they move, and faults, over HTTP; loopback only.",
+    help="For tests: serve a movable clock and faults over HTTP, on loopback only.",
 )
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
-    help="Serve /metrics, /healthz and /readyz over HTTP, to this machine unless HOST is another.",
+    help="Serve /metrics, /healthz and /readyz over HTTP, on loopback unless HOST is given.",
 )
 @click.option(
     "--metrics-compat",
@@ -106,10 +106,10 @@ def command(
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C.
 
-    As soon as it serves it prints one line, `listening HOST:PORT`. Logs go to standard error.
-    SIGHUP has --config-file read again: what may change at run time takes effect at once.
+    Once it serves, it prints one line, `listening HOST:PORT`. Logs go to standard error. On SIGHUP
+    it reads --config-file again and applies the settings that can change at run time.
 
-    A variable FENCEPOST_SET_LOG_RETENTION_HOURS=24 is --config log.retention.hours=24.
+    The variable FENCEPOST_SET_LOG_RETENTION_HOURS=24 stands for --config log.retention.hours=24.
     """
     from fencepost.coordinator.daemon.process import serve
 

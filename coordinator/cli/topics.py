@@ -55,10 +55,19 @@ def list_topics(session: Session, form: str, *, internal: bool) -> None:
 
 @command.command("create")
 @click.argument("topic")
-@click.option("--partitions", "-p", default=-1, help="How many; the broker's default if not given.")
-@click.option("--replication-factor", "-r", default=-1, help="The broker's default if not given.")
+@click.option(
+    "--partitions", "-p", default=-1, help="The number of partitions; else the broker's default."
+)
+@click.option(
+    "--replication-factor",
+    "-r",
+    default=-1,
+    help="The number of replicas; else the broker's default.",
+)
 @click.option("--config", "pairs", multiple=True, metavar="KEY=VALUE", help="May be repeated.")
-@click.option("--validate-only", is_flag=True, help="Only say whether it would work.")
+@click.option(
+    "--validate-only", is_flag=True, help="Only check whether the topic could be created."
+)
 @shared_options
 def create(
     session: Session,
@@ -192,13 +201,15 @@ def delete(session: Session, topics: tuple[str, ...], *, execute: bool) -> None:
 
 @command.command("add-partitions")
 @click.argument("topic")
-@click.option("--to", "count", required=True, type=click.IntRange(min=1), help="How many in all.")
+@click.option(
+    "--to", "count", required=True, type=click.IntRange(min=1), help="The new number of partitions."
+)
 @execute_option
 @shared_options
 def add_partitions(session: Session, topic: str, count: int, *, execute: bool) -> None:
-    """Say whether TOPIC can have more partitions, and with --execute add them.
+    """Check whether TOPIC can have more partitions; with --execute, add them.
 
-    They can't be taken away again, and keys may go to other partitions from then on.
+    Partitions cannot be removed again, and new records of a key may go to another partition.
     """
     from fencepost.coordinator.cli.queries.session import check
 
@@ -253,19 +264,19 @@ def alter(
 
 @command.command("trim")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC[:0,1]...")
-@click.option("--to-offset", type=click.IntRange(min=0), help="Its first offset from then on.")
-@click.option("--to-latest", is_flag=True, help="Everything that is there now goes.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="The new first offset.")
+@click.option("--to-latest", is_flag=True, help="Delete all current records.")
 @click.option(
     "--to-datetime",
     metavar="TIME",
-    help="What is older goes: 02:13, -2h, yesterday or ISO (UTC).",
+    help="Delete older records: 02:13, -2h, yesterday or ISO (UTC).",
 )
 @execute_option
 @table_options
 def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool, **to: Any) -> None:
-    """Say which records would go from the beginning of TOPICS, and with --execute delete them.
+    """Show how many records would go from the start of TOPICS; with --execute, delete them.
 
-    Whoever reads from before goes on at the first offset that is left.
+    A consumer with an earlier offset continues at the new first offset.
     """
     from fencepost.coordinator.cli import topic_trim
 
@@ -281,28 +292,42 @@ def trim(session: Session, topics: tuple[str, ...], form: str, *, execute: bool,
 @click.argument("topics", nargs=-1, metavar="TOPIC[:0,1]...")
 @click.option("--all", "every", is_flag=True, help="All topics but the brokers' own histories.")
 @click.option("--to-brokers", metavar="1,2,3", help="Spread the replicas over these brokers.")
-@click.option("--replication-factor", "-r", type=click.IntRange(min=1), help="So many for each.")
-@click.option("--file", "plan_file", type=click.File(), metavar="FILE", help="Take this plan.")
-@click.option("--write", type=click.File("w", lazy=True), metavar="FILE", help="Write the plan.")
 @click.option(
-    "--write-current", type=click.File("w", lazy=True), metavar="FILE", help="Write the way back."
+    "--replication-factor",
+    "-r",
+    type=click.IntRange(min=1),
+    help="The number of replicas of each partition.",
+)
+@click.option(
+    "--file", "plan_file", type=click.File(), metavar="FILE", help="Read the plan from this file."
+)
+@click.option(
+    "--write", type=click.File("w", lazy=True), metavar="FILE", help="Write the plan to this file."
+)
+@click.option(
+    "--write-current",
+    type=click.File("w", lazy=True),
+    metavar="FILE",
+    help="Write the current replicas to this file, as a plan.",
 )
 @click.option(
     "--throttle", type=click.IntRange(min=1), metavar="BYTES", help="Per second, for each broker."
 )
-@click.option("--verify", is_flag=True, help="Show how far it is; with --execute end throttles.")
-@click.option("--cancel", is_flag=True, help="Back to the replicas of before.")
+@click.option(
+    "--verify", is_flag=True, help="Show the progress; with --execute, also remove throttles."
+)
+@click.option("--cancel", is_flag=True, help="Return to the replicas from before the move.")
 @execute_option
 @table_options
 def reassign(
     session: Session, topics: tuple[str, ...], form: str, *, execute: bool, **how: Any
 ) -> None:
-    """Say which replicas of TOPICS would move to other brokers, and with --execute move them.
+    """Show which replicas of TOPICS would move to other brokers; with --execute, move them.
 
-    A plan is made from --to-brokers and --replication-factor, which leaves what lies well, or read
-    from --file, in the JSON of Kafka's kafka-reassign-partitions. --throttle alone changes the rate
-    of what is under way, which --verify shows and --cancel takes back; both are for all topics if
-    none is named.
+    The plan follows from --to-brokers and --replication-factor and leaves well-placed replicas, or
+    is read from --file in the JSON of Kafka's kafka-reassign-partitions. For moves
+    under way, --throttle alone changes the rate, --verify shows the progress and --cancel undoes
+    them; without TOPICS they mean all topics.
     """
     from fencepost.coordinator.cli import topic_moves
 
@@ -323,16 +348,16 @@ def reassign(
     type=click.Choice(["preferred", "unclean"]),
     default="preferred",
     show_default=True,
-    help="The first of the replicas; or anybody alive, for partitions without a leader.",
+    help="Elect the first replica, or any live one where there is no leader.",
 )
 @execute_option
 @table_options
 def elect(
     session: Session, topics: tuple[str, ...], form: str, kind: str, *, every: bool, execute: bool
 ) -> None:
-    """Say which partitions would get another leader, and with --execute have it elected.
+    """Show which partitions would get another leader; with --execute, elect it.
 
-    An unclean election may lose records: who comes to lead need not have all that was committed.
+    An unclean election may lose records: the new leader may lack committed ones.
     """
     from fencepost.coordinator.cli import topic_elections
 
@@ -350,10 +375,10 @@ def elect(
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC[:0,1]...")
 @history_options
 def history(session: Session, topics: tuple[str, ...], **options: Any) -> None:
-    """Tell what happened to the replicas of TOPICS, and why: who leads, who is in the ISR.
+    """Show what happened to the replicas of TOPICS, and why.
 
-    Told are leaders that were elected, replicas that left the ISR or came back, logs that were cut
-    and replicas that moved. A partition of a single replica has nothing to tell.
+    The entries are elected leaders, replicas that left or joined the ISR, truncated logs and moved
+    replicas. A partition with a single replica has no entries.
     """
     from fencepost.coordinator.cli import group_reset
 

@@ -61,7 +61,7 @@ PRODUCER_COLUMNS = [
 
 @click.group("txns", cls=CommandGroup)
 def command() -> None:
-    """Look into transactions."""
+    """Inspect transactions, and end those that hang."""
 
 
 @command.command("list")
@@ -74,7 +74,9 @@ def command() -> None:
     metavar="MS",
     help="Only transactions that have been open for longer; also 90s or 1h.",
 )
-@click.option("--id-pattern", metavar="REGEX", help="Only transactional ids that match as a whole.")
+@click.option(
+    "--id-pattern", metavar="REGEX", help="Only transactional ids that match it entirely."
+)
 @table_options
 def list_txns(
     session: Session,
@@ -84,9 +86,9 @@ def list_txns(
     id_pattern: str | None,
     form: str,
 ) -> None:
-    """List the transactional ids of all brokers and the state each is in.
+    """List the transactional ids of all brokers, each with its state.
 
-    The filters are the brokers' own; the pattern is in the syntax of RE2.
+    The brokers apply the filters; --id-pattern has the syntax of RE2.
     """
     from fencepost.coordinator.cli.queries.session import check
 
@@ -155,12 +157,12 @@ def describe(session: Session, transactional_id: str, form: str) -> None:
 
 @command.command("producers")
 @click.argument("where", metavar="TOPIC[:P]")
-@click.option("--open", "only_open", is_flag=True, help="Only those with a transaction open.")
+@click.option("--open", "only_open", is_flag=True, help="Only producers with an open transaction.")
 @table_options
 def show_producers(session: Session, where: str, form: str, *, only_open: bool) -> None:
-    """Show who writes to TOPIC with sequence numbers, and where open transactions begin.
+    """Show the idempotent producers of TOPIC, and the offsets where open transactions begin.
 
-    This is what the partition leaders know, whatever the coordinators say.
+    The partition leaders answer, not the transaction coordinators.
     """
     from fencepost.coordinator.cli.queries.open_transactions import partitions_of, producers
 

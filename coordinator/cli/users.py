@@ -27,10 +27,10 @@ NOT_FOUND = 91
 
 @click.group("users", cls=CommandGroup)
 def command() -> None:
-    """Show who can log in with a password, add and remove users, change passwords.
+    """List, add and remove users with passwords (SCRAM), and change passwords.
 
-    A broker keeps no password, only what checks one, a record for each user and mechanism. What is
-    changed counts for logins from then on: connections stay until they log in again.
+    A broker keeps no password, only a salted hash for each user and mechanism. A change applies to
+    later logins: open connections stay until they log in again.
     """
 
 
@@ -51,14 +51,14 @@ def password_options(function: Any) -> Any:
         "--password-file",
         type=click.File("rb"),
         metavar="FILE",
-        help="Its first line is the password; - is the standard input. Without, it is asked for.",
+        help="Read the password from the first line; - is standard input. Else ask for it.",
     )(function)
     return click.option(
         "--iterations",
         type=click.IntRange(MIN_ITERATIONS, MAX_ITERATIONS),
         default=MIN_ITERATIONS,
         show_default=True,
-        help="How often it is hashed: more makes guessing dearer, and each login.",
+        help="Rounds of hashing: more make guessing slower, and each login.",
     )(function)
 
 
@@ -66,7 +66,7 @@ def password_options(function: Any) -> Any:
 @click.argument("users", nargs=-1, metavar="[USER]...")
 @table_options
 def list_users(session: Session, users: tuple[str, ...], form: str) -> None:
-    """Show USERS or all, with their mechanisms."""
+    """List USERS, or all users, with their mechanisms."""
     found = credentials(session, users)
     if found or not users:
         emit([row for name in sorted(found) for row in found[name]], COLUMNS, form, "no users")
@@ -76,15 +76,15 @@ def list_users(session: Session, users: tuple[str, ...], form: str) -> None:
 
 @command.command("add")
 @click.argument("user")
-@mechanism_option("How the user can log in; SCRAM-SHA-512 if it is not said.")
+@mechanism_option("The mechanism of the login; else SCRAM-SHA-512.")
 @password_options
 @shared_options
 def add(
     session: Session, user: str, mechanisms: tuple[str, ...], iterations: int, password_file: Any
 ) -> None:
-    """Let USER log in with a password, which is never taken from the command line.
+    """Add USER with a password, which is never taken from the command line.
 
-    A user who has one for that mechanism is refused: `passwd` changes it.
+    A user with a password for that mechanism is refused: `passwd` changes it.
     """
     wanted = mechanisms or ("SCRAM-SHA-512",)
     has = {str(row["mechanism"]) for row in credentials(session, [user]).get(user, [])}
@@ -96,7 +96,7 @@ def add(
 
 @command.command("passwd")
 @click.argument("user")
-@mechanism_option("Whose password is changed; all that the user has if it is not said.")
+@mechanism_option("The mechanism whose password is changed; else all of the user's.")
 @password_options
 @shared_options
 def passwd(
@@ -110,11 +110,11 @@ def passwd(
 
 @command.command("remove")
 @click.argument("user")
-@mechanism_option("What is taken away; all that the user has if it is not said.")
+@mechanism_option("The mechanism that is removed; else all of the user's.")
 @execute_option
 @shared_options
 def remove(session: Session, user: str, mechanisms: tuple[str, ...], *, execute: bool) -> None:
-    """Say what USER would no longer log in with, and with --execute take it away."""
+    """Show the mechanisms of USER; with --execute, remove them."""
     wanted = _of_user(session, user, mechanisms)
     if not execute:
         say(f"would remove {user}: {', '.join(wanted)}")

@@ -21,6 +21,7 @@ from typing import Final
 
 from fencepost.cluster.image import UNASSIGNED, PartitionRegistration, TopicImage
 from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
+from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
@@ -370,7 +371,7 @@ def export_topic(
     fs = storage.fs
     topic = storage.metadata.topic(name)
     if topic is None:
-        raise TransferError(f"there is no topic {name}")
+        raise TransferError(f"there is no topic {name}{nearest(name, storage.metadata.topics)}")
     if name in INTERNAL_TOPICS:
         raise TransferError(
             f"{name} is a coordinator's: groups move by their offsets, transactions by ending"
@@ -406,7 +407,7 @@ def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, i
     """
     topic = storage.metadata.topic(name)
     if topic is None:
-        raise TransferError(f"there is no topic {name}")
+        raise TransferError(f"there is no topic {name}{nearest(name, storage.metadata.topics)}")
     _ids_in(storage.fs, target, topic, replace=True)
     places = (target / f"{name}-{index}" for index in range(len(topic.partitions)))
     held = (

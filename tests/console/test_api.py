@@ -212,7 +212,7 @@ def test_without_its_extra_it_says_what_to_install():
     [
         ("nothing", 404),
         ("group", 400),
-        ("group?id=never-seen", 400),
+        ("group?id=never-seen", 404),
         ("groups?limit=0", 400),
         ("groups?limit=201", 400),
         ("groups?offset=x", 400),

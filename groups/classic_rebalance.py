@@ -15,7 +15,10 @@ from fencepost.groups.errors import RebalanceInProgressError, UnknownMemberIdErr
 from fencepost.groups.events import EventKind
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import Shard
-from fencepost.logcore.machine import DecisionBuilder, DomainError
+from fencepost.logcore.machine import DecisionBuilder, DomainError, Event
+
+MAX_AWAITED = 3
+"""Missing members of which each change is told."""
 
 
 def arm_session(decision: DecisionBuilder, group: ClassicGroup, member: ClassicMember) -> None:
@@ -76,6 +79,7 @@ def prepare_rebalance(
         complete_join(decision, group)
     else:
         decision.arm(group.timer("join"), group.rebalance_timeout_ms)
+        _tell_awaited(decision, group)
 
 
 def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainError) -> None:
@@ -93,13 +97,32 @@ def refuse_syncs(decision: DecisionBuilder, group: ClassicGroup, error: DomainEr
 
 
 def maybe_complete_join(decision: DecisionBuilder, group: ClassicGroup) -> None:
-    """End the join phase if nobody is missing; an initial one always waits for its timer."""
-    if (
-        group.state is ClassicState.PREPARING_REBALANCE
-        and group.initial_delay is None
-        and group.everyone_joined
-    ):
+    """End the join phase if no member is missing; an initial one always waits for its timer."""
+    if group.state is not ClassicState.PREPARING_REBALANCE or group.initial_delay is not None:
+        return
+    if group.everyone_joined:
         complete_join(decision, group)
+    else:
+        _tell_awaited(decision, group)
+
+
+def _tell_awaited(decision: DecisionBuilder, group: ClassicGroup) -> None:
+    """Name the members that the join phase waits for, as the protocol never does.
+
+    While many are missing that is told when their number is a power of two: a rebalance of a
+    thousand members has a dozen such events.
+    """
+    missing = len(group.members) - group.waiting_joins + len(group.pending_members)
+    if missing > MAX_AWAITED and missing.bit_count() != 1:
+        return
+    awaited = [member for member in group.members.values() if member.join_token is None]
+    detail = {
+        "generation": group.generation_id,
+        "missing": missing,
+        "awaited": [*(member.member_id for member in awaited), *group.pending_members],
+        "clients": [f"{one.client_id}@{one.client_host.removeprefix('/')}" for one in awaited],
+    }
+    decision.remember(Event(EventKind.REBALANCE_WAITS, group.group_id, detail, quiet=True))
 
 
 def join_timer_fired(shard: Shard, decision: DecisionBuilder, group: ClassicGroup) -> None:

@@ -13,6 +13,7 @@ class EventKind(StrEnum):
     GROUP_UPGRADED = "group-upgraded"
     GROUP_DOWNGRADED = "group-downgraded"
     REBALANCE_STARTED = "rebalance-started"
+    REBALANCE_WAITS = "rebalance-waits"
     GENERATION_STARTED = "generation-started"
     ASSIGNMENT_REFUSED = "assignment-refused"
     MEMBER_JOINED = "member-joined"

@@ -201,6 +201,7 @@ const TOLD = {
   "group-downgraded": ["The group changed to the classic protocol", "info"],
   "rebalance-started": ["Rebalance", "warn"],
   "group-epoch-bumped": ["New group epoch", "warn"],
+  "rebalance-waits": ["Waits for members", "quiet"],
   "generation-started": ["Generation complete", "good"],
   "target-assigned": ["New target assignment", "good"],
   "assignment-refused": ["Assignment refused", "bad"],

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fencepost.coordinator.cli.queries.awaited import REBALANCING, awaited
 from fencepost.coordinator.cli.queries.group_view import CLASSIC, Group, Member
 from fencepost.groups.assignors.client.built_in import BUILT_IN as CLIENT_SIDE
 from fencepost.groups.assignors.client.model import ClientAssignor, Subscription
@@ -40,6 +41,13 @@ MOST_ROUNDS = 10
 """Rounds of a cooperative assignor until nothing moves: two by its rules."""
 
 Owners = dict[str, frozenset["Partition"]]
+
+
+def note(group: Group) -> str | None:
+    """Say what to know of a plan that was made while partitions move."""
+    if group.state in {"Stable", "Empty", "Dead"}:
+        return None
+    return f"group {group.group!r} is {group.state}: its members give up and get partitions now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +74,19 @@ class Plan:
 def plan(
     session: Session, group: Group, add: int, remove: Sequence[str], assignor: str | None
 ) -> Plan:
-    """Compute it. Raises ClickException for members and assignors that are not known."""
+    """Compute it. Raises ClickException for members and assignors that are not known.
+
+    A consumer group tells its subscriptions in every state, a classic one only while it is Stable.
+    """
     if not group.members:
-        raise click.ClickException(f"{group.group!r} has no members, so nobody's subscription")
+        raise click.ClickException(
+            f"group {group.group!r} is {group.state} and has no members: a plan needs their"
+            " subscriptions"
+        )
+    if group.kind == CLASSIC and (
+        group.state in REBALANCING or not all(member.metadata for member in group.members)
+    ):
+        raise _rebalances(session, group)
     known = {name for member in group.members for name in (member.member_id, member.instance_id)}
     for name in remove:
         if name not in known:
@@ -90,6 +108,15 @@ def plan(
         if stay or add:
             then = _consumer(session, computes, group, stay, add)
     return Plan(name, now, then)
+
+
+def _rebalances(session: Session, group: Group) -> click.ClickException:
+    found = awaited(session, group.group)
+    waits = "" if found is None else f"; it waits for {found}"
+    return click.ClickException(
+        f"group {group.group!r} rebalances ({group.state}){waits}: a broker tells the subscriptions"
+        " of its members once it is Stable"
+    )
 
 
 def known_assignors(group: Group) -> list[str]:
@@ -127,7 +154,7 @@ def _classic(
         said = {m.member_id: decode_subscription(m.metadata, m.instance_id) for m in group.members}
     except CorruptRecordError as error:
         raise click.ClickException(
-            f"{group.group!r} is no consumer group, or its members just rejoin: {error}"
+            f"group {group.group!r} is not one of consumers: {error}"
         ) from error
     usual = Counter(one.topics for one in said.values()).most_common(1)[0][0]
     members = {member.member_id: said[member.member_id] for member in stay}

@@ -336,10 +336,12 @@ def delete(
 @table_options
 def plan(session: Session, group: str, form: str, **changes: Any) -> None:
     """Say who in GROUP would own what, and how many partitions would move. Touches nothing."""
+    from fencepost.coordinator.cli.group_plan import note
     from fencepost.coordinator.cli.group_plan import plan as compute
     from fencepost.coordinator.cli.queries.group_view import existing, texts
 
-    found = compute(session, existing(session, group), **changes)
+    described = existing(session, group)
+    found = compute(session, described, **changes)
     none: frozenset[tuple[str, int]] = frozenset()
     rows: list[dict[str, object]] = []
     for name in [*found.now, *(name for name in found.then if name not in found.now)]:
@@ -357,6 +359,9 @@ def plan(session: Session, group: str, form: str, **changes: Any) -> None:
     if form == "table":
         of = counted(found.partitions, "partition")
         say(f"{found.assignor}: {found.moved} of {of} move")
+        told = note(described)
+        if told is not None:
+            say(f"note: {told}", err=True)
     emit(rows, ["member", "now", "then", "gets", "gives"], form)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
 from fencepost.coordinator.cli.output import emit, read_time, table_options, text_of, utc
-from fencepost.coordinator.cli.printing import say, say_json
+from fencepost.coordinator.cli.printing import say, say_json, terminal_width
 from fencepost.coordinator.history.entries import GROUP, TRANSACTION, Entry, encode_key
+from fencepost.logcore.printable import printable
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -21,6 +24,10 @@ R = TypeVar("R")
 COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
 _WIDTHS = dict(zip(("subject", *COLUMNS), (24, 24, 26, 22, 40, 25, 24, 16, 15), strict=True))
 """Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
+
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+SHORT_ID = 8
+"""Characters that are left of a member's unique part; JSON and ``--wide`` have all of it."""
 
 _WHY = ("reason", "cause", "during", "error")
 _WHO = ("member", "leader")
@@ -45,6 +52,11 @@ def history_options(function: Callable[P, R]) -> Callable[P, R]:
         metavar="WHERE",
         help="earliest, latest, or a time: 02:13, -10m, yesterday, 2026-01-31T12:00 (UTC).",
     )(function)
+    function = click.option(
+        "--wide",
+        is_flag=True,
+        help="All columns and whole ids on a terminal too, whose width breaks lines otherwise.",
+    )(function)
     return click.option("--follow", "-f", is_flag=True, help="Wait for new entries, until Ctrl-C.")(
         function
     )
@@ -58,6 +70,7 @@ def show(
     form: str,
     follow: bool,
     end_ms: int | None,
+    wide: bool,
 ) -> None:
     """Print the entries of ``subjects``, oldest first; with ``follow`` as JSON lines, or in lines.
 
@@ -92,21 +105,28 @@ def show(
         entries = (entry for entry in entries if entry.at_ms >= begin_ms)
     if end_ms is not None:
         entries = (entry for entry in entries if entry.at_ms < end_ms)
+    width = None if wide or form == "json" else terminal_width()
     if not follow:
         rows = [row_of(entry) for entry in entries]
         if not rows:
             _require_known(session, scope, *subjects)
-        emit(rows, columns, form, "no entries")
+        if width is None or not rows:
+            emit(rows, columns, form, "no entries")
+        else:
+            for row in rows:
+                say(*narrow(row, columns, width))
         return
     with contextlib.suppress(KeyboardInterrupt):
-        if form == "table":
+        if form == "table" and width is None:
             say(_line({name: name.upper() for name in columns}, columns))
         for entry in entries:
             row = row_of(entry)
             if form == "json":
                 say_json(row)
-            else:
+            elif width is None:
                 say(_line(row, columns))
+            else:
+                say(*narrow(row, columns, width))
 
 
 def _require_known(session: Session, scope: str, *subjects: str) -> None:
@@ -131,7 +151,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "change": _change(detail),
         "why": _first(detail, _WHY),
         "trigger": entry.trigger,
-        "who": _first(detail, _WHO) or _producer(detail),
+        "who": _first(detail, _WHO) or _awaited(detail) or _producer(detail),
         "client": detail.get("client_id") or entry.client_id,
         # Groups write addresses down as Java prints them, with a slash before.
         "host": host.removeprefix("/") if host is not None else None,
@@ -190,6 +210,13 @@ def _with(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str
     return f"{held} ({' '.join(signs)})" if signs else held
 
 
+def _awaited(detail: Mapping[str, Any]) -> str | None:
+    """The members that a rebalance waits for."""
+    names, missing = detail.get("awaited") or (), detail.get("missing", 0)
+    told = [*names, *([f"{missing - len(names)} more"] if missing > len(names) else ())]
+    return ", ".join(told) or None
+
+
 def _producer(detail: Mapping[str, Any]) -> str | None:
     producer_id = detail.get("given_producer_id")
     if producer_id is None:
@@ -199,6 +226,38 @@ def _producer(detail: Mapping[str, Any]) -> str | None:
 
 def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((str(detail[name]) for name in names if detail.get(name)), None)
+
+
+def narrow(row: Mapping[str, Any], columns: Sequence[str], width: int) -> list[str]:
+    """An entry in lines of ``width`` at most: the time, and beside it what the columns say, once.
+
+    Ids of members are short.
+    """
+    client = "@".join(filter(None, (row["client"], row["host"])))
+    head = f"{row['subject']} {row['what']}" if "subject" in columns else str(row["what"])
+    said = head
+    parts = []
+    for text in (row["change"], row["why"], row["who"], client, row["trigger"]):
+        # The cause may be part of what set it off, and a member's id begins with its client's.
+        if text and str(text) not in said:
+            parts.append(str(text))
+            said += f" {text}"
+    ids = [str(row["detail"].get(name)) for name in _WHO if row["detail"].get(name)]
+    text = printable(_shortened(": ".join(filter(None, (head, "; ".join(parts)))), ids))
+    return textwrap.wrap(
+        f"{row['time']}  {text}",
+        width,
+        subsequent_indent=" " * min(len(row["time"]) + 2, width // 2),
+    )
+
+
+def _shortened(text: str, ids: Sequence[str]) -> str:
+    """``text`` in which the unique part of a member's id is cut to its first characters."""
+    text = _UUID.sub(r"\1…", text)
+    for one in ids:
+        if len(one) > SHORT_ID and not _UUID.search(one):
+            text = text.replace(one, f"{one[:SHORT_ID]}…")
+    return text
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ here is therefore escaped; ``tests/test_tidy.py`` forbids other ways of printing
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 TABLE_WIDTH = 100_000
 """Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
+
+
+MIN_WIDTH = 40
+"""Columns that lines are broken to on a terminal that is narrower, or says that it has none."""
 
 
 class HintedError(click.ClickException):
@@ -59,6 +64,11 @@ def write_bytes(data: bytes) -> None:
 def is_terminal() -> bool:
     """Whether standard output is a terminal, which obeys control characters."""
     return sys.stdout.isatty()
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that standard output is; None where it is none."""
+    return max(MIN_WIDTH, shutil.get_terminal_size().columns) if is_terminal() else None
 
 
 def show_error(error: click.ClickException) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fencepost.coordinator.cli.decoding import Decoder, decoder_of, plain
-from fencepost.coordinator.cli.output import utc
+from fencepost.coordinator.cli.output import moment
 from fencepost.coordinator.cli.printing import json_text
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.printable import printable
@@ -100,7 +100,7 @@ def formatter(
         if form == "text":
             return show(_bytes(value)) + b"\n"
         key = _shown(record.key, null) if decoded is None else "-"
-        stamp = utc(record.timestamp_ms)
+        stamp = moment(record.timestamp_ms) or "-"
         row = f"{index:>9}  {record.offset:>10}  {stamp:<24}  {printable(key)}  {printable(value)}"
         return _bytes(f"{row}\n")
 
@@ -151,7 +151,7 @@ def _template(
             for name, data in record.headers
         ),
         "T": lambda _, record: b"%d" % record.timestamp_ms,
-        "D": lambda _, record: utc(record.timestamp_ms).encode(),
+        "D": lambda _, record: (moment(record.timestamp_ms) or "-").encode(),
         "K": lambda _, record: b"%d" % (-1 if record.key is None else len(record.key)),
         "S": lambda _, record: b"%d" % (-1 if record.value is None else len(record.value)),
         "%": lambda _, _record: b"%",
@@ -185,7 +185,7 @@ def _json(topic: str, index: int, record: LogRecord, decoded: str | None) -> byt
         "topic": topic,
         "partition": index,
         "offset": record.offset,
-        "timestamp": utc(record.timestamp_ms),
+        "timestamp": moment(record.timestamp_ms),
         "key": _plain(record.key),
         "value": _plain(record.value),
         "headers": headers,

@@ -229,6 +229,15 @@ def test_templates_have_the_fields_of_kcat(bootstrap, topic):
     assert cli(bootstrap, "consume", topic, "--format", "%k;", "--null", "").stdout == "k;;"
 
 
+def test_record_without_a_timestamp_has_no_time(cluster, bootstrap, topic):
+    cluster.produce(topic, batch([b"x"], timestamp_ms=-1))
+    told = cli(bootstrap, "consume", topic, "--format", "json").stdout
+    assert json.loads(told)["timestamp"] is None
+    assert cli(bootstrap, "consume", topic, "--format", "%D|%T\\n").stdout == "-|-1\n"
+    again = cli(bootstrap, "produce", topic, "--format", "json", stdin=told)
+    assert "1 record" in again.output
+
+
 def test_tombstones_are_no_texts_and_no_empty_values(bootstrap, topic):
     values = [None, b"", b"null", b"<null>", b"\\<null>"]
     send(bootstrap, topic, *((b"k", value) for value in values))

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 from contextlib import ExitStack
 
+import confluent_kafka
 import pytest
 from click.testing import CliRunner, Result
 
@@ -199,6 +200,46 @@ def test_the_plan_for_a_classic_group_comes_true(bootstrap, topic, assignor):
         names = [str(row["member"]) for row in rows(run(bootstrap, "members", group))]
         without = rows(run(bootstrap, "plan", group, "--remove", names[0]))
         assert {row["member"]: row["then"] for row in without} == {names[0]: None, names[1]: 2}
+
+
+def test_plan_of_a_group_that_rebalances_says_so(request, bootstrap, topic):
+    group = unique("plan")
+    conf = {"group_id": group, "client_id": "polls-no-more", "max_poll_interval_ms": 60_000}
+    with ExitStack() as stack:
+        first = stack.enter_context(confluent_consumer(bootstrap, **conf))
+        first.subscribe([topic])
+        until(lambda: owned(first) == [2], "everything at one member")
+        second = stack.enter_context(confluent_consumer(bootstrap, **{**conf, "client_id": "new"}))
+        second.subscribe([topic])
+
+        def rebalances() -> bool:
+            second.poll(0.1)
+            (row,) = [one for one in rows(run(bootstrap, "list")) if one["group"] == group]
+            return row["state"] == "PreparingRebalance"
+
+        until(rebalances, "a rebalance that waits for the first member")
+        for more in ((), ("--assignor", "range"), ("--add", "1")):
+            told = run(bootstrap, "plan", group, *more, status=1).stderr
+            assert f"group '{group}' rebalances (PreparingRebalance)" in told
+            assert "once it is Stable" in told
+        if request.config.getoption("--target") == "fencepost":
+
+            def names_it() -> bool:
+                told = run(bootstrap, "plan", group, status=1).stderr
+                return "waits for polls-no-more@" in told
+
+            until(names_it, "the member in the history")
+        until(lambda: owned(first, second) == [1, 1], "the end of the rebalance", deadline_s=60)
+        assert rows(run(bootstrap, "plan", group))
+
+
+def test_plan_of_an_empty_group_says_that_it_has_no_members(bootstrap, topic):
+    group = unique("plan")
+    with confluent_consumer(bootstrap, group_id=group) as consumer:
+        place = confluent_kafka.TopicPartition(topic, 0, 0)
+        consumer.commit(offsets=[place], asynchronous=False)
+    told = run(bootstrap, "plan", group, status=1).stderr
+    assert f"group '{group}' is Empty and has no members" in told
 
 
 def test_the_plan_for_a_consumer_group_and_its_filters(bootstrap, topic):

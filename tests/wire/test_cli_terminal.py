@@ -347,6 +347,19 @@ def test_terminal_gets_no_control_character_of_a_client(broker: Daemon, tmp_path
     }, silent
 
 
+def test_group_history_fits_the_terminal_unless_asked_to_be_wide(
+    broker: Daemon, tmp_path: Path
+) -> None:
+    command = ["groups", "history", GROUP_ID]
+    usual, wide = on_terminal(broker.bootstrap, [command, [*command, "--wide"]], tmp_path)
+    lines = usual.text.splitlines()
+    assert lines
+    assert max(map(len, lines)) <= 80
+    heads = wide.text.splitlines()[0].split()
+    assert heads[:4] == ["TIME", "WHAT", "CHANGE", "WHY"]
+    assert max(map(len, wide.text.splitlines())) > 80
+
+
 def test_json_of_every_listing_is_valid_on_a_terminal(broker: Daemon, tmp_path: Path) -> None:
     commands = [
         ["groups", "list", *JSON],

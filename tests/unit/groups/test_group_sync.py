@@ -353,7 +353,21 @@ def test_several_leave_with_one_rebalance():
         None,
         UnknownMemberIdError,
     ]
-    assert driver.kinds() == ["member-left", "member-left", "rebalance-started"]
+    assert driver.kinds() == ["member-left", "member-left", "rebalance-started", "rebalance-waits"]
+    waits = driver.event("rebalance-waits")
+    assert (waits["missing"], waits["awaited"]) == (2, [ids[0], ids[3]])
+
+
+@pytest.mark.parametrize(("count", "told"), [(4, [3, 2, 1]), (10, [8, 4, 3, 2, 1])])
+def test_members_that_a_join_phase_waits_for_are_told(count: int, told: list[int]):
+    driver, ids = stable(count)
+    driver.events.clear()
+    for member_id in ids:
+        driver.join(member_id)
+    waits = [event.detail for event in driver.events if event.kind == "rebalance-waits"]
+    assert [one["missing"] for one in waits] == told
+    assert waits[-1]["awaited"] == [ids[-1]]
+    assert len(waits[-1]["clients"]) == 1
 
 
 def test_when_all_leave_the_group_is_empty():

@@ -1,0 +1,60 @@
+"""The members that a rebalance of a classic group waits for, by the broker's history.
+
+The protocol tells that a group rebalances, not which members have joined again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fencepost.coordinator.cli.queries.entries import entries_of
+from fencepost.coordinator.cli.queries.where import Where
+from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
+from fencepost.logcore.values import dataclass
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.session import Session
+
+REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
+"""States of a classic group in which no broker tells what its members subscribe to."""
+
+LOOK_BACK_MS = 3_600_000
+"""A rebalance that began before has no entry that counts."""
+
+_WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-deleted"})
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Members by their ids, and by CLIENT_ID@HOST; ``missing`` may be more than these."""
+
+    members: tuple[str, ...]
+    clients: tuple[str, ...]
+    missing: int
+
+    def __str__(self) -> str:
+        names = self.clients or self.members
+        more = self.missing - len(names)
+        return ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
+
+
+def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
+    """Find them in the entries of one group, oldest first; None where these do not tell."""
+    found = None
+    for entry in entries:
+        if entry.what == _WAITS:
+            detail = entry.detail
+            found = Awaited(
+                tuple(detail["awaited"]), tuple(detail["clients"]), int(detail["missing"])
+            )
+        elif entry.what in _ENDS:
+            found = None
+    return found
+
+
+def awaited(session: Session, group: str) -> Awaited | None:
+    """Look for them in the history, which Apache Kafka does not keep."""
+    begin = Where(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
+    return awaited_by(entries_of(session, begin, keys={encode_key(GROUP, group)}))

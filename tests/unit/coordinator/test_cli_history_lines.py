@@ -1,0 +1,63 @@
+"""The history on a terminal: lines that fit, short ids, nothing said twice."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fencepost.coordinator.cli.history import COLUMNS, narrow, row_of
+from fencepost.coordinator.cli.printing import MIN_WIDTH
+from fencepost.coordinator.history.entries import GROUP, Entry
+
+MEMBER = "rdkafka-a55cd19a-ccfa-4fee-8e09-0a3db4ad42e8"
+SEVERAL = (COLUMNS[0], "subject", *COLUMNS[1:])
+
+
+def entry(what: str, trigger: str | None = None, **detail: object) -> Entry:
+    return Entry(0, GROUP, "g", what, "shard", "rdkafka", "/127.0.0.1", detail, trigger)
+
+
+def test_join_fits_a_terminal_with_short_ids_and_no_repetition() -> None:
+    joined = entry(
+        "rebalance-started",
+        "request JoinGroup",
+        old_generation=3,
+        reason=f"new member {MEMBER}",
+        member=MEMBER,
+        client_id="rdkafka",
+        client_host="/127.0.0.1",
+    )
+    lines = narrow(row_of(joined), COLUMNS, 80)
+    assert [line.strip() for line in lines] == [
+        "1970-01-01T00:00:00.000Z  rebalance-started: generation 3; new member",
+        "rdkafka-a55cd19a…; rdkafka@127.0.0.1; request",
+        "JoinGroup",
+    ]
+    assert lines[1].startswith(" " * 26)
+
+
+def test_id_of_the_consumer_protocol_is_short_too() -> None:
+    one = entry("member-joined", member="b2dWQFkZQ1KEjr7nZw9mCg", epoch=1, old_epoch=0)
+    text = " ".join(narrow(row_of(one), COLUMNS, 200))
+    assert "b2dWQFkZ…" in text
+    assert "b2dWQFkZQ" not in text
+
+
+def test_subject_is_named_where_there_are_several() -> None:
+    assert " g member-left" in narrow(row_of(entry("member-left")), SEVERAL, 80)[0]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_line_is_wider_than_the_terminal(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def text() -> str:
+        return "".join(draw.choices("abc -\x1b\u202eä→日", k=draw.choice((0, 1, 30, 300))))
+
+    names = ("reason", "member", "client_id", "client_host", "cause", "error", "leader")
+    one = entry(text(), text(), **{name: text() for name in draw.sample(names, 4)})
+    width = draw.choice((MIN_WIDTH, 80, 200))
+    for columns in (COLUMNS, SEVERAL):
+        lines = narrow(row_of(one), columns, width)
+        assert all(len(line) <= width and line.isprintable() for line in lines), lines

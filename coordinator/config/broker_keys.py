@@ -104,6 +104,10 @@ fencepost.insecure BOOLEAN false
     Let a listener that asks nobody who they are be open to other machines.
 num.partitions INT 1 low=1
     Partitions of a topic that is created without a number.
+fencepost.max.topics INT 100000 unit=topics low=1
+    Topics of a broker that stands alone, or of a cluster on ZooKeeper. Fencepost's own.
+fencepost.max.partitions INT 200000 unit=partitions low=1
+    Their partitions, of all topics together. Fencepost's own.
 default.replication.factor INT 1 low=1
     Replicas of a topic that is created without a number; no more than there are brokers.
 unclean.leader.election.enable BOOLEAN false dynamic
@@ -197,6 +201,9 @@ transactional.id.expiration.ms INT 604800000 unit=ms low=1
     A transactional id that is not used for this long is forgotten.
 transaction.max.timeout.ms INT 900000 unit=ms low=1
     The longest transaction timeout a producer may ask for.
+fencepost.transactional.ids.max.bytes LONG 536870912 unit=bytes low=1
+    Memory of all transactional ids with the partitions of open transactions; beyond it no id is
+    added. Fencepost's own.
 transaction.remove.expired.transaction.cleanup.interval.ms INT 3600000 unit=ms low=1
     How often expired transactional ids are looked for.
 transaction.partition.verification.enable BOOLEAN true dynamic

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
@@ -116,17 +116,36 @@ for the slack alone."""
 class MetadataLimits:
     """How many topics and partitions one broker takes."""
 
-    max_topics: int = 10_000
-    """Topics. Each takes about a kilobyte here and in every full Metadata answer."""
+    max_topics: int = 100_000
+    """``fencepost.max.topics``. Each takes about a kilobyte here and in every full Metadata
+    answer."""
 
     max_configured_groups: int = 10_000
     """Groups with settings of their own. They outlive the group, so nothing else removes them."""
 
-    max_partitions: int = 20_000
-    """Partitions of all topics. Each that is in use takes some open files and 10 KiB of memory."""
+    max_partitions: int = 200_000
+    """``fencepost.max.partitions``, of all topics. Each that is in use takes some open files and
+    10 KiB of memory."""
 
     max_partitions_per_request: int = 10_000
     """Partitions that one CreateTopics or CreatePartitions may add, as in Kafka's controller."""
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> Self:
+        """Return what the settings say."""
+        return cls(
+            max_topics=config.int("fencepost.max.topics"),
+            max_partitions=config.int("fencepost.max.partitions"),
+        )
+
+    def check_room(self, image: MetadataImage, topics: int, partitions: int) -> None:
+        """Raise TopicLimitExceededError if that many more do not fit."""
+        for key, amount, most in (
+            ("fencepost.max.topics", len(image.topics) + topics, self.max_topics),
+            ("fencepost.max.partitions", image.partition_count + partitions, self.max_partitions),
+        ):
+            if amount > most:
+                raise TopicLimitExceededError(f"{amount} would be more than {key}={most}")
 
 
 class MetadataLog(Metadata):
@@ -151,7 +170,7 @@ class MetadataLog(Metadata):
     ) -> None:
         super().__init__(config, node_id=node_id)
         self.partition = partition
-        self.limits = MetadataLimits() if limits is None else limits
+        self.limits = MetadataLimits.of(config) if limits is None else limits
         self._clock = clock
         self._fs = fs
         self._directory = directory
@@ -463,13 +482,7 @@ class MetadataLog(Metadata):
 
     def check_room(self, topics: int, partitions: int) -> None:
         """Raise TopicLimitExceededError if that many more do not fit."""
-        limits, image = self.limits, self.image
-        if len(image.topics) + topics > limits.max_topics:
-            raise TopicLimitExceededError(f"there may be {limits.max_topics} topics (max_topics)")
-        if image.partition_count + partitions > limits.max_partitions:
-            raise TopicLimitExceededError(
-                f"there may be {limits.max_partitions} partitions of all topics (max_partitions)"
-            )
+        self.limits.check_room(self.image, topics, partitions)
 
     def set_partitions(self, name: str, partitions: int) -> TopicImage:
         """Give a topic more partitions. Raises TopicLimitExceededError."""

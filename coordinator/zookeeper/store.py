@@ -19,7 +19,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.record_codec import decode
 from fencepost.cluster.records import MetadataRecord, RemoveTopicRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.errors import TopicLimitExceededError
+from fencepost.coordinator.metadata.log import MetadataLimits
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
@@ -62,6 +62,7 @@ class Store(ObservedMetadata):
         on_refused: Callable[[], None],
     ) -> None:
         super().__init__(config, node_id=node_id)
+        self.limits = MetadataLimits.of(config)
         self.image = loaded.image
         self.deleting = {name for name, node in loaded.deleting.items() if node is not None}
         """Names of topics that are not yet gone."""
@@ -133,12 +134,7 @@ class Store(ObservedMetadata):
 
     def check_room(self, topics: int, partitions: int) -> None:
         """Raise TopicLimitExceededError if that many more do not fit."""
-        limits, image = self.limits, self.image
-        if (
-            len(image.topics) + topics > limits.max_topics
-            or image.partition_count + partitions > limits.max_partitions
-        ):
-            raise TopicLimitExceededError("there may be no more topics or partitions")
+        self.limits.check_room(self.image, topics, partitions)
 
     def force(self) -> None:
         """There is no disk; see :meth:`on_its_way`."""

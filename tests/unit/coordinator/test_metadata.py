@@ -138,13 +138,13 @@ def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
     node.log.limits = MetadataLimits(max_topics=2, max_partitions=5)
     node.log.create_topic("a", 2, {})
     node.log.create_topic("b", 3, {})
-    with pytest.raises(TopicLimitExceededError, match="max_topics"):
+    with pytest.raises(TopicLimitExceededError, match=r"fencepost\.max\.topics=2"):
         node.log.create_topic("c", 1, {})
     node.log.delete_topic("b")
-    with pytest.raises(TopicLimitExceededError, match="max_partitions"):
+    with pytest.raises(TopicLimitExceededError, match=r"fencepost\.max\.partitions=5"):
         node.log.create_topic("b", 4, {})
     node.log.set_partitions("a", 5)
-    with pytest.raises(TopicLimitExceededError, match="max_partitions"):
+    with pytest.raises(TopicLimitExceededError, match=r"fencepost\.max\.partitions=5"):
         node.log.set_partitions("a", 6)
     assert node.log.image.partition_count == 5
 

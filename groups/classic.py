@@ -104,9 +104,8 @@ def _assign(
     """Persist the leader's assignment and hand it out; the replay makes the group Stable."""
     value = group.metadata_value(group.members.values(), group.leader_id, assignments)
     record = records.group_metadata(group.group_id, value)
-    limit = shard.limits.max_group_record_bytes
-    if len(record.value or b"") > limit:
-        why = f"the group would exceed max_group_record_bytes={limit}"
+    why = shard.too_large("the group", [record])
+    if why is not None:
         decision.event(
             EventKind.ASSIGNMENT_REFUSED, group.group_id, member=leader.member_id, reason=why
         )

@@ -26,7 +26,7 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from fencepost.groups.group import GroupBase, ShardTotals
+from fencepost.groups.group import GroupBase, ShardTotals, pending_bytes
 from fencepost.groups.records import (
     NO_TIMESTAMP,
     GroupMetadataValue,
@@ -106,7 +106,7 @@ class ClassicGroup(GroupBase):
             # A record whose leader is unknown is usable: any member can lead the next generation.
             group.leader_id = saved.leader if saved.leader in group.members else group.leader_id
         group.state = ClassicState.STABLE if group.members else ClassicState.EMPTY
-        group.saved = saved
+        group._save(saved)
         group.refresh_subscription()
         return group
 
@@ -302,19 +302,20 @@ class ClassicGroup(GroupBase):
         return token
 
     def discard(self) -> None:
-        """Take the group's members out of the shard's totals: it leaves the table."""
+        """Take what the group holds out of the shard's totals: it leaves the table."""
         for member_id in list(self.members):
             self.remove(member_id)
+        self._save(None)
 
     def add_pending(self, member_id: str) -> None:
         """Remember an id that was given out."""
         self.pending_members[member_id] = None
-        self._totals.pending[self.group_id, member_id] = None
+        self._totals.add_pending(self.group_id, member_id)
 
     def forget_pending(self, member_id: str) -> None:
         """Forget an id that was given out; no harm if it was not."""
         self.pending_members.pop(member_id, None)
-        self._totals.pending.pop((self.group_id, member_id), None)
+        self._totals.forget_pending(self.group_id, member_id)
 
     def start_generation(self, now_ms: int) -> None:
         """End the join phase with the members there are."""
@@ -346,8 +347,7 @@ class ClassicGroup(GroupBase):
             self._support[name] += sign
             if not self._support[name]:
                 del self._support[name]
-        self._totals.members += sign
-        self._totals.metadata_bytes += sign * member.metadata_bytes
+        self._totals.memory.add(sign * member.memory_bytes)
 
     # --- replay ----------------------------------------------------------------------------------
 
@@ -382,9 +382,13 @@ class ClassicGroup(GroupBase):
                 f"group {self.group_id!r} in {self.state} of generation {self.generation_id}"
                 f" can't replay generation {saved.generation_id}"
             )
-        self.saved = saved
+        self._save(saved)
         if self.state is not ClassicState.PREPARING_REBALANCE:
             self.refresh_subscription()
+
+    def _save(self, saved: GroupMetadataValue | None) -> None:
+        self._totals.memory.add(assignment_bytes(saved) - assignment_bytes(self.saved))
+        self.saved = saved
 
     def _install_assignments(self, saved: GroupMetadataValue) -> None:
         if [member.member_id for member in saved.members] != list(self.members):
@@ -493,6 +497,13 @@ class ClassicGroup(GroupBase):
         """Return what the log says of the group, None if nothing, in a form with a stable repr."""
         return self.saved
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all that the group holds, counted again."""
+        members = sum(member.memory_bytes for member in self.members.values())
+        pending = sum(pending_bytes(self.group_id, name) for name in self.pending_members)
+        return members + pending + assignment_bytes(self.saved)
+
     # --- invariants ------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -557,3 +568,8 @@ class ClassicGroup(GroupBase):
             self._require(
                 saved.generation_id <= self.generation_id, "the log is ahead of the group"
             )
+
+
+def assignment_bytes(saved: GroupMetadataValue | None) -> int:
+    """Return the bytes that a leader has assigned, as far as the log has them."""
+    return 0 if saved is None else sum(len(member.assignment) for member in saved.members)

@@ -47,6 +47,7 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
 )
 from fencepost.groups.events import EventKind
+from fencepost.groups.group import pending_bytes
 from fencepost.groups.member_update import (
     MemberUpdate,
     change_group,
@@ -81,7 +82,9 @@ def join_group(
         raise InconsistentGroupProtocolError(f"no protocol suits group {group.group_id!r}")
     is_new, instance_id = not command.member_id, command.group_instance_id
     if is_new and instance_id is None and command.require_known_member_id:
-        shard.give_id(group.group_id, command.new_member_id)
+        group_id, member_id = group.group_id, command.new_member_id
+        shard.require_memory(group_id, pending_bytes(group_id, member_id))
+        shard.give_id(group_id, member_id)
         decision.reply(token, MemberIdRequiredError(command.new_member_id))
         return
     update = _update_of(shard, group, command, settings)
@@ -98,7 +101,7 @@ def join_group(
         timer = group.timer("session", update.member_id)
         decision.arm(timer, command.session_timeout_ms)
         group.joined(decision, update.member_id, update.command.rebalance_timeout_ms)
-    shard.given_ids.pop((group.group_id, update.member_id), None)
+    shard.forget_id(group.group_id, update.member_id)
     protocol_name = command.protocols[0][0]
     decision.reply(
         token,

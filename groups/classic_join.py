@@ -26,6 +26,8 @@ from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import (
     FencedInstanceIdError,
     GroupDeadError,
+    GroupError,
+    GroupLimitExceededError,
     GroupMaxSizeReachedError,
     InconsistentGroupProtocolError,
     InvalidGroupIdError,
@@ -36,13 +38,29 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.foreign_group import ForeignGroup
+from fencepost.groups.group import pending_bytes, protocols_bytes
 from fencepost.groups.records import GroupMetadataValue
 from fencepost.groups.shard import Handover, Shard
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Token
 
 
 def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGroup) -> None:
-    """Decide on a JoinGroup. Raises a ``GroupError`` before any change."""
+    """Decide on a JoinGroup. Raises a ``GroupError`` before any change.
+
+    A member that meets a limit while it may be reading is told UNKNOWN_MEMBER_ID: on every other
+    refusal a cooperative consumer goes on reading, and its partitions pass to another member once
+    it has not rejoined in time. It keeps its place until its session ends.
+    """
+    try:
+        _join(shard, decision, token, command)
+    except GroupLimitExceededError as error:
+        group = shard.groups.get(command.group_id)
+        if group is None or command.member_id not in group.members:
+            raise
+        raise UnknownMemberIdError(f"{command.member_id!r} must start over: {error}") from error
+
+
+def _join(shard: Shard, decision: DecisionBuilder, token: Token, command: JoinGroup) -> None:
     _validate(shard, command)
     group = shard.groups.get(command.group_id)
     if group is None:
@@ -63,8 +81,7 @@ def join_group(shard: Shard, decision: DecisionBuilder, token: Token, command: J
     if group.state is ClassicState.DEAD:
         raise GroupDeadError(f"group {command.group_id!r} is being removed")
     if not _accepts(shard, group, command.member_id):
-        _turn_away(decision, group, command)
-        decision.reply(token, GroupMaxSizeReachedError(f"group {command.group_id!r} is full"))
+        decision.reply(token, _turn_away(decision, group, command))
         return
     _require_support(group, command)
     if command.member_id:
@@ -83,8 +100,9 @@ def _validate(shard: Shard, command: JoinGroup) -> None:
             f"session timeout of {command.session_timeout_ms} ms is not in {shortest}..{longest}"
         )
     shard.require("the member", len(command.protocols), "max_protocols")
-    shard.require("the member", _metadata_bytes(command), "max_metadata_bytes")
-    shard.require_short("member id", command.member_id, "max_member_id_bytes")
+    largest = max((len(metadata) for _, metadata in command.protocols), default=0)
+    shard.require_fits_record("the member's metadata", largest)
+    shard.require_short("member id", command.member_id or command.new_member_id)
     for what, text in (
         ("instance id", command.group_instance_id or ""),
         ("client id", command.client_id),
@@ -111,7 +129,6 @@ def _create_group(
     _require_support(group, command)
     if predecessor is None:
         shard.require_room_for_group(command.group_id)
-    shard.require_room_for_members(1, _metadata_bytes(command))
     if predecessor is not None:
         for record in predecessor.tombstones():
             decision.append(record)
@@ -139,14 +156,21 @@ def _accepts(shard: Shard, group: ClassicGroup, member_id: str) -> bool:
             return True
 
 
-def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> None:
+def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGroup) -> GroupError:
+    """Let nothing of a member remain, and return the refusal.
+
+    A member that may be reading is told UNKNOWN_MEMBER_ID, and GROUP_MAX_SIZE_REACHED when it comes
+    back: on the latter alone a cooperative consumer goes on reading.
+    """
     member_id = command.member_id
+    refusal: GroupError = GroupMaxSizeReachedError(f"group {command.group_id!r} is full")
     if member_id in group.pending_members:
         group.forget_pending(member_id)
     elif member_id in group.members:
         group.remove(member_id)
+        refusal = UnknownMemberIdError(f"{member_id!r} was removed: {refusal}")
     else:
-        return
+        return refusal
     decision.disarm(group.timer("session", member_id))
     decision.event(
         EventKind.MEMBER_EXPIRED,
@@ -156,6 +180,7 @@ def _turn_away(decision: DecisionBuilder, group: ClassicGroup, command: JoinGrou
         client_host=command.client_host,
         reason="the group is full",
     )
+    return refusal
 
 
 def _require_support(group: ClassicGroup, command: JoinGroup) -> None:
@@ -191,6 +216,7 @@ def _hand_out_id(
 ) -> None:
     """Let a member prove that it hears us before it takes part (KIP-394)."""
     member_id = command.new_member_id
+    shard.require_memory(group.group_id, pending_bytes(group.group_id, member_id))
     group.add_pending(member_id)
     decision.arm(group.timer("session", member_id), command.session_timeout_ms)
     decision.reply(token, MemberIdRequiredError(member_id))
@@ -212,7 +238,6 @@ def _add_member(
     shard: Shard, decision: DecisionBuilder, group: ClassicGroup, token: Token, command: JoinGroup
 ) -> None:
     member_id = command.member_id or command.new_member_id
-    shard.require_room_for_members(1, _metadata_bytes(command))
     member = ClassicMember(
         member_id=member_id,
         group_instance_id=command.group_instance_id,
@@ -224,6 +249,9 @@ def _add_member(
         is_new=True,
         join_token=token,
     )
+    group_id, waits = group.group_id, member_id in group.pending_members
+    freed_bytes = pending_bytes(group_id, member_id) if waits else 0
+    shard.require_memory(group_id, member.memory_bytes - freed_bytes)
     if not group.members:
         group.protocol_type = command.protocol_type
     if group.initial_delay is not None:
@@ -254,7 +282,6 @@ def _replace_static(
     old: ClassicMember,
 ) -> None:
     """Hand the place of ``old`` to its next incarnation and fence the previous one."""
-    shard.require_room_for_members(0, _metadata_bytes(command) - old.metadata_bytes)
     # As in Kafka the client id and host stay those of the first incarnation.
     successor = replace(
         old,
@@ -266,6 +293,7 @@ def _replace_static(
         join_token=None,
         sync_token=None,
     )
+    shard.require_memory(group.group_id, successor.memory_bytes - old.memory_bytes)
     if group.state is ClassicState.STABLE:
         staying = [member for member in group.members.values() if member is not old]
         if select_protocol([*staying, successor]) == group.protocol_name:
@@ -302,7 +330,7 @@ def _persist_successor(
     leader = successor.member_id if is_leader else group.leader_id
     value = group.metadata_value(members, leader)
     record = records.group_metadata(group.group_id, value)
-    shard.require("the group", len(record.value or b""), "max_group_record_bytes")
+    shard.require_batch("the group", [record])
     shard.handover = Handover(group, successor)
     decision.append(record)
     _fence(decision, group, old, successor)
@@ -369,7 +397,8 @@ def _join_known(
         case _:
             decision.reply(token, current_generation(group, member))
             return
-    shard.require_room_for_members(0, _metadata_bytes(command) - member.metadata_bytes)
+    added_bytes = protocols_bytes(command.protocols) - protocols_bytes(member.protocols)
+    shard.require_memory(group.group_id, added_bytes)
     group.update(
         member, command.protocols, command.session_timeout_ms, _rebalance_timeout_ms(command)
     )
@@ -381,10 +410,6 @@ def _join_known(
 
 def _client_reason(command: JoinGroup) -> str:
     return f"; client reason: {command.reason}" if command.reason else ""
-
-
-def _metadata_bytes(command: JoinGroup) -> int:
-    return sum(len(metadata) for _, metadata in command.protocols)
 
 
 def _rebalance_timeout_ms(command: JoinGroup) -> int:

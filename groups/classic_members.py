@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fencepost.groups.group import MEMBER_BYTES, protocols_bytes, text_bytes
 from fencepost.logcore.machine import InvariantViolation, Token
 
 
@@ -41,9 +42,12 @@ class ClassicMember:
         return waits and not self.is_new
 
     @property
-    def metadata_bytes(self) -> int:
-        """Bytes of all its protocol metadata."""
-        return sum(len(metadata) for _, metadata in self.protocols)
+    def memory_bytes(self) -> int:
+        """Memory of the member without its assignment, which its group counts."""
+        strings = text_bytes(
+            self.member_id, self.group_instance_id, self.client_id, self.client_host
+        )
+        return MEMBER_BYTES + strings + protocols_bytes(self.protocols)
 
     @property
     def protocol_names(self) -> frozenset[str]:

@@ -37,6 +37,7 @@ from fencepost.groups.conversion import finish_upgrade, upgraded
 from fencepost.groups.errors import (
     FencedMemberEpochError,
     GroupDeadError,
+    GroupLimitExceededError,
     GroupMaxSizeReachedError,
     InvalidGroupRequestError,
     UnknownMemberIdError,
@@ -64,7 +65,25 @@ _JAVA_BLANKS: Final = "".join(map(chr, range(33)))
 def heartbeat(
     shard: Shard, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
 ) -> None:
-    """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change."""
+    """Decide on a ConsumerGroupHeartbeat. Raises a GroupError before any change.
+
+    A member that meets a limit while it may be reading is fenced: it gives up its partitions and
+    joins again, and only a member that has nothing hears of the limit. It keeps its place until
+    then, or until its session ends.
+    """
+    try:
+        _heartbeat(shard, decision, token, command)
+    except GroupLimitExceededError as error:
+        group = shard.groups.get(command.group_id)
+        has_joined = group is not None and command.member_id in group.members
+        if command.member_epoch <= JOIN_EPOCH or not has_joined:
+            raise
+        raise FencedMemberEpochError(f"drop all partitions and rejoin: {error}") from error
+
+
+def _heartbeat(
+    shard: Shard, decision: DecisionBuilder, token: Token, command: ConsumerHeartbeat
+) -> None:
     environment = shard.environment(command.group_id)
     settings = environment.settings
     known = shard.groups.get(command.group_id)
@@ -177,7 +196,7 @@ def _validate(shard: Shard, command: ConsumerHeartbeat, settings: ConsumerSettin
             f"ServerAssignor {assignor} is not supported. Supported assignors: {known}."
         )
     shard.require_small_subscription(command.subscribed_topic_names or (), command.rack_id)
-    shard.require_short("member id", command.member_id, "max_member_id_bytes")
+    shard.require_short("member id", command.member_id)
     for what, text in (
         ("instance id", command.instance_id or ""),
         ("client id", command.client_id),

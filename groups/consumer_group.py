@@ -24,7 +24,14 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
-from fencepost.groups.group import GroupBase, ShardTotals
+from fencepost.groups.group import (
+    MEMBER_BYTES,
+    PARTITION_BYTES,
+    GroupBase,
+    ShardTotals,
+    protocols_bytes,
+    text_bytes,
+)
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition
 from fencepost.groups.regex import RegexScan
 from fencepost.groups.subscriptions import Subscriptions
@@ -236,10 +243,8 @@ class ConsumerGroup(GroupBase):
                 self._put_current(key.name, read_current(value))
             case Kind.CURRENT_MEMBER_ASSIGNMENT, None:
                 self._put_current(key.name, None)
-            case Kind.REGULAR_EXPRESSION, cr.RegularExpressionValue():
-                self.regexes[key.name] = value
-            case Kind.REGULAR_EXPRESSION, None:
-                self.regexes.pop(key.name, None)
+            case Kind.REGULAR_EXPRESSION, cr.RegularExpressionValue() | None:
+                self._put_regex(key.name, value)
             case _:
                 raise InvariantViolation(f"no way to replay {key!r} of {value!r}")
 
@@ -247,20 +252,19 @@ class ConsumerGroup(GroupBase):
         old = self.members.pop(member_id, None)
         self.subscriptions.change(old, value)
         if old is not None:
-            self._totals.members -= 1
-            self._totals.metadata_bytes -= metadata_bytes(old)
+            self._totals.memory.add(-member_bytes(member_id, old))
             if old.instance_id is not None and self.owner_of(old.instance_id) == member_id:
                 del self.static_members[old.instance_id]
         if value is not None:
             self.members[member_id] = value
-            self._totals.members += 1
-            self._totals.metadata_bytes += metadata_bytes(value)
+            self._totals.memory.add(member_bytes(member_id, value))
             # An empty one is one too: JoinGroup takes it.
             if value.instance_id is not None:
                 self.static_members[value.instance_id] = member_id
 
     def _put_current(self, member_id: str, current: CurrentAssignment | None) -> None:
         old = self.currents.pop(member_id, None)
+        self._totals.memory.add(held_bytes(current) - held_bytes(old))
         for partition in () if old is None else old.held:
             # A compacted log may have let the next owner in already.
             if self.owners.get(partition) == member_id:
@@ -270,10 +274,22 @@ class ConsumerGroup(GroupBase):
             for partition in current.held:
                 self.owners[partition] = member_id
 
+    def _put_regex(self, regex: str, value: cr.RegularExpressionValue | None) -> None:
+        memory, old = self._totals.memory, self.regexes.pop(regex, None)
+        if old is not None:
+            memory.add(-text_bytes(regex, *old.topics))
+        if value is not None:
+            self.regexes[regex] = value
+            memory.add(text_bytes(regex, *value.topics))
+
     def discard(self) -> None:
-        """Take the group's members out of the shard's totals: it leaves the table."""
+        """Take what the group holds out of the shard's totals: it leaves the table."""
         for member_id in list(self.members):
             self._put_member(member_id, None)
+        for member_id in list(self.currents):
+            self._put_current(member_id, None)
+        for regex in list(self.regexes):
+            self._put_regex(regex, None)
 
     # --- the common side -------------------------------------------------------------------------
 
@@ -399,6 +415,13 @@ class ConsumerGroup(GroupBase):
             sorted(self.regexes.items(), key=lambda item: item[0]),
         )
 
+    @property
+    def memory_bytes(self) -> int:
+        """See :class:`ClassicGroup`."""
+        members = sum(member_bytes(name, value) for name, value in self.members.items())
+        topics = sum(text_bytes(regex, *found.topics) for regex, found in self.regexes.items())
+        return members + topics + sum(map(held_bytes, self.currents.values()))
+
     def check(self) -> None:
         """See :class:`ClassicGroup`."""
         static = {
@@ -454,15 +477,24 @@ def identity(member_id: str, member: cr.ConsumerMemberValue) -> dict[str, object
     }
 
 
-def metadata_bytes(member: cr.ConsumerMemberValue) -> int:
-    """Return what the member's subscription adds to the shard's totals, in bytes."""
-    names = sum(len(name.encode()) for name in member.subscribed_topic_names)
-    protocols = () if member.classic is None else member.classic.protocols
-    return (
-        names
-        + len((member.subscribed_topic_regex or "").encode())
-        + sum(len(metadata) for _, metadata in protocols)
+def member_bytes(member_id: str, member: cr.ConsumerMemberValue) -> int:
+    """Return the memory of a member without its partitions."""
+    strings = text_bytes(
+        member_id,
+        member.instance_id,
+        member.rack_id,
+        member.client_id,
+        member.client_host,
+        member.subscribed_topic_regex,
+        *member.subscribed_topic_names,
     )
+    said = 0 if member.classic is None else protocols_bytes(member.classic.protocols)
+    return MEMBER_BYTES + strings + said
+
+
+def held_bytes(current: CurrentAssignment | None) -> int:
+    """Return the memory of a member's partitions."""
+    return 0 if current is None else len(current.held) * PARTITION_BYTES
 
 
 # --- records of an assignment --------------------------------------------------------------------

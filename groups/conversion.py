@@ -245,7 +245,7 @@ def downgrade(
         member.assignment = encode_assignment(partitions, version=version)
     saved = classic.metadata_value(classic.members.values(), classic.leader_id)
     record = records.group_metadata(group_id, saved)
-    if len(record.value or b"") > shard.limits.max_group_record_bytes:
+    if shard.too_large("the group", [record]):
         classic.discard()
         return False
     for tombstone in group.tombstones(names):

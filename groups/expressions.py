@@ -22,6 +22,9 @@ from fencepost.logcore.machine import DecisionBuilder
 
 PAUSE_MS: Final = 5
 """Between two slices, so that one group's expressions leave half of the time to others."""
+EPOCH_BYTES: Final = 512
+"""What a batch has besides the record of an expression, and besides its group's id in that: its
+head and the group's epoch."""
 SHOWN_CHARS: Final = 100
 """Characters of an expression in events and reasons."""
 
@@ -34,13 +37,16 @@ def refresh_regexes(
     Why the epoch must be bumped, if it must, is added to ``reasons``.
     """
     used = draft.subscriptions.expressions
-    shard.require("the group", len(used), "max_group_regexes")
+    # A log may bring more: only a member that adds one is refused.
+    if len(used) > len(draft.group.subscriptions.expressions):
+        shard.require("the group", len(used), "max_group_regexes")
     for regex in draft.regexes.keys() - used:
         del draft.regexes[regex]
         decision.append(cr.tombstone(Kind.REGULAR_EXPRESSION, draft.group.group_id, regex))
     if draft.scan is None:
         _begin(shard, decision, draft)
-        _go_on(shard, decision, draft, reasons)
+        # Half a batch: a heartbeat has records of its own.
+        _go_on(shard, decision, draft, reasons, shard.max_batch_bytes() // 2)
 
 
 def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGroup) -> None:
@@ -51,7 +57,7 @@ def regex_timer_fired(shard: Shard, decision: DecisionBuilder, group: ConsumerGr
     reasons: list[str] = []
     if draft.scan is None:
         _begin(shard, decision, draft)
-    _go_on(shard, decision, draft, reasons)
+    _go_on(shard, decision, draft, reasons, _most_bytes(shard, group.group_id))
     if decision.records:
         bump_epoch(decision, draft, reasons)
     draft.remember()
@@ -79,14 +85,20 @@ def _begin(shard: Shard, decision: DecisionBuilder, draft: GroupDraft) -> None:
         draft.regexes_checked_ms = decision.now_ms
 
 
-def _go_on(shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str]) -> None:
-    """Match for a slice, and write down what is done."""
+def _most_bytes(shard: Shard, group_id: str) -> int:
+    """Return how large the record of an expression may be, which a turn of its own writes."""
+    return shard.max_batch_bytes() - EPOCH_BYTES - len(group_id.encode())
+
+
+def _go_on(
+    shard: Shard, decision: DecisionBuilder, draft: GroupDraft, reasons: list[str], room: int
+) -> None:
+    """Match for a slice, and write down what is done as far as there is ``room``, in bytes."""
     scan = draft.scan
     if scan is None:
         return
     is_done = scan.go_on(shard.limits.max_regex_steps_per_turn)
-    # Half a batch: a heartbeat has records of its own, and must not be refused because of these.
-    most_bytes = room = shard.limits.max_group_record_bytes // 2
+    most_bytes = _most_bytes(shard, draft.group.group_id)
     while scan.found:
         regex, found = next(iter(scan.found.items()))
         value = cr.RegularExpressionValue(found, scan.version, decision.now_ms)

@@ -17,7 +17,13 @@ from typing import ClassVar, Final
 
 from fencepost.groups.commands import ListedGroup, OffsetToCommit
 from fencepost.groups.errors import UnknownMemberIdError, UnsupportedGroupRequestError
-from fencepost.groups.group import GroupBase, ShardTotals, not_found
+from fencepost.groups.group import (
+    MEMBER_BYTES,
+    GroupBase,
+    ShardTotals,
+    not_found,
+    text_bytes,
+)
 from fencepost.logcore.machine import DecisionBuilder, InvariantViolation, Record
 from fencepost.logcore.values import dataclass
 
@@ -93,10 +99,13 @@ class ForeignGroup(GroupBase):
 
     def replay(self, key: ForeignKey, *, is_there: bool) -> None:
         """Note that a record came, or its tombstone."""
+        if is_there == (key in self.keys):
+            return
         if is_there:
             self.keys.add(key)
         else:
-            self.keys.discard(key)
+            self.keys.remove(key)
+        self._totals.memory.add(_key_bytes(key) if is_there else -_key_bytes(key))
 
     @property
     def is_gone(self) -> bool:
@@ -104,7 +113,14 @@ class ForeignGroup(GroupBase):
         return not self.keys
 
     def discard(self) -> None:
-        """Leave the shard's table: nothing of it is in the shard's totals."""
+        """Take what the group holds out of the shard's totals: it leaves the table."""
+        self._totals.memory.add(-self.memory_bytes)
+        self.keys.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """See ``ClassicGroup``."""
+        return sum(map(_key_bytes, self.keys))
 
     # --- the common side -------------------------------------------------------------------------
 
@@ -196,3 +212,7 @@ class ForeignGroup(GroupBase):
     def _require_offsets(self) -> None:
         if self.kind == SHARE:
             raise not_found(self, self.group_id, "consumer")
+
+
+def _key_bytes(key: ForeignKey) -> int:
+    return MEMBER_BYTES + text_bytes(key.member_id)

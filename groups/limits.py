@@ -10,7 +10,12 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Bounds of one shard. Each is tested at the limit and one past it."""
+    """Bounds of one shard. Each is tested at the limit and one past it.
+
+    Two more bounds are not constant: what a decision writes must fit one batch of the topic (see
+    ``Shard.max_batch_bytes``), and what all shards hold together has budgets
+    (``logcore/budget.py``).
+    """
 
     min_session_timeout_ms: int = 6_000
     """``group.min.session.timeout.ms``: Kafka's. Shorter ones expire in a pause of the client."""
@@ -26,22 +31,10 @@ class GroupLimits:
     """``group.max.size``, members. Kafka's default is unlimited; the group's record, rewritten at
     each generation, must fit one batch, and a thousand members is past what its clients manage."""
 
-    max_metadata_bytes: int = 65_536
-    """Bytes of one member's protocol metadata, all protocols together. A subscription to 16,000
-    owned partitions fits; it is kept in memory and in every group record."""
-
-    max_identifier_bytes: int = 1_024
-    """UTF-8 bytes of a group, instance, client or rack id, a client's host, a protocol's type or
-    name, or a regular expression. They are keys of tables and part of every record; Kafka allows
-    32,767."""
-
-    max_member_id_bytes: int = 1_061
-    """UTF-8 bytes of a member id. The coordinator makes them of a client or instance id and 37
-    more; Kafka allows 32,767."""
-
-    max_topic_name_bytes: int = 32_767
-    """UTF-8 bytes of a topic name in a subscription: Kafka's, which is what a string of a record
-    can hold. No topic has such a name, but to wait for it is no error."""
+    max_string_bytes: int = 32_767
+    """UTF-8 bytes of a group, member, instance, client or rack id, a client's host, a protocol's
+    type or name, a regular expression, or a topic's name in a subscription: Kafka's bound, which is
+    what a string of a record can hold."""
 
     max_protocols: int = 32
     """Protocols one member may offer; clients offer at most a handful."""
@@ -54,27 +47,13 @@ class GroupLimits:
     """The same for all groups of a shard together. Ids that consumer groups gave out are counted
     apart, and for the shard alone."""
 
-    max_shard_members: int = 20_000
-    """Members of all groups of a shard: 50 shards times 20,000 is a million members on one node."""
-
-    max_shard_metadata_bytes: int = 268_435_456
-    """Protocol metadata of all members of a shard: 256 MiB, so that many full groups of members
-    with the largest metadata can't add up to the whole memory."""
-
     max_groups: int = 20_000
     """Groups per shard. A group costs about a kilobyte; unused ones go with the next expiry."""
-
-    max_group_record_bytes: int = 1_000_000
-    """Bytes of one GroupMetadata record, i.e. what the leader may assign: just under the
-    1,048,588 bytes that a batch of ``__consumer_offsets`` may have."""
 
     max_offset_metadata_bytes: int = 4_096
     """``offset.metadata.max.bytes``: Kafka's, which counts UTF-16 units of the string stored with
     an offset whatever the key says. A string that fills more than 32,767 bytes is refused as well:
     the record's length field ends there."""
-
-    max_commit_bytes: int = 1_000_000
-    """Bytes of the records of one commit, which are one batch (see ``max_group_record_bytes``)."""
 
     max_group_offsets: int = 100_000
     """Offsets, committed or pending, of one group; deleting the group tombstones them in one
@@ -84,7 +63,7 @@ class GroupLimits:
     """Offsets and groups that one ExpireOffsets or TopicsDeleted looks at, and may write tombstones
     for: less than 20 ms of work, most of it the lines that tell of groups that go."""
 
-    max_subscribed_topics: int = 10_000
+    max_subscribed_topics: int = 50_000
     """Topic names one consumer may subscribe to. Each assignment looks at all of them."""
 
     min_regex_refresh_interval_ms: int = 1_000

@@ -48,12 +48,12 @@ from fencepost.groups.consumer_commands import (
     Environment,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
-from fencepost.groups.consumer_group import metadata_bytes as consumer_metadata_bytes
 from fencepost.groups.consumer_records import (
     ConsumerKey,
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.foreign_group import ForeignGroup, ForeignKey
+from fencepost.groups.group import ShardTotals, pending_bytes
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, StoredOffset
 from fencepost.groups.records import (
@@ -64,7 +64,8 @@ from fencepost.groups.records import (
     OffsetCommitValue,
     Value,
 )
-from fencepost.groups.shard import Group, Shard
+from fencepost.groups.shard import MAX_BATCH_BYTES, Group, Shard, group_bytes
+from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import (
     Decision,
     DecisionBuilder,
@@ -107,7 +108,8 @@ class GroupMachine:
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
     is ``offsets.retention.minutes`` in milliseconds. ``environment`` tells the cluster's topics and
     a group's settings as they are at the moment: a timer needs them as much as a request, so no
-    command brings them.
+    command brings them. So does ``max_batch_bytes``, which is ``max.message.bytes`` of the topic.
+    ``memory`` and ``offset_memory`` are the shard's parts of the broker's budgets.
     Commands and results: ``fencepost.groups.commands``, ``fencepost.groups.consumer_commands``.
     """
 
@@ -117,12 +119,18 @@ class GroupMachine:
         *,
         initial_rebalance_delay_ms: int = 3_000,
         offsets_retention_ms: int = 604_800_000,
+        memory: Account | None = None,
+        offset_memory: Account | None = None,
+        max_batch_bytes: Callable[[], int] = lambda: MAX_BATCH_BYTES,
         environment: Callable[[str], Environment] = lambda _: Environment(),
     ) -> None:
         self._shard = Shard(
             limits or GroupLimits(),
             initial_rebalance_delay_ms,
             offsets_retention_ms,
+            offsets=OffsetStore(offset_memory),
+            totals=ShardTotals(memory or Account()),
+            max_batch_bytes=max_batch_bytes,
             environment=environment,
         )
         self._active = False
@@ -233,9 +241,9 @@ class GroupMachine:
 
     def _ensure_group(self, group_id: str) -> None:
         """Offsets without a group make a simple one: an Empty classic group without a type."""
-        groups = self._shard.groups
-        if group_id not in groups:
-            groups[group_id] = ClassicGroup(group_id, self._shard.totals)
+        shard = self._shard
+        if group_id not in shard.groups:
+            shard.put_group(ClassicGroup(group_id, shard.totals))
 
     def _replay_group(self, group_id: str, value: GroupMetadataValue) -> None:
         shard = self._shard
@@ -245,7 +253,7 @@ class GroupMachine:
             return
         if group is not None:
             group.discard()
-        shard.groups[group_id] = ClassicGroup.loaded(group_id, shard.totals, value)
+        shard.put_group(ClassicGroup.loaded(group_id, shard.totals, value))
 
     def _install(self, group: Group | None, group_id: str, value: GroupMetadataValue) -> None:
         """Replay the record of a living group, and what was decided to come with it."""
@@ -255,7 +263,8 @@ class GroupMachine:
             # The last record of a conversion: behind the tombstones of the old kind at most a
             # simple group is left, which the offsets keep alive.
             if not isinstance(group, ConsumerGroup):
-                group = shard.groups[group_id] = shard.handover.group
+                group = shard.handover.group
+                shard.put_group(group)
             successor, shard.handover = shard.handover.successor, None
         if not isinstance(group, ClassicGroup):
             raise InvariantViolation(f"a record of {group_id!r}, which is no classic group")
@@ -277,10 +286,11 @@ class GroupMachine:
                 if self._active and not is_simple:
                     raise InvariantViolation(f"{group_id!r} is a group of another kind")
                 group.discard()
-            group = shard.groups[group_id] = ConsumerGroup(group_id, shard.totals)
+            group = ConsumerGroup(group_id, shard.totals)
+            shard.put_group(group)
         group.replay(key, value)
         if value is None and group.is_gone:
-            del shard.groups[group_id]
+            shard.drop_group(group_id)
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)
 
@@ -295,10 +305,11 @@ class GroupMachine:
                 return
             if group is not None:
                 group.discard()
-            group = shard.groups[group_id] = ForeignGroup(group_id, shard.totals, kind)
+            group = ForeignGroup(group_id, shard.totals, kind)
+            shard.put_group(group)
         group.replay(key, is_there=is_there)
         if group.is_gone:
-            del shard.groups[group_id]
+            shard.drop_group(group_id)
             if shard.offsets.of_group(group_id) is not None:
                 self._ensure_group(group_id)
 
@@ -306,7 +317,7 @@ class GroupMachine:
         group = self._shard.groups.get(group_id)
         if isinstance(group, ConsumerGroup | ForeignGroup):
             return
-        self._shard.groups.pop(group_id, None)
+        self._shard.drop_group(group_id)
         if group is not None:
             if self._active:
                 group.transition_to(ClassicState.DEAD)
@@ -353,23 +364,18 @@ class GroupMachine:
     def check(self) -> None:
         """Verify every group, the offsets, and the totals that limits are measured by."""
         shard = self._shard
-        members = metadata_bytes = 0
+        memory = sum(pending_bytes(*given) for given in shard.given_ids)
         pending: set[tuple[str, str]] = set()
         for group_id, group in shard.groups.items():
             if group.group_id != group_id:
                 raise InvariantViolation(f"group {group.group_id!r} stands under {group_id!r}")
             group.check()
-            if isinstance(group, ForeignGroup):
-                continue
-            members += len(group.members)
+            memory += group_bytes(group_id) + group.memory_bytes
             if isinstance(group, ClassicGroup):
-                metadata_bytes += sum(m.metadata_bytes for m in group.members.values())
                 pending |= {(group_id, member_id) for member_id in group.pending_members}
-            else:
-                metadata_bytes += sum(map(consumer_metadata_bytes, group.members.values()))
         totals = shard.totals
-        if (totals.members, totals.metadata_bytes) != (members, metadata_bytes):
-            raise InvariantViolation("the shard's members are miscounted")
+        if totals.memory.used != memory:
+            raise InvariantViolation("the memory of the shard's groups is miscounted")
         if totals.pending.keys() != pending:
             raise InvariantViolation("the shard's pending members are miscounted")
         if shard.handover is not None:

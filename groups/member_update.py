@@ -25,7 +25,7 @@ from fencepost.groups.consumer_group import (
     by_topic,
     flat,
     identity,
-    metadata_bytes,
+    member_bytes,
     write_current,
 )
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
@@ -92,8 +92,7 @@ def move_member(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) -
 
 def require_small(shard: Shard, decision: DecisionBuilder) -> None:
     """Raise :class:`GroupLimitExceededError` unless the records fit one batch."""
-    size = sum(len(record.key) + len(record.value or b"") for record in decision.records)
-    shard.require("the group's change", size, "max_group_record_bytes")
+    shard.require_batch("the group's change", decision.records)
 
 
 def remember(decision: DecisionBuilder, update: MemberUpdate) -> None:
@@ -180,8 +179,8 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         TopicRegex(new.subscribed_topic_regex)  # refused here, before anything is decided
     if new == old:
         return
-    added_bytes = metadata_bytes(new) - (metadata_bytes(old) if old else 0)
-    shard.require_room_for_members(0 if old else 1, added_bytes)
+    before = member_bytes(update.member_id, old) if old else 0
+    shard.require_memory(group.group_id, member_bytes(update.member_id, new) - before)
     update.draft.put(update.member_id, new)
     decision.append(cr.member(group.group_id, update.member_id, new))
     if old is None:

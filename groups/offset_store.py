@@ -9,11 +9,16 @@ Source: Kafka's ``OffsetMetadataManager`` (the replay half) and ``OffsetAndMetad
 from __future__ import annotations
 
 from dataclasses import field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from fencepost.groups.group import text_bytes
 from fencepost.groups.records import OffsetCommitValue
+from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass
+
+OFFSET_BYTES: Final = 400
+"""Memory of an offset besides its metadata, as measured."""
 
 TopicPartition = tuple[str, int]
 
@@ -50,10 +55,17 @@ class GroupOffsets:
         return [*self.committed, *(tp for tp in self.pending if tp not in self.committed)]
 
 
+def offset_bytes(metadata: str) -> int:
+    """Return the memory of an offset with its metadata."""
+    return OFFSET_BYTES + text_bytes(metadata) if metadata else OFFSET_BYTES
+
+
 class OffsetStore:
     """The offsets of all groups of a shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Account | None = None) -> None:
+        self.memory = memory or Account()
+        """Bytes of all offsets; see :func:`offset_bytes`."""
         self._groups: dict[str, GroupOffsets] = {}
         self._open: dict[int, dict[str, set[TopicPartition]]] = {}
 
@@ -72,6 +84,7 @@ class OffsetStore:
         offsets = self._groups.get(group_id)
         if offsets is None:
             offsets = self._groups[group_id] = GroupOffsets()
+        self._count(stored, offsets.committed.get(partition))
         offsets.committed[partition] = stored
         offsets.commits += 1
 
@@ -80,7 +93,9 @@ class OffsetStore:
     ) -> None:
         """Replay a commit inside the transaction of ``producer_id``."""
         offsets = self._groups.setdefault(group_id, GroupOffsets())
-        offsets.pending.setdefault(partition, {})[producer_id] = stored
+        by_producer = offsets.pending.setdefault(partition, {})
+        self._count(stored, by_producer.get(producer_id))
+        by_producer[producer_id] = stored
         by_group = self._open.setdefault(producer_id, {})
         by_group.setdefault(group_id, set()).add(partition)
 
@@ -89,10 +104,10 @@ class OffsetStore:
         offsets = self._groups.get(group_id)
         if offsets is None:
             return
-        offsets.committed.pop(partition, None)
-        for producer_id in list(offsets.pending.get(partition, ())):
+        self._count(None, offsets.committed.pop(partition, None))
+        for producer_id, stored in offsets.pending.pop(partition, {}).items():
+            self._count(None, stored)
             self._forget_open(producer_id, group_id, partition)
-        offsets.pending.pop(partition, None)
         self._drop_if_empty(group_id)
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
@@ -107,8 +122,15 @@ class OffsetStore:
                 present = offsets.committed.get(partition)
                 is_newer = present is None or stored.log_offset > present.log_offset
                 if commit and is_newer:
+                    self._count(None, present)
                     offsets.committed[partition] = stored
+                else:
+                    self._count(None, stored)
             self._drop_if_empty(group_id)
+
+    def _count(self, new: StoredOffset | None, old: StoredOffset | None) -> None:
+        size = 0 if new is None else offset_bytes(new.value.metadata)
+        self.memory.add(size if old is None else size - offset_bytes(old.value.metadata))
 
     def _forget_open(self, producer_id: int, group_id: str, partition: TopicPartition) -> None:
         by_group = self._open[producer_id]
@@ -141,10 +163,13 @@ class OffsetStore:
     def check(self) -> None:
         """Raise :class:`InvariantViolation` if the index of open transactions is wrong."""
         expected: dict[int, dict[str, set[TopicPartition]]] = {}
+        memory = 0
         for group_id, offsets in self._groups.items():
             if offsets.is_empty:
                 raise InvariantViolation(f"group {group_id!r} keeps an empty table of offsets")
+            memory += sum(offset_bytes(one.value.metadata) for one in offsets.committed.values())
             for partition, by_producer in offsets.pending.items():
+                memory += sum(offset_bytes(one.value.metadata) for one in by_producer.values())
                 if not by_producer:
                     raise InvariantViolation(f"{partition} of {group_id!r} is pending for nobody")
                 for producer_id in by_producer:
@@ -152,3 +177,5 @@ class OffsetStore:
                     by_group.setdefault(group_id, set()).add(partition)
         if expected != self._open:
             raise InvariantViolation("pending offsets and open transactions differ")
+        if memory != self.memory.used:
+            raise InvariantViolation("the memory of the shard's offsets is miscounted")

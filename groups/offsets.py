@@ -28,6 +28,7 @@ from fencepost.groups.commands import (
     TxnCommitOffsets,
 )
 from fencepost.groups.errors import (
+    GroupLimitExceededError,
     GroupSubscribedToTopicError,
     IllegalGenerationError,
     InvalidGroupIdError,
@@ -36,7 +37,12 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.events import EventKind
 from fencepost.groups.group import not_found
-from fencepost.groups.offset_store import GroupOffsets, StoredOffset, TopicPartition
+from fencepost.groups.offset_store import (
+    GroupOffsets,
+    StoredOffset,
+    TopicPartition,
+    offset_bytes,
+)
 from fencepost.groups.records import NO_TIMESTAMP, OffsetCommitValue
 from fencepost.groups.shard import Group, OffsetLook, Shard
 from fencepost.logcore.fields import MAX_STRING_BYTES
@@ -126,7 +132,7 @@ def _append_commits(
 ) -> None:
     """Write what can be written and answer per partition."""
     answers: list[tuple[str, int, DomainError | None]] = []
-    new_bytes = 0
+    added_bytes = 0
     stored = shard.offsets.of_group(group_id) or _NO_OFFSETS
     committed, pending, now_ms = stored.committed, stored.pending, decision.now_ms
     added: set[TopicPartition] = set()
@@ -138,13 +144,17 @@ def _append_commits(
         value = OffsetCommitValue(
             offset, leader_epoch, metadata, now_ms, expire_timestamp_ms, topic_id
         )
-        record = records.offset_commit(group_id, topic, index, value)
-        decision.append(record)
-        new_bytes += len(record.key) + len(record.value or b"")
+        decision.append(records.offset_commit(group_id, topic, index, value))
         partition = (topic, index)
         if partition not in committed and partition not in pending:
             added.add(partition)
-    shard.require("one commit", new_bytes, "max_commit_bytes")
+        old = committed.get(partition)
+        if decision.stamp is not None:
+            old = pending.get(partition, {}).get(decision.stamp.producer_id)
+        added_bytes += offset_bytes(metadata) - (offset_bytes(old.value.metadata) if old else 0)
+    shard.require_batch("one commit", decision.records)
+    if not shard.offsets.memory.has_room(added_bytes):
+        raise GroupLimitExceededError(shard.offsets.memory.budget.exceeded)
     if added:
         shard.require("the group", stored.count + len(added), "max_group_offsets")
     decision.reply(token, CommitOffsetsResult(tuple(answers)))

@@ -13,7 +13,7 @@ Source: the ``*Key.json``/``*Value.json`` schemas of Kafka's group-coordinator m
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -53,6 +53,9 @@ _V4_HEAD: Final = struct.Struct(">hqiB")
 _V4_TAIL: Final = struct.Struct(">qBBB16s")
 """Commit timestamp, and one tagged field: its number, its size, the topic id."""
 _LONGEST_PLAIN: Final = 126
+_BATCH_HEAD_BYTES: Final = 61
+_PLAIN_FIELDS_BYTES: Final = 3
+"""A record's attributes, its timestamp (that of the batch) and the number of its headers."""
 _ANY_VERSION: Final = (1 << 15) - 1
 
 
@@ -308,6 +311,21 @@ _CODECS: Final[Mapping[int, _Codec]] = MappingProxyType(
         **{kind: _foreign_codec(kind) for kind in ForeignRecordType},
     }
 )
+
+
+def batch_bytes(records: Iterable[Record]) -> int:
+    """Return the size of the batch that ``records`` become, which ``max.message.bytes`` bounds."""
+    size = _BATCH_HEAD_BYTES
+    for at, (key, value) in enumerate(records):
+        body = _PLAIN_FIELDS_BYTES + _varint_bytes(at) + _varint_bytes(len(key)) + len(key)
+        body += 1 if value is None else _varint_bytes(len(value)) + len(value)
+        size += _varint_bytes(body) + body
+    return size
+
+
+def _varint_bytes(number: int) -> int:
+    """Return the size of a number that is not negative as a zigzag varint."""
+    return number.bit_length() // 7 + 1
 
 
 def record_type(key: bytes) -> int:

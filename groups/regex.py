@@ -22,13 +22,13 @@ from typing import Final, NoReturn
 
 from fencepost.groups.errors import InvalidRegularExpressionError
 
-MAX_STATES: Final = 2_000
+MAX_STATES: Final = 40_000
 """States of one expression: repetitions multiply, and each set of states may hold them all."""
 MAX_REPEAT: Final = 1_000
 """The largest n and m in ``{n,m}``; RE2's own."""
 MAX_NESTING: Final = 100
 """Groups inside groups: the parser calls itself for each."""
-MAX_BUILD_STEPS: Final = 20_000
+MAX_BUILD_STEPS: Final = 100_000
 """Pieces that are put together to one expression: repetitions multiply what adds no state too."""
 MAX_CACHED_STATES: Final = 100_000
 """States in all the sets that are remembered, a few megabytes; then all are forgotten at once."""

@@ -13,10 +13,15 @@ from fencepost.groups.consumer_commands import Environment
 from fencepost.groups.consumer_group import ConsumerGroup
 from fencepost.groups.errors import GroupLimitExceededError
 from fencepost.groups.foreign_group import ForeignGroup
-from fencepost.groups.group import ShardTotals
+from fencepost.groups.group import GROUP_BYTES, ShardTotals, pending_bytes, text_bytes
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.offset_store import OffsetStore, TopicPartition
+from fencepost.groups.records import batch_bytes
+from fencepost.logcore.machine import Record
 from fencepost.logcore.values import dataclass
+
+MAX_BATCH_BYTES: Final = 1_048_588
+"""Kafka's default of ``max.message.bytes``."""
 
 MAX_REMEMBERED_ASSIGNORS: Final = 20_000
 """Groups of a shard of which it is known that their assignor was asked; as many as a shard has. A
@@ -53,6 +58,8 @@ class Shard:
     groups: dict[str, Group] = field(default_factory=dict)
     offsets: OffsetStore = field(default_factory=OffsetStore)
     totals: ShardTotals = field(default_factory=ShardTotals)
+    max_batch_bytes: Callable[[], int] = lambda: MAX_BATCH_BYTES
+    """``max.message.bytes`` of the offsets topic: what is decided is one batch there."""
     environment: Callable[[str], Environment] = lambda _: Environment()
     """Asked for a group by each decision that needs it, be it of a command, a timer or a load."""
     handover: Handover | None = None
@@ -82,9 +89,32 @@ class Shard:
 
     def give_id(self, group_id: str, member_id: str) -> None:
         """Remember that a consumer group told a classic member to come back with this id."""
-        self.given_ids[group_id, member_id] = None
+        if (group_id, member_id) not in self.given_ids:
+            self.given_ids[group_id, member_id] = None
+            self.totals.memory.add(pending_bytes(group_id, member_id))
         if len(self.given_ids) > self.limits.max_shard_pending_members:
-            del self.given_ids[next(iter(self.given_ids))]
+            self.forget_id(*next(iter(self.given_ids)))
+
+    def forget_id(self, group_id: str, member_id: str) -> None:
+        """Forget an id that a consumer group gave out; no harm if it was not."""
+        if (group_id, member_id) in self.given_ids:
+            del self.given_ids[group_id, member_id]
+            self.totals.memory.add(-pending_bytes(group_id, member_id))
+
+    # --- the table of groups ---
+
+    def put_group(self, group: Group) -> None:
+        """Give ``group`` its place in the table, or that of another group with its name."""
+        if group.group_id not in self.groups:
+            self.totals.memory.add(group_bytes(group.group_id))
+        self.groups[group.group_id] = group
+
+    def drop_group(self, group_id: str) -> None:
+        """Take a group out of the table; no harm if it is not there."""
+        if self.groups.pop(group_id, None) is not None:
+            self.totals.memory.add(-group_bytes(group_id))
+
+    # --- limits ---
 
     def require(self, what: str, amount: int, limit: str) -> None:
         """Raise :class:`GroupLimitExceededError` if ``amount`` is more than a limit allows."""
@@ -96,25 +126,52 @@ class Shard:
         """Raise :class:`GroupLimitExceededError` unless a group may be created."""
         self.require_short("group id", group_id)
         self.require("the shard", len(self.groups) + 1, "max_groups")
+        self.require_memory(group_id)
 
-    def require_room_for_members(self, members: int, metadata_bytes: int) -> None:
-        """Raise :class:`GroupLimitExceededError` unless so much more fits into the shard."""
-        totals = self.totals
-        self.require("the shard", totals.members + members, "max_shard_members")
-        more_bytes = totals.metadata_bytes + metadata_bytes
-        self.require("the shard", more_bytes, "max_shard_metadata_bytes")
+    def require_memory(self, group_id: str, added_bytes: int = 0) -> None:
+        """Raise :class:`GroupLimitExceededError` unless a group may take so much more."""
+        memory = self.totals.memory
+        if group_id not in self.groups:
+            added_bytes += group_bytes(group_id)
+        if not memory.has_room(added_bytes):
+            raise GroupLimitExceededError(memory.budget.exceeded)
 
-    def require_short(self, what: str, text: str, limit: str = "max_identifier_bytes") -> None:
-        """Raise :class:`GroupLimitExceededError` if an identifier is longer than a limit allows."""
+    def require_batch(self, what: str, records: Collection[Record]) -> None:
+        """Raise :class:`GroupLimitExceededError` unless records fit one batch of the topic."""
+        why = self.too_large(what, records)
+        if why is not None:
+            raise GroupLimitExceededError(why)
+
+    def too_large(self, what: str, records: Collection[Record]) -> str | None:
+        """Return why records do not fit one batch of the topic, None if they do."""
+        size, most = batch_bytes(records), self.max_batch_bytes()
+        if size <= most:
+            return None
+        return f"{what} takes {size} bytes, max.message.bytes of the offsets topic is {most}"
+
+    def require_short(self, what: str, text: str) -> None:
+        """Raise :class:`GroupLimitExceededError` if a string is longer than a record can hold."""
         # A character takes at most four bytes, so most texts need not be encoded to know.
-        if len(text) * 4 > getattr(self.limits, limit):
-            self.require(what, len(text.encode()), limit)
+        if len(text) * 4 > self.limits.max_string_bytes:
+            self.require(what, len(text.encode()), "max_string_bytes")
+
+    def require_fits_record(self, what: str, size: int) -> None:
+        """Raise :class:`GroupLimitExceededError` if no record could hold what a member says."""
+        most = self.max_batch_bytes()
+        if size > most:
+            raise GroupLimitExceededError(
+                f"{what} takes {size} bytes, max.message.bytes of the offsets topic is {most}"
+            )
 
     def require_small_subscription(self, names: Collection[str], rack_id: str | None) -> None:
         """Raise :class:`GroupLimitExceededError` if a consumer's subscription is too large."""
         self.require("the subscription", len(names), "max_subscribed_topics")
-        size = sum(len(name.encode()) for name in names)
-        self.require("the subscription", size, "max_metadata_bytes")
+        self.require_fits_record("the subscription", sum(len(name.encode()) for name in names))
         for name in names:
-            self.require_short("a topic name", name, "max_topic_name_bytes")
+            self.require_short("a topic name", name)
         self.require_short("rack id", rack_id or "")
+
+
+def group_bytes(group_id: str) -> int:
+    """Return the memory of a group besides what it holds."""
+    return GROUP_BYTES + text_bytes(group_id)

@@ -28,7 +28,7 @@ _BATCHES = (
     *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
 )
 _BESIDE_MACHINES = tuple(
-    f"logcore.{name}" for name in ("machine", "errors", "fields", "tracebacks", "values")
+    f"logcore.{name}" for name in ("budget", "machine", "errors", "fields", "tracebacks", "values")
 )
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "coordinator.cli"),

@@ -69,6 +69,9 @@ def decide(
     most = shard.limits.max_partitions_per_transaction
     if len(extended.partitions) > most:
         raise TooManyPartitionsError(f"a transaction may span {most} partitions")
+    added = state.PARTITION_BYTES * (len(extended.partitions) - len(txn.partitions))
+    if not shard.memory.has_room(added):
+        raise TooManyPartitionsError(shard.memory.budget.exceeded)
     decision.append(shard.record(transactional_id, extended))
     if not begun:
         arm_timeout(decision, transactional_id, extended)

@@ -61,7 +61,7 @@ class ProducerIdsUnavailableError(TxnError):
 
 
 class TooManyTransactionalIdsError(TxnError):
-    """The shard holds as many ids as it may; none was created (POLICY_VIOLATION)."""
+    """There is no room for one more id; none was created (POLICY_VIOLATION)."""
 
 
 class TooManyPartitionsError(TxnError):

@@ -48,10 +48,8 @@ def decide(
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
     if txn is None:
-        if len(shard.transactions) >= shard.limits.max_transactional_ids:
-            raise TooManyTransactionalIdsError(
-                f"the shard holds {shard.limits.max_transactional_ids} transactional ids"
-            )
+        if not shard.memory.has_room(state.memory_bytes(transactional_id)):
+            raise TooManyTransactionalIdsError(shard.memory.budget.exceeded)
         txn = state.created(shard.ids.take(), command.transaction_timeout_ms, decision.now_ms)
     given = _given(command)
     owner = txn.client_identity

@@ -28,10 +28,6 @@ class TxnLimits:
     """``transaction.two.phase.commit.enable``. A two-phase transaction has no timeout, so it may
     hold back readers without end: an operator has to want that."""
 
-    max_transactional_ids: int = 200_000
-    """Ids per shard. Each takes about 1 KiB of memory; the bound keeps a client that makes up ids
-    from filling it. Far above what applications use: one id per producer."""
-
     max_partitions_per_transaction: int = 10_000
     """Partitions. The whole set is written again with every addition and must fit a record batch:
     with topic names of 30 characters this is about 0.4 MiB of the topic's 1 MiB."""

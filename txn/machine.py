@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
+from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import (
     Decision,
     DecisionBuilder,
@@ -67,7 +68,8 @@ class TxnMachine:
 
     ``coordinator_epoch`` is the leader epoch of the shard's partition and goes into every marker.
     ``transaction_version`` is the cluster's finalized transaction.version: it rules over aborts
-    that the coordinator makes by itself, and over the form of records.
+    that the coordinator makes by itself, and over the form of records. ``memory`` is the shard's
+    part of the broker's budget.
 
     The runtime has to hand every :class:`fencepost.txn.commands.WriteMarkers` back as its
     ``written()`` command. Replies to such commands, and to sweeps, may be ignored.
@@ -79,8 +81,11 @@ class TxnMachine:
         ids: ProducerIds,
         coordinator_epoch: int,
         transaction_version: Callable[[], int],
+        memory: Account | None = None,
     ) -> None:
-        self._shard = TxnShardState(limits, ids, coordinator_epoch, transaction_version)
+        self._shard = TxnShardState(
+            limits, ids, coordinator_epoch, transaction_version, memory=memory or Account()
+        )
 
     def __len__(self) -> int:
         return len(self._shard.transactions)
@@ -155,6 +160,8 @@ class TxnMachine:
             return
         transactional_id, txn = decoded
         old = shard.transactions.get(transactional_id)
+        held = state.memory_bytes(transactional_id, txn) if txn is not None else 0
+        shard.memory.add(held - (state.memory_bytes(transactional_id, old) if old else 0))
         if txn is None:
             if shard.serving and old is not None:
                 state.require_legal(old.state, TransactionState.DEAD)

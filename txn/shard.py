@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import field
 
+from fencepost.logcore.budget import Account
 from fencepost.logcore.fields import MAX_STRING_BYTES
 from fencepost.logcore.machine import (
     DecisionBuilder,
@@ -56,6 +57,8 @@ class TxnShardState:
     ids: ProducerIds
     coordinator_epoch: int
     transaction_version: Callable[[], int]
+    memory: Account = field(default_factory=Account)
+    """Bytes of all ids; see :func:`state.memory_bytes`."""
     transactions: dict[str, TransactionMetadata] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
     last_offset: int = -1

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import IntEnum
 from types import MappingProxyType
+from typing import Final
 
 from fencepost.logcore.machine import InvariantViolation
 from fencepost.logcore.values import dataclass, made_often
@@ -22,6 +23,11 @@ from fencepost.txn.epochs import NO_EPOCH, Identity
 
 NO_TIMESTAMP_MS = -1
 """The start of a transaction that has not begun."""
+
+ID_BYTES: Final = 1_024
+"""Memory of a transactional id besides its characters, as measured, with its timer."""
+PARTITION_BYTES: Final = 256
+"""Memory of a partition of an open transaction."""
 
 TV2 = 2
 """The transaction version from which each transaction has an epoch of its own (KIP-890)."""
@@ -402,3 +408,10 @@ def _is_sound_next(txn: TransactionMetadata) -> bool:
     if txn.next_producer_id == NO_PRODUCER_ID:
         return True
     return txn.state in PREPARED and txn.next_producer_id != txn.producer_id
+
+
+def memory_bytes(transactional_id: str, txn: TransactionMetadata | None = None) -> int:
+    """Return the memory of an id, a new one without ``txn``."""
+    width = 1 if transactional_id.isascii() else 4
+    partitions = 0 if txn is None else len(txn.partitions)
+    return ID_BYTES + len(transactional_id) * width + partitions * PARTITION_BYTES

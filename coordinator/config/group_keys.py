@@ -48,6 +48,11 @@ offsets.retention.minutes INT 10080 unit=minutes low=1
     How long the offsets of an unused group are kept.
 offsets.retention.check.interval.ms LONG 600000 unit=ms low=1
     How often expired offsets are looked for.
+fencepost.groups.max.bytes LONG 1073741824 unit=bytes low=1
+    Memory of all groups with their members; beyond it no member joins. Fencepost's own.
+fencepost.offsets.max.bytes LONG 1073741824 unit=bytes low=1
+    Memory of all committed offsets with their metadata; beyond it no offset is added. Fencepost's
+    own.
 offsets.commit.timeout.ms INT 5000 unit=ms low=1
     How long a group's request waits until other replicas have what it changed.
 offsets.topic.num.partitions INT 50 low=1

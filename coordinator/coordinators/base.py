@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -21,6 +22,7 @@ from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.budget import Account, Budget
 from fencepost.logcore.machine import DomainError, Machine
 from fencepost.logcore.partition import Partition
 
@@ -83,6 +85,16 @@ class ShardedCoordinator:
     def _build(self, partition: Partition, coordinator_epoch: int) -> Machine:
         """Make an empty machine."""
         raise NotImplementedError
+
+    def _budget(self, key: str) -> Budget:
+        """Return what all machines may hold together of what the setting ``key`` bounds."""
+        return Budget(key, self._config.int(key))
+
+    @staticmethod
+    def _give_back(machine: Machine, *accounts: Account) -> None:
+        """See to it that what a machine holds is given back when its shard lets go of it."""
+        for account in accounts:
+            weakref.finalize(machine, account.close).atexit = False
 
     def _run_effect(
         self,

@@ -38,6 +38,7 @@ from fencepost.groups.consumer_commands import (
     TopicImage,
 )
 from fencepost.groups.limits import GroupLimits
+from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import EndMarker, InvariantViolation
 from fencepost.logcore.partition import Partition
 
@@ -76,6 +77,8 @@ class GroupCoordinator(ShardedCoordinator):
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
         self._base_settings: ConsumerSettings | None = None
         self._config.listen(self._forget_settings)
+        self._group_memory = self._budget("fencepost.groups.max.bytes")
+        self._offset_memory = self._budget("fencepost.offsets.max.bytes")
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
@@ -138,12 +141,13 @@ class GroupCoordinator(ShardedCoordinator):
             )
         return self._topic_image
 
-    def _build(self, _partition: Partition, _coordinator_epoch: int) -> GroupMachine:
+    def _build(self, partition: Partition, _coordinator_epoch: int) -> GroupMachine:
         # A broker without groups does without their machine, and starts sooner.
         from fencepost.groups.machine import GroupMachine  # noqa: PLC0415
 
         config = self._config
-        return GroupMachine(
+        memory, offset_memory = Account(self._group_memory), Account(self._offset_memory)
+        machine = GroupMachine(
             GroupLimits(
                 min_session_timeout_ms=config.int("group.min.session.timeout.ms"),
                 max_session_timeout_ms=config.int("group.max.session.timeout.ms"),
@@ -152,8 +156,13 @@ class GroupCoordinator(ShardedCoordinator):
             ),
             initial_rebalance_delay_ms=config.int("group.initial.rebalance.delay.ms"),
             offsets_retention_ms=config.int("offsets.retention.minutes") * _MINUTE_MS,
+            memory=memory,
+            offset_memory=offset_memory,
+            max_batch_bytes=lambda: partition.log.config.max_message_bytes,
             environment=self.environment,
         )
+        self._give_back(machine, memory, offset_memory)
+        return machine
 
     def _forget_settings(self) -> None:
         self._base_settings = None

@@ -42,6 +42,7 @@ from fencepost.coordinator.runtime.late_imports import TXN_MODULES
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
+from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import DomainError, InvariantViolation
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
@@ -101,6 +102,7 @@ class TxnCoordinator(ShardedCoordinator):
         )
         self._flusher, self._commits, self._logs = storage.flusher, storage.commits, storage.logs
         self._ids = BlockProducerIds()
+        self._memory = self._budget("fencepost.transactional.ids.max.bytes")
         self._reservation: asyncio.Task[None] | None = None
         self.commits = 0
         """Transactions whose commit was decided or taken up again since the start."""
@@ -415,10 +417,13 @@ class TxnCoordinator(ShardedCoordinator):
             transactional_id_expiration_ms=config.int("transactional.id.expiration.ms"),
             two_phase_commit_enable=config.bool("transaction.two.phase.commit.enable"),
         )
-        metadata = self._metadata
-        return TxnMachine(
+        metadata, memory = self._metadata, Account(self._memory)
+        machine = TxnMachine(
             limits,
             self._ids,
             coordinator_epoch,
             lambda: metadata.feature_level(TRANSACTION_VERSION),
+            memory,
         )
+        self._give_back(machine, memory)
+        return machine

@@ -7,6 +7,7 @@ token must be answered exactly once. Time stands still until ``advance``.
 from __future__ import annotations
 
 import struct
+import weakref
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ from fencepost.groups.foreign_group import ForeignGroup
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
 from fencepost.groups.reconcile import MemberState
+from fencepost.groups.shard import MAX_BATCH_BYTES
+from fencepost.logcore.budget import Account
 from fencepost.logcore.machine import Decision, DomainError, Event, ProducerStamp, Record
 
 G = "g"
@@ -90,8 +93,15 @@ PARKED = Parked()
 
 
 def load(log: Iterable[Entry], **settings: Any) -> GroupMachine:
-    """A fresh machine that has replayed ``log``; it does not serve yet."""
-    machine = GroupMachine(**settings)
+    """A fresh machine that has replayed ``log``; it does not serve yet.
+
+    Settings are those of the machine; ``budget`` and ``offset_budget`` stand for its accounts.
+    """
+    memory = Account(settings.pop("budget", None))
+    offset_memory = Account(settings.pop("offset_budget", None))
+    machine = GroupMachine(memory=memory, offset_memory=offset_memory, **settings)
+    for account in (memory, offset_memory):
+        weakref.finalize(machine, account.close)
     for entry in log:
         replay(machine, entry)
     return machine
@@ -121,10 +131,13 @@ class Driver:
         limits: GroupLimits | None = None,
         log: Iterable[Entry] = (),
         now: int = NOW,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
         **settings: Any,
     ) -> None:
+        self.max_batch_bytes = max_batch_bytes
         self.settings = {
             "limits": limits or GroupLimits(),
+            "max_batch_bytes": lambda: self.max_batch_bytes,
             "initial_rebalance_delay_ms": DELAY,
             "offsets_retention_ms": RETENTION,
             **settings,

@@ -31,7 +31,6 @@ from fencepost.groups.errors import (
     UnknownMemberIdError,
     UnsupportedGroupRequestError,
 )
-from fencepost.groups.limits import GroupLimits
 
 
 def commit(driver, epoch, member_id="m", *offsets, **fields):
@@ -273,7 +272,7 @@ def test_whoever_was_about_to_join_as_classic_is_forgotten():
     assert driver.timers
     driver.join("m")
     assert driver.consumer_group().epoch == 2
-    tiny = ConsumerDriver(GroupLimits(max_group_record_bytes=100))
+    tiny = ConsumerDriver(max_batch_bytes=100)
     Driver.join(tiny)
     with pytest.raises(GroupLimitExceededError):
         tiny.join("m")

@@ -259,7 +259,7 @@ def test_a_join_phase_that_everybody_left():
 
 
 def test_a_refused_heartbeat_leaves_the_classic_group_as_it_was():
-    driver, one, _ = classic_pair(limits=GroupLimits(max_group_record_bytes=500))
+    driver, one, _ = classic_pair(max_batch_bytes=500)
     waiting = Driver.join(driver, one.member_id)
     with pytest.raises(GroupLimitExceededError):
         driver.join("m")
@@ -314,10 +314,9 @@ def test_a_join_that_does_not_fit(fields):
 @pytest.mark.parametrize(
     ("limits", "names", "rack"),
     [
-        ({"max_topic_name_bytes": 4}, ("tttt",), b"r"),
+        ({"max_string_bytes": 40}, ("t" * 40,), b"r"),
         ({"max_subscribed_topics": 2}, ("t", "u"), b"r"),
-        ({"max_identifier_bytes": 20}, ("t",), b"r" * 20),
-        ({"max_member_id_bytes": 4}, ("t",), b"r"),
+        ({"max_string_bytes": 40}, ("t",), b"r" * 40),
     ],
 )
 def test_what_a_classic_member_may_say_in_either_kind_of_group(limits, names, rack, fits):
@@ -339,9 +338,8 @@ def test_what_a_classic_member_may_say_in_either_kind_of_group(limits, names, ra
         return
     with pytest.raises(GroupLimitExceededError):
         mixed_group.answer(token)
-    if "max_member_id_bytes" not in limits:  # that one never comes so far
-        with pytest.raises(GroupIdNotFoundError, match="Cannot upgrade classic group"):
-            classic.client("m")
+    with pytest.raises(GroupIdNotFoundError, match="Cannot upgrade classic group"):
+        classic.client("m")
 
 
 def test_a_full_group():
@@ -594,11 +592,11 @@ def test_only_a_group_that_fits_goes_down(limit):
 
 
 def test_a_record_that_would_be_too_large_keeps_it_a_consumer_group():
-    driver = ConsumerDriver(GroupLimits(max_group_record_bytes=700))
+    driver = ConsumerDriver(max_batch_bytes=900)
     consumer = driver.client("m")
     fat = subscription("t") + b"\0" * 200
     Driver.join(driver, version=3, protocols=(("range", fat),))
-    driver.machine._shard.limits = GroupLimits(max_group_record_bytes=100)
+    driver.max_batch_bytes = 200
     consumer.leave()
     assert isinstance(driver.groups[G], ConsumerGroup)
 
@@ -661,7 +659,7 @@ def test_every_prefix_of_the_log_loads():
 
 
 def test_joins_that_never_come_back_stay_bounded_in_both_protocols():
-    limits = GroupLimits(max_shard_members=500, max_pending_members=100)
+    limits = GroupLimits(max_pending_members=100)
     driver = ConsumerDriver(limits, consumer=settings(max_size=300))
     machine, refused = driver.machine, 0
     driver.client("m")

@@ -541,8 +541,10 @@ def test_a_group_over_the_limit_loses_the_last_to_return():
     driver.reload()
     assert driver.state() == "PreparingRebalance"
     tokens = [driver.join(member_id) for member_id in ids]
-    with pytest.raises(GroupMaxSizeReachedError):
+    with pytest.raises(UnknownMemberIdError, match="is full"):
         driver.answer(tokens[2])
+    with pytest.raises(GroupMaxSizeReachedError):
+        driver.answer(driver.join())
     driver.advance(REBALANCE)
     assert len(driver.answer(tokens[0]).members) == 2
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import uuid
 
 import pytest
 from consumer_driver import ConsumerDriver
 from group_driver import NOW, Driver, G, stable
 
 from fencepost.groups import limits as limits_module
-from fencepost.groups.commands import JoinGroup, OffsetToCommit, TxnCommitOffsets
+from fencepost.groups.commands import DeleteGroup, JoinGroup, OffsetToCommit, TxnCommitOffsets
 from fencepost.groups.errors import (
+    FencedMemberEpochError,
     GroupLimitExceededError,
     GroupMaxSizeReachedError,
     MemberIdRequiredError,
@@ -20,6 +20,8 @@ from fencepost.groups.errors import (
 )
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.machine import GroupMachine
+from fencepost.groups.records import batch_bytes
+from fencepost.logcore.budget import Budget
 from fencepost.logcore.machine import ProducerStamp
 
 
@@ -27,80 +29,201 @@ def refused(driver: Driver, token: int) -> bool:
     return isinstance(driver.answers[token], GroupLimitExceededError)
 
 
+LONGEST = "x" * GroupLimits().max_string_bytes
+"""The longest string that a record can hold."""
+
+
 @pytest.mark.parametrize(
-    ("limits", "fits", "exceeds"),
+    "fits",
     [
-        (
-            {"max_metadata_bytes": 10},
-            {"protocols": (("a", b"x" * 4), ("b", b"x" * 6))},
-            {"protocols": (("a", b"x" * 4), ("b", b"x" * 7))},
-        ),
-        (
-            {"max_protocols": 2},
-            {"protocols": (("a", b""), ("b", b""))},
-            {"protocols": (("a", b""), ("b", b""), ("c", b""))},
-        ),
-        ({"max_identifier_bytes": 16}, {"group_id": "ü" * 8}, {"group_id": "ü" * 8 + "x"}),
-        ({"max_identifier_bytes": 16}, {"client_id": "x" * 16}, {"client_id": "x" * 17}),
-        ({"max_identifier_bytes": 16}, {"instance": "x" * 16}, {"instance": "x" * 17}),
-        ({"max_identifier_bytes": 16}, {"protocol_type": "x" * 16}, {"protocol_type": "x" * 17}),
-        (
-            {"max_identifier_bytes": 16},
-            {"protocols": (("x" * 16, b""),)},
-            {"protocols": (("x" * 17, b""),)},
-        ),
-        ({"max_identifier_bytes": 16}, {"client_host": "x" * 16}, {"client_host": "x" * 17}),
-        ({"max_member_id_bytes": 9}, {"member_id": "x" * 9}, {"member_id": "x" * 10}),
+        {"group_id": LONGEST},
+        {"client_id": LONGEST, "new_member_id": "m"},
+        {"new_member_id": LONGEST},
+        {"instance": LONGEST, "new_member_id": "m"},
+        {"protocol_type": LONGEST},
+        {"protocols": ((LONGEST, b""),)},
+        {"client_host": LONGEST},
+        {"member_id": LONGEST},
     ],
 )
-def test_what_a_member_may_bring(limits, fits, exceeds):
-    driver = Driver(GroupLimits(**limits))
-    assert refused(driver, driver.join(**exceeds))
+def test_classic_member_brings_strings_that_fit_a_record(fits):
+    driver = Driver()
+    longer = {
+        name: ((LONGEST + "x", b""),) if name == "protocols" else text + "x" * (text == LONGEST)
+        for name, text in fits.items()
+    }
+    assert refused(driver, driver.join(**longer))
     assert not driver.groups
     assert not refused(driver, driver.join(**fits))
 
 
+def test_classic_member_brings_at_most_so_many_protocols():
+    driver = Driver(GroupLimits(max_protocols=2))
+    offers = (("a", b""), ("b", b""), ("c", b""))
+    assert refused(driver, driver.join(protocols=offers))
+    assert not refused(driver, driver.join(protocols=offers[:2]))
+
+
+def test_metadata_of_a_member_fits_a_batch_for_each_protocol_alone():
+    driver = Driver(max_batch_bytes=500)
+    assert refused(driver, driver.join(protocols=(("a", b"x" * 501),)))
+    assert not refused(driver, driver.join(protocols=(("a", b"x" * 500), ("b", b"x" * 500))))
+    driver.max_batch_bytes = 501  # a setting that changes while the broker runs
+    assert not refused(driver, driver.join(protocols=(("a", b"x" * 501),)))
+
+
 @pytest.mark.parametrize(
-    ("limits", "fits", "exceeds"),
+    "fits",
     [
-        ({"max_member_id_bytes": 9}, {"member_id": "m" * 9}, {"member_id": "m" * 10}),
-        ({"max_topic_name_bytes": 4}, {"names": ("ab", "üü")}, {"names": ("ab", "üüx")}),
-        ({"max_subscribed_topics": 2}, {"names": ("a", "b")}, {"names": ("a", "b", "c")}),
-        (
-            {"max_metadata_bytes": 30},
-            {"names": ("a" * 15, "b" * 15)},
-            {"names": ("a" * 15, "b" * 16)},
-        ),
-        ({"max_identifier_bytes": 10}, {"rack_id": "r" * 10}, {"rack_id": "r" * 11}),
-        ({"max_identifier_bytes": 9}, {"instance_id": "i" * 9}, {"instance_id": "i" * 10}),
-        ({"max_identifier_bytes": 9}, {"client_id": "c" * 9}, {"client_id": "c" * 10}),
-        ({"max_identifier_bytes": 9}, {"client_host": "h" * 9}, {"client_host": "h" * 10}),
-        (
-            {"max_identifier_bytes": 9},
-            {"subscribed_topic_regex": "r" * 9},
-            {"subscribed_topic_regex": "r" * 10},
-        ),
+        {"member_id": LONGEST},
+        {"names": ("t", LONGEST)},
+        {"rack_id": LONGEST},
+        {"instance_id": LONGEST},
+        {"client_id": LONGEST},
+        {"client_host": LONGEST},
+        {"subscribed_topic_regex": "(" + LONGEST[2:] + ")"},
     ],
 )
-def test_what_a_consumer_may_bring(limits, fits, exceeds):
+def test_consumer_brings_strings_that_fit_a_record(fits):
     def joins(*, member_id: str = "m", names: tuple[str, ...] = ("t",), **more: str) -> None:
         driver.join(member_id, *names, **{"client_host": "/h", **more})
 
-    driver = ConsumerDriver(GroupLimits(**limits))
-    with pytest.raises(GroupLimitExceededError, match=next(iter(limits))):
-        joins(**exceeds)
+    driver = ConsumerDriver()
+    longer = {
+        name: (*text[:-1], text[-1] + "x") if name == "names" else text + "x"
+        for name, text in fits.items()
+    }
+    with pytest.raises(GroupLimitExceededError, match="max_string_bytes"):
+        joins(**longer)
     assert not driver.groups
     joins(**fits)
 
 
-def test_the_longest_member_id_that_is_handed_out_comes_back():
-    driver = Driver()
-    long = "c" * GroupLimits().max_identifier_bytes
-    made = f"{long}-{uuid.uuid4()}"
-    token = driver.join(client_id=long, new_member_id=made)
-    assert isinstance(driver.answers[token], MemberIdRequiredError)
-    assert driver.parked(driver.join(made, client_id=long))
-    assert len(made) == GroupLimits().max_member_id_bytes
+def test_subscription_of_a_consumer_is_bounded():
+    driver = ConsumerDriver(GroupLimits(max_subscribed_topics=2), max_batch_bytes=600)
+    with pytest.raises(GroupLimitExceededError, match="max_subscribed_topics"):
+        driver.join("m", "a", "b", "c")
+    with pytest.raises(GroupLimitExceededError, match=r"max\.message\.bytes"):
+        driver.join("m", "a" * 300, "b" * 301)
+    driver.join("m", "a", "b")
+
+
+# --- members in mid-life -------------------------------------------------------------------------
+
+
+def test_known_member_that_meets_a_limit_starts_over_and_keeps_its_place_until_its_session_ends():
+    driver, ids = stable(2, max_batch_bytes=600)
+    large = (("range", b"x" * 601),)
+    with pytest.raises(UnknownMemberIdError, match=r"max\.message\.bytes"):
+        driver.answer(driver.join(ids[0], protocols=large))
+    assert ids[0] in driver.group().members
+    # Its next incarnation has given everything up; the other member reads on until the join phase
+    # ends, which the place that is left holds up.
+    again = driver.join(version=3)
+    waiting = driver.join(ids[1])
+    assert driver.parked(again)
+    assert driver.parked(waiting)
+    driver.advance(driver.group().members[ids[0]].session_timeout_ms)
+    assert not driver.parked(again)
+    assert ids[0] not in driver.group().members
+
+
+def test_member_without_an_id_that_meets_a_limit_hears_of_it():
+    driver, _ = stable(2, max_batch_bytes=600)
+    assert refused(driver, driver.join(protocols=(("range", b"x" * 601),)))
+
+
+def test_consumer_in_mid_life_that_meets_a_limit_is_fenced_and_keeps_its_partitions():
+    driver = ConsumerDriver()
+    driver.client("m")
+    held = driver.consumer_group().current("m")
+    driver.max_batch_bytes = 100
+    for fields in ({"subscribed_topic_names": ("t", "u" * 101)}, {"subscribed_topic_regex": "u.*"}):
+        with pytest.raises(FencedMemberEpochError, match=r"max\.message\.bytes"):
+            driver.beat("m", held.member_epoch, **fields)
+    assert driver.consumer_group().current("m") == held
+    with pytest.raises(GroupLimitExceededError, match=r"max\.message\.bytes"):
+        driver.join("m", "t", "u" * 101)
+    driver.beat("m", held.member_epoch)
+
+
+def test_expressions_that_a_log_brought_beyond_the_limit_refuse_nobody():
+    driver = ConsumerDriver()
+    for name in ("a", "b", "c"):
+        driver.join(name, subscribed_topic_names=None, subscribed_topic_regex=f"{name}.*")
+    driver.settings["limits"] = GroupLimits(max_group_regexes=2)
+    driver.reload()
+    for name in ("a", "b", "c"):
+        driver.beat(name, driver.consumer_group().current(name).member_epoch)
+    with pytest.raises(GroupLimitExceededError, match="max_group_regexes"):
+        driver.join("d", subscribed_topic_names=None, subscribed_topic_regex="d.*")
+
+
+# --- budgets of the whole broker -----------------------------------------------------------------
+
+
+def test_two_shards_share_one_budget():
+    budget = Budget("fencepost.groups.max.bytes", 1 << 20)
+    one, other = Driver(budget=budget), Driver(budget=budget)
+    member = (("range", b"x" * 300_000),)
+    for driver in (one, other, one):
+        assert driver.parked(driver.join(version=3, protocols=member))
+    used = budget.used
+    other.reload()
+    assert budget.used < used - 300_000
+    assert one.parked(one.join(version=3, protocols=member))
+    for driver in (one, other):
+        token = driver.join(version=3, protocols=member)
+        with pytest.raises(GroupLimitExceededError, match=r"fencepost\.groups\.max\.bytes=1048576"):
+            driver.answer(token)
+
+
+def test_budget_is_met_to_the_byte():
+    probe = Budget()
+    Driver(budget=probe).join(version=3)
+    for limit, fits in ((probe.used, True), (probe.used - 1, False)):
+        budget = Budget("key", limit)
+        driver = Driver(budget=budget)
+        assert driver.parked(driver.join(version=3)) == fits
+        assert budget.used == (limit if fits else 0)
+
+
+def test_what_a_log_brings_is_taken_whatever_the_budget():
+    driver, ids = stable(2)
+    driver.commit(generation=1, member_id=ids[0])
+    driver.settings |= {"budget": Budget("key", 1), "offset_budget": Budget("key", 1)}
+    driver.reload()
+    assert driver.settings["budget"].used > 1
+    driver.heartbeat(ids[0])
+    driver.commit(generation=1, member_id=ids[0])  # no more than what is there
+    assert refused(driver, driver.join(version=3))
+    with pytest.raises(GroupLimitExceededError):
+        driver.commit(("t", 9, 1), generation=1, member_id=ids[0])
+    driver.rejoin_all()
+    driver.sync_all()
+
+
+def test_known_member_beyond_the_budget_starts_over():
+    driver, ids = stable(1)
+    driver.settings["budget"] = Budget("key", 1)
+    driver.reload()
+    with pytest.raises(UnknownMemberIdError, match="key=1"):
+        driver.answer(driver.join(ids[0], protocols=(("range", b"x" * 100),)))
+
+
+@pytest.mark.parametrize("producer", [None, 7])
+def test_offsets_of_all_shards_share_a_budget(producer):
+    budget = Budget("fencepost.offsets.max.bytes", 1_000)
+    one, other = Driver(offset_budget=budget), Driver(offset_budget=budget)
+    one.commit(("t", 0, 1))
+    other.commit(("t", 0, 1), producer=producer)
+    for driver in (one, other):
+        with pytest.raises(GroupLimitExceededError, match=r"fencepost\.offsets\.max\.bytes=1000"):
+            driver.commit(("t", 1, 1), producer=producer)
+    one.commit(("t", 0, 2))
+    other.commit(("t", 0, 2), producer=producer)
+    one.ask(DeleteGroup(G))
+    other.commit(("t", 1, 1), producer=producer)
 
 
 def test_groups_of_a_shard():
@@ -116,38 +239,15 @@ def test_groups_of_a_shard():
 
 
 def test_a_group_id_of_a_commit():
-    driver = Driver(GroupLimits(max_identifier_bytes=4))
-    driver.commit(group_id="abcd")
+    driver = Driver()
+    driver.commit(group_id=LONGEST)
     with pytest.raises(GroupLimitExceededError):
-        driver.commit(group_id="abcde")
-
-
-def test_members_of_a_shard():
-    driver = Driver(GroupLimits(max_shard_members=2))
-    driver.join(version=3, group_id="a")
-    driver.join(version=3, group_id="b")
-    assert refused(driver, driver.join(version=3, group_id="a"))
-    assert refused(driver, driver.join(instance="i", group_id="c"))
-    driver.leave("c-1", group_id="a")
-    assert driver.parked(driver.join(version=3, group_id="c"))
-
-
-def test_metadata_of_a_shard():
-    driver = Driver(GroupLimits(max_shard_metadata_bytes=100))
-    small, large = (("range", b"x" * 50),), (("range", b"x" * 51),)
-    assert driver.parked(driver.join(instance="a", protocols=small))
-    assert refused(driver, driver.join(instance="b", protocols=large))
-    assert driver.parked(driver.join(instance="b", protocols=small))
-    assert refused(driver, driver.join("b-3", instance="b", protocols=large))
-    assert refused(driver, driver.join(instance="b", protocols=large))
-    assert driver.parked(driver.join("b-3", instance="b", protocols=small))
+        driver.commit(group_id=LONGEST + "x")
 
 
 def test_a_static_replacement_must_fit_the_record_too():
     driver, ids = stable(0, static=["i1"])
-    size = len(driver.log[-1].record.value or b"")  # type: ignore[union-attr]
-    driver.settings["limits"] = GroupLimits(max_group_record_bytes=size + 8)
-    driver.reload()
+    driver.max_batch_bytes = batch_bytes([driver.log[-1].record]) + 8  # type: ignore[list-item]
     longer = (("range", b"x" * 40),)
     assert refused(driver, driver.join(instance="i1", protocols=longer))
     driver.heartbeat(ids[0], instance="i1")
@@ -156,9 +256,9 @@ def test_a_static_replacement_must_fit_the_record_too():
 def test_the_size_of_one_commit():
     probe = Driver()
     probe.commit(("t", 0, 1), ("t", 1, 1))
-    size = sum(len(e.record.key) + len(e.record.value or b"") for e in probe.log if e.record)
+    size = batch_bytes([entry.record for entry in probe.log if entry.record])
     for limit, fits in ((size, True), (size - 1, False)):
-        driver = Driver(GroupLimits(max_commit_bytes=limit))
+        driver = Driver(max_batch_bytes=limit)
         if fits:
             driver.commit(("t", 0, 1), ("t", 1, 1))
         else:
@@ -250,7 +350,7 @@ def test_a_hundred_thousand_old_clients_that_never_return():
             isinstance(reply.response, GroupMaxSizeReachedError) for reply in decision.replies
         )
     machine.check()
-    assert machine._shard.totals.members == GroupLimits().max_group_size
+    assert len(machine.groups[G].members) == GroupLimits().max_group_size  # type: ignore[union-attr]
     assert refusals == 100_000 - GroupLimits().max_group_size
 
 

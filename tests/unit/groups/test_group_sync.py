@@ -25,7 +25,7 @@ from fencepost.groups.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from fencepost.groups.limits import GroupLimits
+from fencepost.groups.records import batch_bytes
 
 
 def sync_command(group_id: str, generation: int, member_id: str, instance: str | None):
@@ -147,7 +147,7 @@ def test_a_second_sync_takes_the_place_of_the_first():
 
 
 def test_an_assignment_that_does_not_fit_a_record_is_refused():
-    driver, ids = completing(2, limits=GroupLimits(max_group_record_bytes=1_000))
+    driver, ids = completing(2, max_batch_bytes=1_000)
     waiting = driver.sync(ids[1])
     leader = driver.sync(ids[0], assignments=((ids[0], b"x" * 1_000),))
     for token in (waiting, leader):
@@ -165,8 +165,7 @@ def test_the_record_limit_to_the_byte(size, fits):
     probe, ids = stable(1)
     record = probe.log[-1].record
     assert record is not None
-    limits = GroupLimits(max_group_record_bytes=len(record.value or b""))
-    driver, ids = completing(1, limits=limits)
+    driver, ids = completing(1, max_batch_bytes=batch_bytes([record]))
     mine = f"to {ids[0]}".encode() + b"x" * size
     driver.sync(ids[0], assignments=((ids[0], mine),))
     assert (driver.state() == "Stable") == fits

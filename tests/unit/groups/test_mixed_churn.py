@@ -38,9 +38,7 @@ from fencepost.groups.limits import GroupLimits
 LIMITS = GroupLimits(
     max_group_size=5,
     max_pending_members=3,
-    max_identifier_bytes=20,
-    max_member_id_bytes=24,
-    max_topic_name_bytes=8,
+    max_string_bytes=24,
     max_regex_steps_per_turn=20,
     max_looks_per_pass=3,
 )

@@ -6,9 +6,11 @@ is kept, so that a test (and the ``txn`` fixture, after every test) can reload a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fencepost.logcore.budget import Account, Budget
 from fencepost.logcore.machine import Decision, DomainError, Event, Record, Token
 from fencepost.txn import records, state
 from fencepost.txn.commands import (
@@ -100,7 +102,9 @@ class Driver:
         ids: CountingIds | None = None,
         now_ms: int = START_MS,
         hold: bool = False,
+        budget: Budget | None = None,
     ) -> None:
+        self.budget = budget
         self.transaction_version = transaction_version
         self.limits = limits or TxnLimits()
         self.coordinator_epoch = coordinator_epoch
@@ -122,9 +126,11 @@ class Driver:
 
     def load(self) -> str:
         """Start over from the log, as after a crash; returns the digest of what was replayed."""
+        memory = Account(self.budget)
         self.machine = TxnMachine(
-            self.limits, self.ids, self.coordinator_epoch, lambda: self.transaction_version
+            self.limits, self.ids, self.coordinator_epoch, lambda: self.transaction_version, memory
         )
+        weakref.finalize(self.machine, memory.close)
         self.timers = {}
         self.held = []
         for offset, record in enumerate(self.log):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from fencepost.logcore.budget import Budget
 from fencepost.txn.commands import InitProducerId, InitProducerIdResult
 from fencepost.txn.epochs import Identity
 from fencepost.txn.errors import (
@@ -19,7 +20,7 @@ from fencepost.txn.errors import (
 )
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.shard import PARK_TIMER
-from fencepost.txn.state import TransactionState
+from fencepost.txn.state import TransactionState, memory_bytes
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, A, Driver, S, T, metadata
 
 REST = [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT]
@@ -321,12 +322,18 @@ def test_a_fenced_producer_can_not_end_its_successors_transaction(
     assert driver.end(Identity(500, 5), commit=True).producer_epoch == 6
 
 
-def test_the_number_of_ids_has_a_limit(shard: Callable[..., Driver]) -> None:
-    driver = shard(limits=TxnLimits(max_transactional_ids=2))
+def test_transactional_ids_of_all_shards_share_a_budget(shard: Callable[..., Driver]) -> None:
+    room = sum(map(memory_bytes, ("one", "two", "three"))) - 1
+    budget = Budget("fencepost.transactional.ids.max.bytes", room)
+    driver, other = shard(budget=budget), shard(budget=budget)
     driver.started(transactional_id="one")
-    driver.started(transactional_id="two")
+    other.started(transactional_id="two")
     taken = driver.ids.next
     assert type(driver.init(transactional_id="three")) is TooManyTransactionalIdsError
     assert driver.ids.next == taken
+    driver.replies.clear()  # a refusal holds the machine that it came from
+    driver.reload()
+    other.reload()
+    assert budget.used == sum(map(memory_bytes, ("one", "two")))
     driver.started(transactional_id="one")
     assert driver.now_ms == START_MS

@@ -6,7 +6,7 @@ Source: ``Topic.validate``, ``ControllerMutationQuota``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from fencepost.cluster.controller.errors import InvalidTopicError
@@ -34,3 +34,10 @@ def check_name(name: str) -> None:
         raise InvalidTopicError(
             f"the topic name {name!r} is not made of letters, digits, '.', '_' and '-' alone"
         )
+
+
+def nearest_topic(name: str, topics: Iterable[str]) -> str | None:
+    """The topic that a name which no topic has is most like, if any is much like it."""
+    import difflib  # noqa: PLC0415 - only errors need it
+
+    return next(iter(difflib.get_close_matches(name, list(topics), n=1)), None)

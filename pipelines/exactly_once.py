@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import structlog
 from aiokafka import (
     AIOKafkaConsumer,
     AIOKafkaProducer,
@@ -25,7 +25,6 @@ from aiokafka import (
     TopicPartition,
 )
 from aiokafka.errors import (
-    KafkaError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
@@ -35,9 +34,11 @@ from fencepost.pipelines.batching import Batcher, Limits
 from fencepost.pipelines.failures import (
     Action,
     DataLostError,
+    MissingTopicError,
     Patience,
     RebalancedError,
     RetryPolicy,
+    StoppedError,
     classify,
     explained,
     is_fence,
@@ -45,8 +46,14 @@ from fencepost.pipelines.failures import (
 from fencepost.pipelines.handler import DeadLetter, Handler, HandlerCall
 from fencepost.pipelines.metrics import Metrics
 from fencepost.pipelines.offsets import NO_OFFSET, GroupOffsets, Membership
-from fencepost.pipelines.producers import close_consumer, close_producer, open_producer, send_all
-from fencepost.pipelines.records import Batch
+from fencepost.pipelines.producers import (
+    abort_open,
+    close_consumer,
+    close_producer,
+    open_producer,
+    send_all,
+)
+from fencepost.pipelines.records import Batch, Output
 from fencepost.pipelines.security import (
     PLAINTEXT,
     Security,
@@ -55,6 +62,10 @@ from fencepost.pipelines.security import (
     watched,
 )
 from fencepost.pipelines.serde import BYTES, Serde
+from fencepost.pipelines.stopping import STOP_MS, StopRequest, signals_ask
+from fencepost.pipelines.topics import TOPIC_WAIT_MS, Topics
+
+_log = structlog.get_logger()
 
 POLL_MS = 200
 """Longest wait for records; so long a request to stop may go unnoticed."""
@@ -80,8 +91,9 @@ class Options:
     rebalance, after any failure): what the handler keeps in memory has to be read back then.
     ``before_commit`` is called when a transaction's records are on the broker and nothing is
     committed; ``after_commit`` when it is. ``revoke_ms`` is how long a transaction may take to
-    end after the group has asked for its partitions; then it is aborted. ``security`` is how every
-    client of the pipeline connects: ``Security.of({"security.protocol": "SASL_SSL", …})``.
+    end after the group has asked for its partitions, ``stop_ms`` after the end was asked for; then
+    it is aborted. A topic that does not exist is waited for ``topic_wait_ms``. ``security`` is how
+    every client of the pipeline connects: ``Security.of({"security.protocol": "SASL_SSL", …})``.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -99,7 +111,9 @@ class Options:
     session_timeout_ms: int = 10_000
     transaction_timeout_ms: int = 30_000
     revoke_ms: int = 3_000
+    stop_ms: int = STOP_MS
     abort_ms: int = 10_000
+    topic_wait_ms: int = TOPIC_WAIT_MS
     progress: Callable[[Metrics], object] | None = None
     progress_ms: int = 5_000
     security: Security = PLAINTEXT
@@ -135,10 +149,16 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
     ) -> None:
         self.options = options = options or Options()
         self.metrics = Metrics()
-        self.is_stopping = asyncio.Event()
+        self.is_stopping = StopRequest(options.stop_ms)
         self._bootstrap = bootstrap
         self._group = group
         self._topics = list(topics)
+        if not self._topics:
+            raise ValueError("a pipeline needs a topic to read")
+        self._cluster = Topics(bootstrap, options.security, options.topic_wait_ms)
+        self._inputs: Mapping[str, Any] = {}
+        """The ids of the input topics, if they are read to their end."""
+        self._has_inputs = False
         self._transactional_id = transactional_id
         self._call = HandlerCall(
             handler, options.key_serde, options.value_serde, options.dead_letter
@@ -161,6 +181,8 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         self._owning = asyncio.Event()
         """Cleared while the group is between two assignments: nobody owns anything then."""
         self._work: asyncio.Task[None] | None = None
+        self._is_transacting = False
+        """A transaction is under way that an end is worth waiting for."""
         self._ending = False
         """The commit is under way: cancelling it now would gain nothing."""
         self._is_in_doubt = False
@@ -174,8 +196,13 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         """Connect.
 
         Raises GaveUpError when no broker has answered for ``retry.start_ms``, AuthenticationError
-        at once when one does not take us.
+        at once when one does not take us, StoppedError after :meth:`stop`.
         """
+        if await self.is_stopping.interrupts(self._connect()):
+            raise StoppedError("the pipeline was stopped before it had connected")
+        return self
+
+    async def _connect(self) -> None:
         retry = self.options.retry
         patience = Patience(replace(retry, give_up_ms=retry.start_ms))
         while True:
@@ -183,14 +210,13 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 await check_login(self._bootstrap, self.options.security)
                 await self._consumer.start()
-                break
             except BaseException as error:
-                await close_consumer(self._consumer)
+                await close_consumer(self._consumer, self.is_stopping.left_s)
                 if classify(error) is Action.STOP:
                     raise
                 await asyncio.sleep(patience.failed(error, time.monotonic() * 1000) / 1000)
-        self._consumer.subscribe(self._topics, listener=self)
-        return self
+            else:
+                return
 
     def _new_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
@@ -216,8 +242,9 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._producer is not None:
             await self._abort()
         await self._give_up_producer()
-        await close_consumer(self._consumer)
+        await close_consumer(self._consumer, self.is_stopping.left_s)
         await self._offsets.close()
+        await self._cluster.close()
         # Another pipeline may run on the handler's state next, and must find it at rest.
         await self._call.settled()
 
@@ -249,7 +276,10 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if not work.done() and not self._ending:
             work.cancel()
         # A commit that is under way is fenced by its generation or was decided before.
-        await asyncio.wait([work], timeout=self.options.abort_ms / 1000)
+        await asyncio.wait([work], timeout=self._abort_s())
+
+    def _abort_s(self) -> float:
+        return self.is_stopping.left_s(self.options.abort_ms / 1000)
 
     # --- the loop ---
 
@@ -259,37 +289,42 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         return self._settled
 
     def stop(self) -> None:
-        """Ask for the end: the transaction under way is finished, no other begun."""
+        """Ask for the end: the transaction under way has ``stop_ms`` to end, no other begins."""
         self.is_stopping.set()
 
     async def run(self, *, to_end: bool = False, handle_signals: bool = True) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT; with ``to_end`` until all input is done.
 
-        Raises PipelineError, or the broker's error, when going on is no use.
+        Raises PipelineError, or the broker's error, when going on is no use; with ``to_end``
+        MissingTopicError for an input topic that does not exist.
         """
-        with self._signals(handle_signals):
-            while not self.is_stopping.is_set():
-                try:
-                    if await self._turn() and to_end and await self._is_at_end():
-                        return
-                except Exception as error:  # noqa: BLE001 - classified, and raised if not known
-                    await self._recover(error)
+        with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
+            await self.is_stopping.interrupts(
+                self._loop(to_end=to_end), lambda: self._is_transacting
+            )
 
-    @contextlib.contextmanager
-    def _signals(self, handle: bool) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        taken = []
-        if handle:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # Only the main thread of a Unix process can take signals.
-                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                    loop.add_signal_handler(number, self.stop)
-                    taken.append(number)
-        try:
-            yield
-        finally:
-            for number in taken:
-                loop.remove_signal_handler(number)
+    async def _loop(self, *, to_end: bool) -> None:
+        while not self.is_stopping.is_set():
+            try:
+                if not self._has_inputs:
+                    await self._find_inputs(to_end=to_end)
+                if await self._turn() and to_end and await self._is_at_end():
+                    return
+            except Exception as error:  # noqa: BLE001 - classified, and raised if not known
+                await self._recover(error)
+
+    async def _find_inputs(self, *, to_end: bool) -> None:
+        """Look for the input topics before aiokafka, which may create those that are missing."""
+        if to_end:
+            self._inputs = await self._cluster.required(self._topics, self._inputs)
+        is_first = not self._consumer.subscription()
+        if is_first and not to_end:
+            missing = set(self._topics) - (await self._cluster.present(self._topics)).keys()
+            if missing:
+                _log.warning(await self._cluster.absence(sorted(missing)), group=self._group)
+        if is_first:
+            self._consumer.subscribe(self._topics, listener=self)
+        self._has_inputs = True
 
     async def _turn(self) -> bool:
         """One step: settle, or gather and transact. Returns whether there was nothing to do."""
@@ -326,10 +361,10 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
             if self._work.cancelled():
                 raise RebalancedError("the group has taken the partitions back") from None
             self._work.cancel()
-            await asyncio.wait([self._work], timeout=self.options.abort_ms / 1000)
+            await asyncio.wait([self._work], timeout=self._abort_s())
             raise
         finally:
-            self._ending = False
+            self._ending = self._is_transacting = False
 
     async def _settle(self) -> None:
         """Start from what is committed: producer, positions, and the handler's state."""
@@ -343,6 +378,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
                 self.options.transaction_timeout_ms,
                 self.options.producer,
                 self.options.security,
+                self.is_stopping.left_s,
             )
         assigned = frozenset(self._consumer.assignment())
         if assigned:
@@ -432,10 +468,13 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         producer = self._producer
         if producer is None:
             raise RebalancedError("no producer")
+        self._is_transacting = True
         batch, outputs, letters = await self._call(records)
+        outputs, letters = await self._writable(outputs, letters)
         await producer.begin_transaction()
-        await send_all(producer, outputs, self._out_key, self._out_value)
-        await send_all(producer, letters, BYTES, BYTES)
+        there = self._cluster.check_there
+        await send_all(producer, outputs, self._out_key, self._out_value, there)
+        await send_all(producer, letters, BYTES, BYTES, there)
         if self.options.before_commit is not None:
             await _maybe(self.options.before_commit(batch))
         behind: dict[TopicPartition, int] = {}
@@ -455,13 +494,31 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if self.options.after_commit is not None:
             await _maybe(self.options.after_commit(batch))
 
-    # --- failures ---
+    async def _writable(
+        self, outputs: list[Output], letters: list[Output]
+    ) -> tuple[list[Output], list[Output]]:
+        """Return outputs and dead letters; outputs whose topic cannot be written are such letters.
+
+        Raises RecordRefusedError without a dead-letter topic, MissingTopicError if that is missing.
+        """
+        self._is_transacting = False  # it may wait for topics
+        refused = await self._cluster.unwritable({one.topic for one in outputs})
+        for one in outputs if refused else ():
+            if one.topic in refused:
+                raw = self._out_key.dump(one.key), self._out_value.dump(one.value)
+                letters.append(self._call.unwritable(one, *raw, refused[one.topic]))
+        lost = await self._cluster.unwritable({one.topic for one in letters})
+        if lost:
+            raise MissingTopicError(f"dead letters cannot be written: {', '.join(lost.values())}")
+        self._is_transacting = True
+        return [one for one in outputs if one.topic not in refused], letters
 
     async def _recover(self, error: Exception) -> None:
         """Abort, and decide: raise, or begin anew from what is committed."""
         action = classify(error)
-        self._settled = False
+        self._settled = self._has_inputs = False
         self._batcher.clear()
+        self._cluster.forget()
         # Offsets whose answer was not waited for may arrive after the abort, and would then be
         # part of the next transaction of the same epoch. A new producer has a new epoch.
         if action is Action.REOPEN or self._is_in_doubt or not await self._abort():
@@ -472,30 +529,21 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
         if isinstance(error, RebalancedError):
             return
         self.metrics.fences += is_fence(error)
-        pause_ms = self._patience.failed(error, time.monotonic() * 1000)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.is_stopping.wait(), pause_ms / 1000)
+        await asyncio.sleep(self._patience.failed(error, time.monotonic() * 1000) / 1000)
 
     async def _abort(self) -> bool:
         """Abort what is open. Returns whether the producer is as good as new."""
         producer = self._producer
         if producer is None:
             return False
-        manager = producer._txn_manager
-        if not manager.is_in_transaction() and manager.state.name != "ABORTABLE_ERROR":
-            return bool(manager.state.name == "READY")
-        self.metrics.aborts += 1
-        try:
-            await asyncio.wait_for(producer.abort_transaction(), self.options.abort_ms / 1000)
-        except (TimeoutError, KafkaError, AssertionError):
-            return False
-        return True
+        self.metrics.aborts += producer._txn_manager.is_in_transaction()
+        return await abort_open(producer, self._abort_s())
 
     async def _give_up_producer(self) -> None:
         producer, self._producer = self._producer, None
         self._is_in_doubt = False
         if producer is not None:
-            await close_producer(producer)
+            await close_producer(producer, self.is_stopping.left_s)
 
     # --- telling ---
 
@@ -511,6 +559,7 @@ class ExactlyOnce(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _is_at_end(self) -> bool:
         """Whether everything that is committed in the assigned partitions has been read."""
+        await self._cluster.required(self._topics, self._inputs)
         assigned = list(self._consumer.assignment())
         if not self._settled or not assigned:
             return False

@@ -39,6 +39,14 @@ class DataLostError(PipelineError):
     """Records between the group's offset and the beginning of the log were deleted unread."""
 
 
+class MissingTopicError(PipelineError):
+    """A topic that the pipeline reads or writes does not exist; the message names it."""
+
+
+class StoppedError(PipelineError):
+    """The pipeline was stopped before it had connected."""
+
+
 class NotAuthorizedError(PipelineError):
     """The broker does not let the pipeline do something; the message names the right."""
 

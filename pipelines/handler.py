@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from aiokafka import ConsumerRecord
 
 from fencepost.pipelines.failures import HandlerError, PipelineError, RecordRefusedError, RetryBatch
-from fencepost.pipelines.records import Batch, Output, Record, Refusal
+from fencepost.pipelines.records import NO_OFFSET, Batch, Output, Record, Refusal
 from fencepost.pipelines.serde import Serde
 
 Outputs: TypeAlias = Iterable[Output] | AsyncIterable[Output] | None
@@ -93,6 +94,23 @@ class HandlerCall:
             )
             return None
         return Record(*where, key, value, *raw)
+
+    def unwritable(
+        self, output: Output, key: bytes | None, value: bytes | None, why: str
+    ) -> Output:
+        """Return the dead letter of an output that its topic cannot take, with its bytes.
+
+        Raises RecordRefusedError.
+        """
+        if self._dead_letter is None:
+            raise RecordRefusedError(
+                f"an output cannot be written: {why} (name a dead_letter topic to go on without it)"
+            )
+        now_ms = int(time.time() * 1000)
+        stamp = now_ms if output.timestamp_ms is None else output.timestamp_ms
+        place = output.topic, NO_OFFSET, NO_OFFSET, stamp
+        raw = output.headers, key, value
+        return self._letter(Refusal(Record(*place, output.key, output.value, *raw), why))
 
     def _letter(self, refusal: Refusal) -> Output:
         if self._dead_letter is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
@@ -16,9 +16,19 @@ from aiokafka.structs import RecordMetadata
 from fencepost.pipelines.records import Output
 from fencepost.pipelines.security import PLAINTEXT, Security, aiokafka_options, check_login
 from fencepost.pipelines.serde import Serde
+from fencepost.pipelines.stopping import look_at
 
 STOP_S = 5.0
 """How long an orderly end of a client may take; then its tasks are cancelled."""
+
+LOOK_S = 2.0
+"""How long records are on their way before their topics are looked for."""
+
+CheckThere = Callable[[Collection[str]], Awaitable[None]]
+"""Raises where one of the topics is gone."""
+
+Left = Callable[[float], float]
+"""How much of a time limit, in seconds, may be spent: less where the end was asked for."""
 
 PRODUCER_DEFAULTS: Mapping[str, Any] = {
     "linger_ms": 5,
@@ -28,14 +38,19 @@ PRODUCER_DEFAULTS: Mapping[str, Any] = {
 }
 
 
+def _whole(seconds: float) -> float:
+    return seconds
+
+
 async def open_producer(
     bootstrap: str,
     transactional_id: str,
     transaction_timeout_ms: int,
     options: Mapping[str, Any],
     security: Security = PLAINTEXT,
+    left_s: Left = _whole,
 ) -> AIOKafkaProducer:
-    """Start a producer: it fences whoever had the id before, and settles its last transaction.
+    """Start a producer: it fences its predecessor, and settles the last transaction of its id.
 
     Raises AuthenticationError where the broker does not take us, of which aiokafka says no more
     than that it can't connect.
@@ -49,52 +64,72 @@ async def open_producer(
     try:
         await producer.start()
     except BaseException as error:
-        await close_producer(producer)
+        await close_producer(producer, left_s)
         if isinstance(error, KafkaConnectionError):
             await check_login(bootstrap, security)
         raise
     return producer
 
 
-async def close_producer(producer: AIOKafkaProducer) -> None:
-    """Stop it, whatever state it is in. An open transaction is left to its next owner.
+async def abort_open(producer: AIOKafkaProducer, most_s: float) -> bool:
+    """Abort the open transaction, if there is one; return whether the producer is usable."""
+    manager = producer._txn_manager
+    if not manager.is_in_transaction() and manager.state.name != "ABORTABLE_ERROR":
+        return bool(manager.state.name == "READY")
+    try:
+        await asyncio.wait_for(producer.abort_transaction(), most_s)
+    except (TimeoutError, KafkaError, AssertionError):
+        return False
+    return True
+
+
+async def close_producer(producer: AIOKafkaProducer, left_s: Left = _whole) -> None:
+    """Stop it, in any state. An open transaction is left to its next owner.
 
     aiokafka's ``stop`` waits for undelivered batches, for ever if the broker is away, and leaves
-    its sender running when it is cancelled meanwhile; that one is ended here.
+    its sender running when it is cancelled meanwhile; that one is ended here. ``left_s`` says how
+    much of a time limit is left to spend.
     """
     sender = producer._sender.sender_task
     # In a task of its own: wait_for would hide whether it was stop() that timed out.
     with contextlib.suppress(TimeoutError, KafkaError, AssertionError, OSError):
-        await asyncio.wait_for(producer.stop(), STOP_S)
+        await asyncio.wait_for(producer.stop(), left_s(STOP_S))
         return
     if sender is not None and not sender.done():
         sender.cancel()
-        await asyncio.wait([sender], timeout=STOP_S)
+        await asyncio.wait([sender], timeout=left_s(STOP_S))
     with contextlib.suppress(TimeoutError, KafkaError, OSError):
-        await asyncio.wait_for(producer.client.close(), STOP_S)
+        await asyncio.wait_for(producer.client.close(), left_s(STOP_S))
 
 
-async def close_consumer(consumer: AIOKafkaConsumer) -> None:
+async def close_consumer(consumer: AIOKafkaConsumer, left_s: Left = _whole) -> None:
     """Leave the group and stop, also while the broker is away.
 
     aiokafka's ``stop`` ends with the cancellation of its own fetch if that one was pausing after
     a lost connection. In a task of its own that cannot be taken for a cancellation of the caller.
     """
     stopping = asyncio.create_task(consumer.stop())
-    await asyncio.wait([stopping], timeout=STOP_S)
+    await asyncio.wait([stopping], timeout=left_s(STOP_S))
     if not stopping.done():
         stopping.cancel()
-        await asyncio.wait([stopping], timeout=STOP_S)
+        await asyncio.wait([stopping], timeout=left_s(STOP_S))
     elif not stopping.cancelled() and not stopping.exception():
         return
     with contextlib.suppress(TimeoutError, KafkaError, OSError):
-        await asyncio.wait_for(consumer._client.close(), STOP_S)
+        await asyncio.wait_for(consumer._client.close(), left_s(STOP_S))
 
 
 async def send_all(
-    producer: AIOKafkaProducer, outputs: Sequence[Output], key_serde: Serde, value_serde: Serde
+    producer: AIOKafkaProducer,
+    outputs: Sequence[Output],
+    key_serde: Serde,
+    value_serde: Serde,
+    check_there: CheckThere | None = None,
 ) -> None:
     """Send ``outputs`` in their order and wait until all are acknowledged.
+
+    With ``check_there`` their topics are looked for while that takes long: aiokafka would send to
+    a topic that was deleted for as long as its time-outs allow.
 
     Records go into batches of their partition here, and whole batches to the producer: a future
     and a walk through its accumulator for each record would take most of the client's time.
@@ -138,17 +173,19 @@ async def send_all(
             sent.append(await producer.send_batch(builder, topic, partition=partition))
     except BaseException:
         for one in sent:
-            one.add_done_callback(_look_at)
+            one.add_done_callback(look_at)
         raise
-    if sent:
-        await asyncio.wait(sent)
-        await asyncio.gather(*sent)
-
-
-def _look_at(done: asyncio.Future[RecordMetadata]) -> None:
-    """Take note of a failure behind the one that is raised: asyncio would complain of it."""
-    if not done.cancelled():
-        done.exception()
+    waiting: set[asyncio.Future[RecordMetadata]] = set(sent)
+    try:
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=LOOK_S if check_there else None)
+            if waiting and check_there is not None:
+                await check_there(spreads.keys())
+    except BaseException:
+        for one in sent:
+            one.add_done_callback(look_at)
+        raise
+    await asyncio.gather(*sent)
 
 
 class _Spread:
@@ -200,6 +237,7 @@ async def read_committed(
     *,
     timeout_ms: int = 60_000,
     security: Security = PLAINTEXT,
+    left_s: Left = _whole,
 ) -> AsyncIterator[ConsumerRecord]:
     """Yield every committed record of a partition, from its beginning to its present end.
 
@@ -212,10 +250,10 @@ async def read_committed(
         "enable_auto_commit": False,
         **aiokafka_options(security),
     }
-    async with AIOKafkaConsumer(**options, isolation_level="read_uncommitted") as observer:
+    async with _consumer(left_s, **options, isolation_level="read_uncommitted") as observer:
         observer.assign([source])
         end = (await observer.end_offsets([source]))[source]
-    async with AIOKafkaConsumer(**options, isolation_level="read_committed") as consumer:
+    async with _consumer(left_s, **options, isolation_level="read_committed") as consumer:
         consumer.assign([source])
         await consumer.seek_to_beginning(source)
         last = time.monotonic()
@@ -229,3 +267,14 @@ async def read_committed(
                 last = time.monotonic()
             elif time.monotonic() - last > timeout_ms / 1000:
                 raise TimeoutError(f"{source}: a transaction stayed open for {timeout_ms} ms")
+
+
+@contextlib.asynccontextmanager
+async def _consumer(left_s: Left, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    """A consumer that is started, and whose end is bounded."""
+    consumer = AIOKafkaConsumer(**options)
+    try:
+        await consumer.start()
+        yield consumer
+    finally:
+        await close_consumer(consumer, left_s)

@@ -13,6 +13,9 @@ REASON, TOPIC, PARTITION, OFFSET = (
 )
 """Headers of a dead letter: why it was refused and where it stood, as UTF-8 text."""
 
+NO_OFFSET = -1
+"""Of a record that is in no partition."""
+
 MAX_REASON_CHARS = 1_000
 """A reason is cut here: an exception may quote the whole record."""
 
@@ -50,7 +53,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A record that the handler, or a serde, would not have, and why."""
+    """A record that the handler or a serde refuses, or that cannot be written, and why.
+
+    The latter stands in no partition: its topic is the one that it was meant for, its offset −1.
+    """
 
     record: Record
     reason: str
@@ -58,16 +64,21 @@ class Refusal:
     def letter(self, topic: str) -> Output:
         """Return the dead letter: the record's own bytes, headers and time, and where it was."""
         record = self.record
+        place: Headers = ()
+        if record.offset != NO_OFFSET:
+            place = (
+                (PARTITION, str(record.partition).encode()),
+                (OFFSET, str(record.offset).encode()),
+            )
         return Output(
             topic,
             record.raw_value,
             record.raw_key,
             headers=(
                 *record.headers,
-                (REASON, self.reason[:MAX_REASON_CHARS].encode()),
-                (TOPIC, record.topic.encode()),
-                (PARTITION, str(record.partition).encode()),
-                (OFFSET, str(record.offset).encode()),
+                (REASON, self.reason[:MAX_REASON_CHARS].encode(errors="replace")),
+                (TOPIC, record.topic.encode(errors="replace")),
+                *place,
             ),
             timestamp_ms=record.timestamp_ms,
         )

@@ -30,6 +30,8 @@ _BATCHES = (
 _BESIDE_MACHINES = tuple(
     f"logcore.{name}" for name in ("budget", "machine", "errors", "fields", "tracebacks", "values")
 )
+# So is what a topic may be called, which a client had better know before it sends.
+_TOPIC_NAMES = ("cluster.topic_names", "logcore.machine")
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "coordinator.cli"),
     "groups": ("groups", *_BESIDE_MACHINES),
@@ -37,7 +39,13 @@ ALLOWED_IMPORTS = {
     "cluster": ("cluster", *_BESIDE_MACHINES),
     "logcore": ("logcore",),
     # Client-side assignors are pure functions, which are needed on the user's side as well.
-    "pipelines": ("pipelines", "groups.assignors", "coordinator.cli.profiles", *_BATCHES),
+    "pipelines": (
+        "pipelines",
+        "groups.assignors",
+        "coordinator.cli.profiles",
+        *_BATCHES,
+        *_TOPIC_NAMES,
+    ),
     # Spark's side works without aiokafka, which the rest needs.
     "pipelines/spark": ("pipelines.spark", *_BATCHES),
     "pyspark_fencepost": ("pipelines.spark",),

@@ -1,0 +1,81 @@
+"""The request to end: an alternative of a wait, and the time that is left after it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fencepost.pipelines.stopping import CLEAN_UP_S, LEAST_S, StopRequest
+
+LONG_S = 600.0
+
+
+async def test_work_that_ends_by_itself_is_not_interrupted() -> None:
+    stop = StopRequest()
+    assert not await stop.interrupts(asyncio.sleep(0))
+    with pytest.raises(ZeroDivisionError):
+        await stop.interrupts(failing())
+    assert stop.left_s(LONG_S) == LONG_S
+
+
+async def failing() -> None:
+    raise ZeroDivisionError
+
+
+async def test_a_wait_ends_with_the_request() -> None:
+    stop = StopRequest()
+    asyncio.get_running_loop().call_soon(stop.set)
+    assert await stop.interrupts(asyncio.sleep(LONG_S))
+    await stop.pause(LONG_S)
+
+
+@pytest.mark.parametrize("is_worth_waiting", [False, True])
+async def test_work_goes_on_only_if_it_is_worth_waiting_for(is_worth_waiting: bool) -> None:
+    stop = StopRequest(stop_ms=60_000)
+    steps = []
+
+    async def work() -> None:
+        await stop.wait()
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        steps.append("done")
+
+    asyncio.get_running_loop().call_soon(stop.set)
+    assert await stop.interrupts(work(), lambda: is_worth_waiting) is not is_worth_waiting
+    assert steps == ["done"] * is_worth_waiting
+
+
+async def test_grace_has_an_end() -> None:
+    stop = StopRequest(stop_ms=1)
+    stop.set()
+    assert await stop.interrupts(asyncio.sleep(LONG_S), lambda: True)
+
+
+async def test_the_steps_of_an_end_share_its_time() -> None:
+    stop = StopRequest(stop_ms=0)
+    stop.set()
+    assert stop.left_s(0.5) == 0.5
+    assert LEAST_S < stop.left_s(LONG_S) <= CLEAN_UP_S
+    stop._end -= CLEAN_UP_S
+    assert stop.left_s(LONG_S) == LEAST_S
+    stop.set()  # a second signal prolongs nothing
+    assert stop.left_s(LONG_S) == LEAST_S
+
+
+async def test_a_cancelled_wait_takes_its_work_along() -> None:
+    stop, ended = StopRequest(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            ended.set()
+
+    waiting = asyncio.create_task(stop.interrupts(work()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.is_set()

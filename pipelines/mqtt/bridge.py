@@ -38,7 +38,6 @@ import asyncio
 import contextlib
 import hashlib
 import re
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +57,7 @@ from fencepost.coordinator.wire.client.client import (
 )
 from fencepost.pipelines.failures import (
     Action,
+    MissingTopicError,
     NotAuthorizedError,
     Patience,
     RetryPolicy,
@@ -77,10 +77,24 @@ from fencepost.pipelines.mqtt.session import (
     Settled,
     SubscriptionRefusedError,
 )
-from fencepost.pipelines.producers import close_producer, open_producer, read_committed, send_all
+from fencepost.pipelines.producers import (
+    abort_open,
+    close_producer,
+    open_producer,
+    read_committed,
+    send_all,
+)
 from fencepost.pipelines.records import MAX_REASON_CHARS, REASON, Headers, Output
 from fencepost.pipelines.security import PLAINTEXT, Security, watched
 from fencepost.pipelines.serde import BYTES
+from fencepost.pipelines.stopping import (
+    CLEAN_UP_S,
+    STOP_MS,
+    StopRequest,
+    look_at,
+    signals_ask,
+)
+from fencepost.pipelines.topics import TOPIC_WAIT_MS, Topics, illegal
 
 _log = structlog.get_logger()
 
@@ -88,6 +102,9 @@ CREATE_TOPICS_VERSION = 5
 """The first in which the broker chooses the replication factor (KIP-464), and all still serve."""
 
 CREATE_TIMEOUT_MS = 30_000
+
+CANCEL_S = 10.0
+"""How long what is given up with a connection may take to end."""
 
 LEDGER_CONFIGS = {
     "cleanup.policy": "compact",
@@ -121,7 +138,8 @@ class Counters:
     """Since the start.
 
     ``duplicates`` are redeliveries that were recognised; ``repeated`` are those of them that the
-    MQTT broker had seen through. ``sessions_lost`` and ``forgotten`` (packets under way that the
+    MQTT broker had seen through. ``unwritable`` messages became dead letters because their Kafka
+    topic does not exist. ``sessions_lost`` and ``forgotten`` (packets under way that the
     broker did not know of after a new connection) tell of a broker that has lost state: from then
     on it may have lost messages that it had acknowledged to their publisher.
     """
@@ -132,6 +150,7 @@ class Counters:
     repeated: int = 0
     unrouted: int = 0
     too_large: int = 0
+    unwritable: int = 0
     sessions_lost: int = 0
     forgotten: int = 0
     transactions: int = 0
@@ -142,8 +161,10 @@ class Counters:
 class BridgeOptions:
     """How large a transaction gets and how long one may take.
 
-    Messages whose topic gives no Kafka topic, and those whose record would be larger than
-    ``max_record_bytes``, go to ``dead_letter``; without one they end the bridge, unacknowledged.
+    Messages whose topic gives no Kafka topic, or one that does not exist after it was waited for
+    (``topic_wait_ms``), and those whose record would be larger than ``max_record_bytes``, go to
+    ``dead_letter``; without one they end the bridge, unacknowledged. A transaction that is under
+    way when the end is asked for has ``stop_ms`` to end.
     The topics' ``max.message.bytes`` must leave room for such a record (a broker's default does).
     ``security`` is how the bridge connects to Kafka. ``renewed`` tells where and how to connect
     from now on, for both sides; it is asked before each connection.
@@ -154,6 +175,8 @@ class BridgeOptions:
     max_record_bytes: int = MAX_RECORD_BYTES
     linger_ms: float = 5.0
     transaction_timeout_ms: int = 30_000
+    stop_ms: int = STOP_MS
+    topic_wait_ms: int = TOPIC_WAIT_MS
     dead_letter: str | None = None
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     security: Security = PLAINTEXT
@@ -164,6 +187,8 @@ class BridgeOptions:
             raise ValueError(
                 f"max_record_bytes = {self.max_record_bytes}: at least {MIN_RECORD_BYTES} is wanted"
             )
+        if self.dead_letter is not None and (reason := illegal(self.dead_letter)):
+            raise ValueError(f"dead_letter: {reason}")
 
 
 def ledger_topic(client_id: str) -> str:
@@ -180,8 +205,9 @@ class Bridge:
     def __init__(
         self, bootstrap: str, address: Address, mapped: Mapped, options: BridgeOptions | None = None
     ) -> None:
+        self._options = options or BridgeOptions()
         self.counters = Counters()
-        self.is_stopping = asyncio.Event()
+        self.is_stopping = StopRequest(self._options.stop_ms)
         self.is_connected = False
         """Subscribed, and writing what comes."""
         self.session: Session | None = None
@@ -189,13 +215,15 @@ class Bridge:
         self._bootstrap = bootstrap
         self._address = address
         self._mapped = mapped
-        self._options = options or BridgeOptions()
         self.ledger_topic = ledger_topic(address.client_id)
         self._transactional_id = f"mqtt-bridge.{address.client_id}"
         self.ledger = Ledger()
         """What is known of packet and message ids; made anew for each connection."""
         self._security = self._options.security
+        self._topics = Topics(bootstrap, self._security, self._options.topic_wait_ms)
         self._patience = Patience(self._options.retry)
+        self._is_transacting = False
+        """Records are being written: an end is worth waiting for."""
         self._has_worked = False
         """Both sides have taken us once, so that a refusal may be of a password that changes."""
 
@@ -211,10 +239,10 @@ class Bridge:
         was taken before is tried again, with longer and longer pauses: it may be about to change
         on both sides.
         """
-        loop = asyncio.get_running_loop()
-        if handle_signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stop)
+        with signals_ask(self.stop) if handle_signals else contextlib.nullcontext():
+            await self.is_stopping.interrupts(self._lives(), lambda: self._is_transacting)
+
+    async def _lives(self) -> None:
         while not self.is_stopping.is_set():
             try:
                 if self._options.renewed is not None:
@@ -233,8 +261,7 @@ class Bridge:
                 pause_ms = self._patience.failed(error, time.monotonic() * 1000, is_login=is_login)
                 self.counters.restarts += 1
                 _log.warning("bridge begins anew", error=repr(error)[:300], pause_ms=pause_ms)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.is_stopping.wait(), pause_ms / 1000)
+                await asyncio.sleep(pause_ms / 1000)
 
     @staticmethod
     def _is_final(error: Exception) -> bool:
@@ -275,27 +302,30 @@ class Bridge:
                     who = self._security.username
                     told = f" to user {who!r}" if who else ""
                     raise NotAuthorizedError(f"{missing} is missing{told}, to begin with")
+                if topic.error_code.name == "invalid_topic_exception":
+                    raise MissingTopicError(
+                        f"the ledger's topic cannot be created: {topic.error_message}; choose"
+                        " another client id"
+                    )
                 raise ApiError(topic.error_code, "CreateTopics", topic.error_message)
 
     async def _life(self) -> None:
         """From fencing the predecessor to the first failure."""
-        options = self._options
+        options, left_s = self._options, self.is_stopping.left_s
         producer = await open_producer(
             self._bootstrap,
             self._transactional_id,
             options.transaction_timeout_ms,
             {"max_request_size": max(MAX_REQUEST_BYTES, options.max_record_bytes)},
             self._security,
+            left_s,
         )
+        self._topics = Topics(self._bootstrap, self._security, options.topic_wait_ms)
         try:
-            place = TopicPartition(self.ledger_topic, 0)
-            reading = read_committed(self._bootstrap, place, security=self._security)
-            try:
-                values = [record.value async for record in reading]
-            except TopicAuthorizationFailedError as error:
-                raise explained(error, [self.ledger_topic], self._security.username) from error
+            values = await self._read_ledger()
             self.ledger = Ledger.restore(values)
             in_doubt = await self._announce(producer)
+            _log.info("bridge connects", mqtt=f"{self._address.host}:{self._address.port}")
             async with Session(self._address) as session:
                 self.session = session
                 self._has_worked = True
@@ -303,9 +333,23 @@ class Bridge:
                 await self._bind(session, producer, in_doubt=in_doubt)
                 await self._work(session, producer)
         finally:
-            self.is_connected = False
+            self.is_connected = self._is_transacting = False
             self.session = None
-            await close_producer(producer)
+            if self.is_stopping.is_set():
+                # Readers would wait for an open transaction until its time-out.
+                await abort_open(producer, left_s(CLEAN_UP_S))
+            await close_producer(producer, left_s)
+            await self._topics.close()
+
+    async def _read_ledger(self) -> list[bytes]:
+        place = TopicPartition(self.ledger_topic, 0)
+        reading = read_committed(
+            self._bootstrap, place, security=self._security, left_s=self.is_stopping.left_s
+        )
+        try:
+            return [record.value async for record in reading]
+        except TopicAuthorizationFailedError as error:
+            raise explained(error, [self.ledger_topic], self._security.username) from error
 
     def _tell_of_session(self, session: Session, *, is_first: bool) -> None:
         """Say what the CONNACK says of lost messages, past and to come."""
@@ -345,11 +389,10 @@ class Bridge:
         await self._write(producer, [])
 
     async def _work(self, session: Session, producer: AIOKafkaProducer) -> None:
-        stopping = asyncio.ensure_future(self.is_stopping.wait())
         # Beside the work: before its answer come the messages of a resumed session, and when they
         # are more than may wait, the answer is only read once some of them are done.
         subscribing = asyncio.ensure_future(session.subscribe(self._mapped))
-        tasks: set[asyncio.Future[Any]] = {stopping, subscribing}
+        tasks: set[asyncio.Future[Any]] = {subscribing}
         try:
             while not self.is_stopping.is_set():
                 gathering = asyncio.ensure_future(
@@ -358,13 +401,11 @@ class Bridge:
                     )
                 )
                 tasks.add(gathering)
-                while not (gathering.done() or self.is_stopping.is_set()):
+                while not gathering.done():
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     if subscribing in tasks and subscribing.done():
                         tasks.discard(subscribing)
                         self._subscribed(subscribing, session)
-                if not gathering.done():
-                    return  # what has not been gathered is not acknowledged
                 tasks.discard(gathering)
                 work = asyncio.ensure_future(self._transact(gathering.result(), session, producer))
                 tasks.add(work)
@@ -373,9 +414,12 @@ class Bridge:
                 work.result()
                 self._patience.succeeded()
         finally:
+            # What has been gathered and is not written is not acknowledged, so it comes again.
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                task.add_done_callback(look_at)
+            if tasks:
+                await asyncio.wait(tasks, timeout=self.is_stopping.left_s(CANCEL_S))
 
     def _subscribed(self, subscribing: asyncio.Future[None], session: Session) -> None:
         subscribing.result()
@@ -386,7 +430,7 @@ class Bridge:
         self, events: Sequence[Event], session: Session, producer: AIOKafkaProducer
     ) -> None:
         """Write what is new, and the ledger, in one transaction; then acknowledge everything."""
-        outputs: list[Output] = []
+        judged: list[tuple[Publish, list[Output]]] = []
         changed = False
         for event in events:
             if isinstance(event, Settled):
@@ -397,15 +441,39 @@ class Bridge:
                 changed = True
                 continue
             self.counters.received += 1
-            judged = self._judge(event)
-            self.counters.duplicates += not judged
-            outputs += judged
-            changed = changed or bool(judged) or event.qos == 2
+            outputs = self._judge(event)
+            self.counters.duplicates += not outputs
+            judged.append((event, outputs))
+            changed = changed or bool(outputs) or event.qos == 2
         if changed:
-            await self._write(producer, outputs)
-            self.counters.written += len(outputs)
+            writable = await self._writable(judged)
+            self._is_transacting = True
+            await self._write(producer, writable)
+            self.counters.written += len(writable)
         for event in events:
             session.acknowledge(event)
+        self._is_transacting = False
+
+    async def _writable(self, judged: Sequence[tuple[Publish, list[Output]]]) -> list[Output]:
+        """Return the outputs of all messages, dead letters for those without a topic in Kafka.
+
+        Raises MissingTopicError where there is no topic for them, either.
+        """
+        refused = await self._topics.unwritable({one.topic for _, some in judged for one in some})
+        written: list[Output] = []
+        for event, outputs in judged:
+            if outputs and (reason := refused.get(outputs[0].topic)):
+                told = f"{event.topic!r}: {reason}"
+                self.counters.unwritable += 1
+                written += self._letters(event, outputs[0].headers, MissingTopicError(told))
+            else:
+                written += outputs
+        dead_letter = self._options.dead_letter
+        if refused and dead_letter is not None:
+            lost = await self._topics.unwritable([dead_letter])
+            if lost:
+                raise MissingTopicError(f"dead letters cannot be written: {lost[dead_letter]}")
+        return written
 
     def _settle(self) -> None:
         forgotten = self.ledger.settle()
@@ -421,7 +489,7 @@ class Bridge:
         """One transaction: ``outputs``, and the slots of the ledger that have changed."""
         slots = [Output(self.ledger_topic, value, key, 0) for key, value in self.ledger.snapshot()]
         await producer.begin_transaction()
-        await send_all(producer, [*outputs, *slots], BYTES, BYTES)
+        await send_all(producer, [*outputs, *slots], BYTES, BYTES, self._topics.check_there)
         await producer.commit_transaction()
         self.counters.transactions += 1
 
@@ -470,11 +538,15 @@ class Bridge:
         except RouteError as error:
             self.counters.unrouted += not isinstance(error, TooLargeError)
             self.counters.too_large += isinstance(error, TooLargeError)
-            dead_letter, most = self._options.dead_letter, self._options.max_record_bytes
-            if dead_letter is None:
-                raise
-            return letters(event, headers, str(error), dead_letter, most)
+            return self._letters(event, headers, error)
         return [output]
+
+    def _letters(self, event: Publish, headers: Headers, error: Exception) -> list[Output]:
+        """The message's dead letters. Raises ``error`` where no topic is named for them."""
+        dead_letter = self._options.dead_letter
+        if dead_letter is None:
+            raise error
+        return letters(event, headers, str(error), dead_letter, self._options.max_record_bytes)
 
 
 class TooLargeError(RouteError):

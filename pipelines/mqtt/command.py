@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +27,7 @@ from fencepost.pipelines.mqtt.bridge import (
 from fencepost.pipelines.mqtt.ledger import LedgerError
 from fencepost.pipelines.mqtt.routes import Mapped, MessageId, Route, RouteError, load
 from fencepost.pipelines.mqtt.session import Address
+from fencepost.pipelines.topics import illegal
 
 MAX_PORT = 65_535
 
@@ -122,7 +122,10 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
     show_default=True,
     help="where a message's own id is: property:NAME, json:FIELD or level:N",
 )
-@click.option("--dead-letter", help="Kafka topic of messages without a route, or too large")
+@click.option(
+    "--dead-letter",
+    help="Kafka topic of messages without a route or a topic in Kafka, or too large",
+)
 @click.option(
     "--max-record-bytes",
     type=click.IntRange(min=MIN_RECORD_BYTES),
@@ -161,6 +164,8 @@ def main(
     host, _, port = mqtt.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
         raise click.UsageError(f"--mqtt wants HOST:PORT, not {mqtt!r}")
+    if dead_letter is not None and (reason := illegal(dead_letter)):
+        raise click.UsageError(f"--dead-letter: {reason}")
     if not client_id:
         raise click.UsageError("--client-id must not be empty: it names the session")
 
@@ -220,8 +225,8 @@ async def _report(bridge: Bridge, report_s: float) -> None:
     """One line of counters whenever some have changed."""
     told = asdict(bridge.counters)
     while report_s:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(bridge.is_stopping.wait(), report_s)
+        await bridge.is_stopping.pause(report_s)
+        if bridge.is_stopping.is_set():
             return
         counters = asdict(bridge.counters)
         if counters != told:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fencepost.cluster.topic_names import check_name
+from fencepost.logcore.machine import DomainError
 from fencepost.pipelines.mqtt.message_ids import OwnId, canonical, json_id
 
-KAFKA_TOPIC_CHARS = 249
 _ILLEGAL = re.compile(r"[^a-zA-Z0-9._-]")
 _FIELDS = {"filter": str, "topic": str, "key": str, "qos": int}
 _PLACE = re.compile(r"\{(topic|\d+)\}")
@@ -110,8 +111,10 @@ class Route:
     def target(self, topic: str) -> tuple[str, bytes]:
         """Return the Kafka topic and key of a message. Raises RouteError."""
         name = _ILLEGAL.sub("_", fill(self.topic, topic))
-        if not name or len(name) > KAFKA_TOPIC_CHARS or name in {".", ".."}:
-            raise RouteError(f"{topic!r} gives no Kafka topic: {name[:80]!r}")
+        try:
+            check_name(name)
+        except DomainError as error:
+            raise RouteError(f"{topic!r} gives no Kafka topic: {error}") from None
         return name, fill(self.key, topic).encode()
 
 

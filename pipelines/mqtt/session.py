@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -39,6 +40,9 @@ EVENT_BYTES = 100
 SESSION_EXPIRY_S = 0xFFFFFFFF
 """MQTT 5: the broker never forgets the session by itself."""
 
+
+DISCONNECT_S = 0.5
+"""How long the broker has to read our DISCONNECT, without which it keeps the session as well."""
 
 EXPIRY = "message-expiry-s"
 ATTRIBUTES = {
@@ -391,7 +395,7 @@ class Session:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._client.__aenter__()
+            await self._connect()
         except BaseException as error:
             # A connection that is given up must not take the session from the next one.
             self._paho._sock_close()
@@ -401,6 +405,40 @@ class Session:
                 raise LoginRefusedError(f"MQTT {where}: {reason}") from error
             raise
         return self
+
+    async def _connect(self) -> None:
+        """Connect in a thread that no end waits for.
+
+        aiomqtt takes one of the event loop's, and a process does not end before these do: not as
+        long as an address is looked up, or a host does not answer.
+        """
+        loop, connect = asyncio.get_running_loop(), self._client._client_connect
+        connected: asyncio.Future[None] = loop.create_future()
+
+        def told(error: BaseException | None) -> None:
+            if connected.done():
+                self._paho._sock_close()
+            elif error is None:
+                connected.set_result(None)
+            else:
+                connected.set_exception(error)
+
+        def work() -> None:
+            failure = None
+            try:
+                connect()
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(told, failure)
+
+        threading.Thread(target=work, name="mqtt-connect", daemon=True).start()
+        try:
+            await asyncio.wait([connected])
+        finally:
+            connected.cancel()
+        self._client._client_connect = connected.result  # type: ignore[method-assign]
+        await self._client.__aenter__()
 
     def _refusal(self, error: BaseException) -> str | None:
         """Why another attempt with the same credentials would end as this one; None if not."""
@@ -414,8 +452,9 @@ class Session:
         return None
 
     async def __aexit__(self, *_exc: object) -> None:
-        with contextlib.suppress(aiomqtt.MqttError):
-            await self._client.__aexit__(None, None, None)
+        with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
+            await asyncio.wait_for(self._client.__aexit__(None, None, None), DISCONNECT_S)
+        self._paho._sock_close()
 
 
 class SubscriptionRefusedError(aiomqtt.MqttError):

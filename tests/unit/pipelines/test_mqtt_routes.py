@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS
 from fencepost.pipelines.mqtt.message_ids import OwnId
 from fencepost.pipelines.mqtt.routes import (
-    KAFKA_TOPIC_CHARS,
     Mapped,
     MessageId,
     Route,
@@ -64,9 +64,9 @@ def test_topic_and_key_from_the_levels() -> None:
 
 def test_a_kafka_topic_at_its_limit_and_one_past_it() -> None:
     route = Route("#", "{topic}")
-    assert len(route.target("x" * KAFKA_TOPIC_CHARS)[0]) == KAFKA_TOPIC_CHARS
+    assert len(route.target("x" * MAX_NAME_CHARACTERS)[0]) == MAX_NAME_CHARACTERS
     with pytest.raises(RouteError):
-        route.target("x" * (KAFKA_TOPIC_CHARS + 1))
+        route.target("x" * (MAX_NAME_CHARACTERS + 1))
 
 
 LEVELS = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3)

@@ -32,8 +32,9 @@ from fencepost.coordinator.data.removals import Removals
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG
 from fencepost.coordinator.metadata.metadata import Metadata
-from fencepost.coordinator.metadata.names import METADATA_TOPIC, METADATA_TOPIC_ID
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC, METADATA_TOPIC_ID
 from fencepost.coordinator.metadata.snapshots import snapshots
+from fencepost.coordinator.metadata.state_topics import harm, safe_configs, safe_log_config
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace, spawn
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
@@ -115,6 +116,8 @@ class LogManager:
         self.producer_limit = ProducerLimit(config.int("max.producer.ids"))
         """The producers that all partitions together remember."""
         self._metadata_partition: Partition | None = None
+        self._ignored: set[tuple[str, str, str | None]] = set()
+        """Topic, key and value of settings whose being ignored has been logged."""
         self._open: dict[TopicPartition, Partition] = {}
         """The partitions of topics: what requests may name. The metadata log is none of them."""
         self._complete = False
@@ -262,7 +265,7 @@ class LogManager:
     ) -> Partition:
         """``configs``: those of a topic that is not known yet."""
         own = self.metadata.topic_configs(topic.name) if configs is None else configs
-        config, epoch = log_config(self._config, own), topic.partitions[index].leader_epoch
+        config, epoch = self._log_config(topic.name, own), topic.partitions[index].leader_epoch
         partition = self._open_partition(
             topic.name,
             index,
@@ -279,6 +282,18 @@ class LogManager:
             self._cut = False
             self.checkpoint(*CUT)
         return partition
+
+    def _log_config(self, topic: str, own: Mapping[str, str]) -> LogConfig:
+        """Return the configuration of a topic's logs; settings that lose state are not heard."""
+        if topic == HISTORY_TOPIC:
+            own = {**own, **self.metadata.history_configs()}
+        for key, why in harm(topic, own).items():
+            if (ignored := (topic, key, own.get(key))) not in self._ignored:
+                self._ignored.add(ignored)
+                _log.warning(
+                    "setting ignored", topic=topic, key=key, value=own.get(key), reason=why
+                )
+        return safe_log_config(topic, log_config(self._config, safe_configs(topic, own)))
 
     def _open_partition(
         self,
@@ -363,7 +378,7 @@ class LogManager:
                 self._reconfigure(topic)
 
     def _reconfigure(self, topic: TopicImage) -> None:
-        config = log_config(self._config, self.metadata.topic_configs(topic.name))
+        config = self._log_config(topic.name, self.metadata.topic_configs(topic.name))
         for index in range(len(topic.partitions)):
             partition = self._open.get((topic.name, index))
             if partition is not None:

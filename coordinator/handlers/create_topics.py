@@ -52,7 +52,7 @@ def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
             raise InvalidRequestError("Duplicate topic name.")
         if name != METADATA_TOPIC and not _may_create(ctx, name):
             raise TopicAuthorizationError("Authorization failed.")
-        configs = _configs(topic)
+        configs = ctx.broker.topics.own_configs(name, _configs(topic))
         ctx.broker.topics.check_request_size(len(topic.assignments))
         made = ctx.broker.topics.create(
             name,

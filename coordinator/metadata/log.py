@@ -67,7 +67,6 @@ from fencepost.coordinator.metadata.metadata import (
     Metadata,
 )
 from fencepost.coordinator.metadata.names import (
-    HISTORY_TOPIC,
     METADATA_TOPIC,
 )
 from fencepost.coordinator.metadata.quorum_state import keep_others_out
@@ -511,9 +510,8 @@ class MetadataLog(Metadata):
         topic = self.topic(name)
         if topic is not None:
             return topic
-        if name == HISTORY_TOPIC:
-            return self.create_topic(name, 1, self.history_configs())
-        partitions = self._config.int(f"{SETTINGS_OF[name]}.num.partitions")
+        prefix = SETTINGS_OF.get(name)
+        partitions = 1 if prefix is None else self._config.int(f"{prefix}.num.partitions")
         return self.create_topic(name, partitions, self.internal_configs(name))
 
     # --- settings, features, producer ids --------------------------------------------------------

@@ -24,7 +24,12 @@ from fencepost.cluster.image import (
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigSource
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import (
+    CONSUMER_OFFSETS,
+    HISTORY_TOPIC,
+    SHARE_GROUP_STATE,
+    TRANSACTION_STATE,
+)
 from fencepost.logcore.config import MAX_INT64
 
 TRANSACTION_VERSION: Final = "transaction.version"
@@ -149,7 +154,11 @@ class Metadata:
         }
 
     def internal_configs(self, name: str) -> dict[str, str]:
-        """The fixed settings of a coordinator's topic."""
+        """Return the fixed settings of a topic that belongs to the broker."""
+        if name == HISTORY_TOPIC:
+            return self.history_configs()
+        if name == SHARE_GROUP_STATE:
+            return {"cleanup.policy": "compact"}
         prefix = SETTINGS_OF[name]
         configs = {
             "cleanup.policy": "compact",

@@ -28,6 +28,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.log import MetadataLog, new_topic_id
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC, is_internal
+from fencepost.coordinator.metadata.state_topics import check_state_topic
 
 if TYPE_CHECKING:
     from fencepost.cluster.controller.view import View
@@ -115,10 +116,16 @@ class TopicAdmin:
         _log.info("topic created", topic=name, partitions=len(replicas), topic_id=str(topic_id))
         return self._metadata.known(name)
 
+    def own_configs(self, name: str, configs: Mapping[str, str]) -> dict[str, str]:
+        """Return a new topic's settings: those asked for, before those that a state topic needs."""
+        fixed = self._metadata.internal_configs(name) if is_internal(name) else {}
+        return {**fixed, **configs}
+
     def _check_configs(
-        self, _kind: int, _name: str, configs: Mapping[str, str], _before: Mapping[str, str]
+        self, _kind: int, name: str, configs: Mapping[str, str], _before: Mapping[str, str]
     ) -> None:
         check_topic_configs(self._config, configs)
+        check_state_topic(name, configs)
 
     def _partitions(
         self, view: View, topic: TopicImage, replicas: Sequence[tuple[int, ...]]

@@ -43,6 +43,7 @@ from fencepost.coordinator.metadata.quorum_state import (
     note_promotion,
 )
 from fencepost.coordinator.metadata.snapshots import SnapshotId, write_snapshot
+from fencepost.coordinator.metadata.state_topics import harm, without_harm
 from fencepost.coordinator.metadata.stopped import StoppedMetadata, read_stopped
 from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
@@ -367,6 +368,9 @@ def _warnings(
             f"brokers will reach each other by {between.name}, and have to log in there: set"
             " sasl.mechanism.inter.broker.protocol and what it logs in with"
         )
+    for topic in sorted(metadata.image.topics):
+        for key, why in harm(topic, metadata.image.topic_configs(topic)).items():
+            yield f"{key} of {topic} is not handed over: {why}"
     if metadata.image.features.get("share.version", 0) == 0:
         yield (
             "share groups and streams groups are off, as they were here; kafka-features upgrade"
@@ -388,7 +392,7 @@ def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
     voters = [
         Voter(one.node_id, ids[one.node_id], listener, *one[1:]) for one in wanted.controllers
     ]
-    image = handed_over(plan.metadata.image, plan.meta.node_id)
+    image = handed_over(without_harm(plan.metadata.image), plan.meta.node_id)
     for one in wanted.controllers:
         room = str(plan.directory_of(one.node_id))
         metadata = f"{room}/{_METADATA}"

@@ -25,6 +25,7 @@ from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.state_topics import safe_log_config
 from fencepost.logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
 from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
@@ -305,7 +306,7 @@ def _stage(
         topic=topic,
         index=source.index,
         topic_id=topic_id,
-        config=log_config(storage.config, configs),
+        config=safe_log_config(topic, log_config(storage.config, configs)),
         clock=storage.clock,
         clean=False,
         log_start_offset=source.log_start_offset,

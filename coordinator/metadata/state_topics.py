@@ -1,0 +1,118 @@
+"""Settings under which a topic of the coordinators would lose their state.
+
+Requests for them are refused. Where they come in another way (from the controllers of Apache Kafka,
+from ZooKeeper, from an older release, as broker-wide defaults), the logs of these topics go by the
+nearest safe value. Apache Kafka accepts and applies them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
+from fencepost.coordinator.config.broker_config import TOPIC_KEYS, ConfigError
+from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.metadata.names import (
+    CONSUMER_OFFSETS,
+    SHARE_GROUP_STATE,
+    TRANSACTION_STATE,
+)
+from fencepost.logcore.config import MAX_INT64, LogConfig
+
+STATE_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE})
+
+MAX_INT32: Final = (1 << 31) - 1
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+
+CLEANUP_POLICY: Final = "cleanup.policy"
+COMPACT: Final = frozenset({"compact"})
+
+
+class Range(NamedTuple):
+    """The values of a setting that keep state, and why others do not."""
+
+    low: int
+    high: int
+    reason: str
+
+
+SAFE: Final[Mapping[str, Range]] = {
+    "retention.ms": Range(-1, -1, "state has no age at which it may go"),
+    "retention.bytes": Range(-1, -1, "state has no size at which it may go"),
+    "delete.retention.ms": Range(
+        _DAY_MS, MAX_INT64, "a replica that misses a tombstone brings back what it deleted"
+    ),
+    "min.compaction.lag.ms": Range(
+        0, 7 * _DAY_MS, "a coordinator that takes over reads all that is not compacted"
+    ),
+    "max.compaction.lag.ms": Range(_HOUR_MS, MAX_INT64, "each lag begins a segment"),
+    "max.message.bytes": Range(1_048_588, MAX_INT32, "a group's state is one record"),
+    "message.timestamp.before.max.ms": Range(
+        _HOUR_MS, MAX_INT64, "a coordinator's writes would be refused"
+    ),
+    "message.timestamp.after.max.ms": Range(
+        _HOUR_MS, MAX_INT64, "a coordinator's writes would be refused"
+    ),
+}
+"""By topic key. ``compression.type``, ``segment.*`` and the rest cost time or room, not state."""
+
+
+def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
+    """Tell which of a topic's own settings would lose state, and why, by key.
+
+    A ``cleanup.policy`` that is missing is among them: the broker's default would hold.
+    """
+    if topic not in STATE_TOPICS:
+        return {}
+    found = {}
+    for key, (low, high, reason) in SAFE.items():
+        value = TOPIC_KEYS[key].parse(configs[key]) if key in configs else low
+        if isinstance(value, int) and not low <= value <= high:
+            words = "" if low == high else "at least " if value < low else "at most "
+            found[key] = f"for {topic} it must be {words}{low if value < low else high}: {reason}"
+    policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
+    # Apache Kafka prunes the state of share groups by DeleteRecords.
+    if policies != COMPACT and (topic != SHARE_GROUP_STATE or "retention.ms" not in configs):
+        found[CLEANUP_POLICY] = f"for {topic} it must be compact: other policies delete state"
+    return found
+
+
+def check_state_topic(topic: str, configs: Mapping[str, str]) -> None:
+    """Raise ConfigError if a topic's own settings would lose state; their values are valid."""
+    for key, why in harm(topic, configs).items():
+        raise ConfigError(key, configs.get(key), why)
+
+
+def safe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
+    """Return a topic's own settings without those that would lose state."""
+    found = {key: text for key, text in configs.items() if key not in harm(topic, configs)}
+    if topic in STATE_TOPICS - {SHARE_GROUP_STATE}:
+        found.setdefault(CLEANUP_POLICY, "compact")
+    return found
+
+
+def without_harm(image: MetadataImage) -> MetadataImage:
+    """Return ``image`` with settings of state topics under which nothing is lost."""
+    delta = MetadataDelta(image)
+    for topic in STATE_TOPICS & image.topics.keys():
+        own = image.topic_configs(topic)
+        for record in new_settings(TOPIC_RESOURCE, topic, own, safe_configs(topic, own)):
+            delta.replay(record)
+    return delta.apply(image.offset, image.epoch)
+
+
+def safe_log_config(topic: str, found: LogConfig) -> LogConfig:
+    """Return the configuration of a topic's logs, each value moved to where it keeps state."""
+    if topic not in STATE_TOPICS:
+        return found
+    values: dict[str, Any] = {}
+    for key, (low, high, _) in SAFE.items():
+        field = key.replace(".", "_")
+        values[field] = min(max(getattr(found, field), low), high)
+    if topic == SHARE_GROUP_STATE:
+        return replace(found, **values)
+    return replace(found, cleanup_policy=COMPACT, **values)

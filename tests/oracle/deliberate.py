@@ -32,6 +32,8 @@ UNREADABLE = (
 )
 UNFORESEEN = "what does not inflate escapes Apache Kafka's validation as an unexpected exception"
 
+KEPT_STATE = "settings under which the coordinators' topics lose state are refused"
+
 NOBODY_LEFT = "a group without members has nothing to assign, so its target is up to date"
 LOWERED = (
     "no record of transaction.version 0 can say that the client speaks version 2: Apache Kafka"
@@ -107,6 +109,7 @@ DELIBERATE = (
         '"connection closed"',
         NO_AUTHORIZER,
     ),
+    Deviation("settings_of_state_topics", '"invalid_config"', '"none"', KEPT_STATE),
     Deviation("records_that_lie", '"invalid_record"', '"none"', UNREADABLE),
     *(Deviation("records_that_lie", "-1", str(offset), UNREADABLE) for offset in range(5)),
     Deviation("records_that_lie", "0", "5", UNREADABLE),

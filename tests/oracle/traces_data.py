@@ -11,6 +11,7 @@ from typing import Any
 import cramjam
 
 from tests.oracle.tracer import FOREIGN_SETTINGS, Tracer
+from tests.support import cluster
 from tests.support.batches import CONTROL, NOW_MS, batch, seal
 from tests.support.raw import Answer
 from tests.support.waits import until
@@ -793,6 +794,24 @@ def changing_settings(t: Tracer) -> None:
     shown(t, 4, TOPIC, "changed", SETTINGS_SHOWN)
 
 
+def settings_of_state_topics(t: Tracer) -> None:
+    """Values that lose no state in the moment before they are reset."""
+    t.cluster.coordinator("state", cluster.GROUP)
+    name = "__consumer_offsets"
+    for key, value in (
+        ("retention.bytes", "9000000000"),
+        ("delete.retention.ms", "80000000"),
+        ("max.message.bytes", "1000000"),
+        ("min.compaction.lag.ms", "9000000000"),
+        ("message.timestamp.after.max.ms", "3000000"),
+    ):
+        change(t, 1, TOPIC, name, (key, SET, value))
+        change(t, 1, TOPIC, name, (key, DELETE, None))
+    change(t, 1, TOPIC, name, ("delete.retention.ms", SET, "86400000"))
+    change(t, 1, TOPIC, name, ("delete.retention.ms", DELETE, None))
+    shown(t, 4, TOPIC, name, ["cleanup.policy", "max.message.bytes", "delete.retention.ms"])
+
+
 def deleting_records(t: Tracer) -> None:
     t.cluster.create_topic("trimmed")
     t.cluster.create_topic("trimmed-compact", configs={"cleanup.policy": "compact"})
@@ -879,6 +898,7 @@ TRACES = [
     describing_settings,
     settings_of_every_kind_of_group,
     changing_settings,
+    settings_of_state_topics,
     deleting_records,
     old_message_formats,
 ]

@@ -25,6 +25,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from fencepost.logcore.bounds import MAX_LEADER_EPOCH, MAX_OFFSET, MAX_PARTITION
 from fencepost.logcore.fs import TEMPORARY_SUFFIX, FileSystem, replace_file, write_file
 from fencepost.logcore.values import dataclass
 
@@ -49,6 +50,10 @@ _VERSION: Final = "0"
 _SUMS: Final = re.compile(rb"crc32c ([0-9a-f]{8}) before ([0-9a-f]{8}) all ([0-9a-f]{8})\n")
 """Last line of a copy: CRC-32C of what it holds, of the file it makes way for, and of all of the
 copy up to here. A kill between the two renames leaves the file as it was before."""
+
+MAX_NODE_ID: Final = (1 << 31) - 1
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 _META_SUM: Final = "#crc32c="
 
@@ -102,11 +107,14 @@ def _parse_lines(raw: bytes | None, name: str, fields: int) -> list[list[str]] |
     return rows
 
 
-def _number(text: str, name: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise CheckpointError(f"{name} holds {text!r} where a number is expected") from error
+def _number(text: str, name: str, most: int) -> int:
+    # Not int(text) at once: that takes the square of the length of its text.
+    if not _NUMBER.fullmatch(text):
+        raise CheckpointError(f"{name} holds {text[:40]!r} where a number is expected")
+    value = int(text)
+    if not 0 <= value <= most:
+        raise CheckpointError(f"{name} holds {value}, which is not from 0 to {most}")
+    return value
 
 
 def write_offsets(
@@ -162,7 +170,10 @@ def read_offsets(
 
 def _parse_offsets(raw: bytes | None, name: str) -> dict[tuple[str, int], int]:
     rows = _parse_lines(raw, name, 3) or []
-    return {(row[0], _number(row[1], name)): _number(row[2], name) for row in rows}
+    return {
+        (row[0], _number(row[1], name, MAX_PARTITION)): _number(row[2], name, MAX_OFFSET)
+        for row in rows
+    }
 
 
 def read_copy(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int], int]:
@@ -202,7 +213,9 @@ def read_epochs(fs: FileSystem, directory: str) -> list[tuple[int, int]] | None:
     rows = _parse_lines(fs.read_file(f"{directory}/{name}"), name, 2)
     if rows is None:
         return None
-    return [(_number(row[0], name), _number(row[1], name)) for row in rows]
+    return [
+        (_number(row[0], name, MAX_LEADER_EPOCH), _number(row[1], name, MAX_OFFSET)) for row in rows
+    ]
 
 
 def write_partition_metadata(
@@ -268,7 +281,7 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
     try:
         return MetaProperties(
             values["cluster.id"],
-            _number(values["node.id"], META_PROPERTIES),
+            _number(values["node.id"], META_PROPERTIES, MAX_NODE_ID),
             uuid_from_text(values["directory.id"]),
         )
     except KeyError as error:

@@ -15,7 +15,7 @@ Source: ``DumpLogSegments``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
@@ -25,11 +25,12 @@ from fencepost.logcore.batch import (
     BatchHeader,
     ControlType,
     LogRecord,
-    decode_records,
+    iter_records,
     parse_control,
     parse_header,
     verify_crc,
 )
+from fencepost.logcore.bounds import check_offsets
 from fencepost.logcore.checkpoints import (
     CLEANER_CHECKPOINT,
     COPY_SUFFIX,
@@ -195,13 +196,15 @@ class _Dump:
 
     def _contents(self, position: int, header: BatchHeader, batch: bytes) -> Iterator[Row]:
         try:
+            check_offsets(header)
+            found: Iterable[LogRecord]
             if header.magic < MAGIC:
                 message = parse_message(batch)
                 verify_message_crc(batch, 0, message)
                 found = decode_message(batch, 0, message)
             else:
                 verify_crc(batch, 0, header)
-                found = decode_records(batch, 0, header)
+                found = iter_records(batch, 0, header)
             for record in found:
                 row = self._record_row(header, record)
                 if self._records:
@@ -364,8 +367,6 @@ class _Dump:
         yield from map(_problem, damage)
         for (topic, index), offset in found.items():
             yield {"kind": "checkpoint", "topic": topic, "partition": index, "offset": offset}
-            if self._verify and (index < 0 or offset < 0):
-                yield _problem(f"{topic}-{index} at offset {offset}")
 
     def epochs(self) -> Iterator[Row]:
         try:

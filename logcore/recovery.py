@@ -29,6 +29,7 @@ from dataclasses import field
 from typing import NamedTuple
 
 from fencepost.logcore.batch import LOG_OVERHEAD, MAGIC, BatchHeader
+from fencepost.logcore.bounds import check_offsets
 from fencepost.logcore.config import MAX_INT64, LogConfig
 from fencepost.logcore.epoch_check import NO_EPOCH, lowest_epoch
 from fencepost.logcore.epochs import LeaderEpochs
@@ -402,6 +403,7 @@ class _Loader:
             raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
         if header.last_offset_delta < 0:
             raise CorruptRecordError(f"the batch at offset {base_offset} ends before it begins")
+        check_offsets(header)
 
     def _wrong_epoch(self, header: BatchHeader, *, is_fatal: bool) -> str:
         """Say so if the leader epoch, which no CRC covers, can not be that of the batch."""

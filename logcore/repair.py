@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from fencepost.logcore.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
+    CheckpointError,
     has_copy,
     read_epochs,
     read_offsets,
@@ -93,7 +95,9 @@ def _open(fs: FileSystem, directory: str, config: LogConfig, clock: Clock) -> Pa
     path = Path(directory)
     topic, _, index = path.name.rpartition("-")
     starts = read_offsets(fs, str(path.parent), LOG_START_CHECKPOINT)
-    epochs = [epoch for epoch, _ in read_epochs(fs, directory) or ()]
+    epochs: list[int] = []
+    with suppress(CheckpointError):  # it is one of the files that are rebuilt
+        epochs = [epoch for epoch, _ in read_epochs(fs, directory) or ()]
     return Partition.open(
         fs,
         directory,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fencepost.logcore.batch import MAGIC, BatchHeader
+from fencepost.logcore.bounds import check_offsets
 from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     COPIED_CHECKPOINTS,
@@ -208,6 +209,7 @@ class _Replay:
         yield from self._check_epochs()
 
     def _follow(self, header: BatchHeader, batch: bytes, aborted: list[AbortedTxn]) -> None:
+        check_offsets(header)
         latest = self._epochs[-1][0] if self._epochs else -1
         if header.leader_epoch > latest:
             self._epochs.append((header.leader_epoch, header.base_offset))
@@ -309,8 +311,8 @@ class _Replay:
         starts = dict(cached)
         begin = _checkpointed(self._fs, self._directory, LOG_START_CHECKPOINT, 0)
         begin = max(begin, *_offsets_of_metadata_snapshots(self._names), 0)
-        ends = [offset for _, offset in self._epochs[1:]] + [MAX_INT64]
-        for (epoch, first), end in zip(self._epochs, ends, strict=True):
+        ends = [*(offset for _, offset in self._epochs[1:]), MAX_INT64]
+        for (epoch, first), end in zip(self._epochs, ends, strict=False):  # there may be no epoch
             offset = max(first, begin)
             if end <= begin:
                 continue  # it is forgotten with the log start

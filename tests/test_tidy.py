@@ -282,6 +282,7 @@ ALLOWED_IMPORTS = {
         "coordinator.metadata",
         "coordinator.config",
         "coordinator.wire",
+        "groups.records",
         "txn.records",
         "logcore",
     ),

@@ -287,6 +287,29 @@ def _refuse_if_in_use(directory: Path) -> None:
         raise click.ClickException(str(error)) from error
 
 
+@command.command("reset-producer-ids")
+@_DATA_DIR
+@execute_option
+@_CONFIG
+@format_option
+def reset_producer_ids(data_dir: Path, pairs: tuple[str, ...], form: str, *, execute: bool) -> None:
+    """Say from where producer ids would go on behind those in the logs; with --execute do so.
+
+    For a broker whose ids run out because a topic with the id of some client was imported: records
+    with an id beyond the bound of an import are not counted.
+    """
+    from fencepost.coordinator.tools.figures import plan_producer_ids
+
+    with _opened(data_dir, pairs) as broker:
+        plan = plan_producer_ids(broker.storage)
+        if execute:
+            broker.storage.metadata.reset_producer_ids(plan.following)
+    row = {**plan._asdict(), "executed": execute}
+    emit([row], list(row), form)
+    if not execute:
+        show_only()
+
+
 @command.command("rebuild-index")
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
 @execute_option

@@ -395,8 +395,15 @@ class TxnCoordinator(ShardedCoordinator):
                 _log.warning("no producer ids", cause=str(error))
                 await asyncio.sleep(RETRY_IDS_MS / 1000)  # until then no request asks again
             return
-        with self._metadata.unforced():
-            first, length = self._metadata.allocate_producer_ids()
+        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - no start needs it
+
+        try:
+            with self._metadata.unforced():
+                first, length = self._metadata.allocate_producer_ids()
+        except ProducerIdsExhaustedError as error:
+            _log.error("no producer ids", cause=str(error))
+            await asyncio.sleep(RETRY_IDS_MS / 1000)
+            return
         flushed = self._flusher.forced(self._metadata.partition)
         if flushed is not None:
             await flushed

@@ -56,6 +56,7 @@ from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.metadata.changes import new_partition, new_settings
 from fencepost.coordinator.metadata.control_records import leader_change
 from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.figures import RESET_IDS, check_figures
 from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
 from fencepost.coordinator.metadata.metadata import (
     DEFAULT_SETTINGS,
@@ -79,7 +80,7 @@ from fencepost.coordinator.metadata.snapshots import (
 )
 from fencepost.logcore.batch import NO_TIMESTAMP, decode_records
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.config import LogConfig
+from fencepost.logcore.config import MAX_INT64, LogConfig
 from fencepost.logcore.errors import CorruptRecordError, LogError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import Record
@@ -225,6 +226,7 @@ class MetadataLog(Metadata):
             )
         self._is_cut_short = loader.in_transaction
         image = loader.publish()
+        check_figures(image)
         if self._is_cut_short:
             loader.forget(image)
         self.install(image)
@@ -539,13 +541,26 @@ class MetadataLog(Metadata):
         self.append([FeatureLevelRecord(name, level) for name, level in levels.items()])
 
     def allocate_producer_ids(self) -> tuple[int, int]:
-        """Reserve a block of producer ids; returns its first id and its length."""
+        """Reserve a block of producer ids; returns its first id and its length.
+
+        Raises ProducerIdsExhaustedError.
+        """
+        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - no start needs it
+
         first = self.image.next_producer_id
+        if first > MAX_INT64 - PRODUCER_ID_BLOCK:
+            raise ProducerIdsExhaustedError(
+                f"the next block of producer ids would begin at {first}: {RESET_IDS}"
+            )
         self.reserve_producer_ids(first + PRODUCER_ID_BLOCK)
         return first, PRODUCER_ID_BLOCK
 
+    def reset_producer_ids(self, following: int) -> None:
+        """Give out producer ids from ``following`` on, also where that is lower than before."""
+        self.append([ProducerIdsRecord(self._node_id, following, self.broker_epoch)])
+
     def reserve_producer_ids(self, below: int) -> None:
-        """Never give out a producer id under ``below``: somebody else has."""
+        """Never give out a producer id under ``below``, which other brokers have given out."""
         if below > self.image.next_producer_id:
             self.append([ProducerIdsRecord(self._node_id, below, self.broker_epoch)])
 

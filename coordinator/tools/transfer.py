@@ -24,9 +24,11 @@ from fencepost.coordinator.config.broker_config import check_topic_configs, log_
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.changes import new_partition
-from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC, TRANSACTION_STATE
+from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
 from fencepost.coordinator.metadata.state_topics import safe_log_config
-from fencepost.logcore.batch import MAGIC, BatchHeader, decode_records, parse_header
+from fencepost.coordinator.tools.figures import check_files, check_state
+from fencepost.logcore.batch import MAGIC, parse_header
+from fencepost.logcore.bounds import MAX_PRODUCER_ID, BoundError, bounded
 from fencepost.logcore.checkpoints import (
     CLEAN_SHUTDOWN,
     CLEANER_CHECKPOINT,
@@ -43,10 +45,9 @@ from fencepost.logcore.checkpoints import (
     write_offsets,
     write_partition_metadata,
 )
-from fencepost.logcore.errors import LogError
+from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError, LogError
 from fencepost.logcore.fs import FileSystem, opened
 from fencepost.logcore.log import CLEANED_SUFFIX, SNAPSHOT_SUFFIX, SWAP_SUFFIX
-from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import DELETE_SUFFIX, Partition
 from fencepost.logcore.repair import copy_file
 from fencepost.logcore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
@@ -196,6 +197,10 @@ def _sources(
         # What was flushed or compacted was whole: gaps in it are the cleaner's.
         compacted_below = max(flushed.get(key, 0), cleaned.get(key, 0))
         source = _Source(path, index, topic_id, starts.get(key, 0), compacted_below)
+        try:
+            check_files(storage.fs, path)
+        except BoundError as error:
+            raise TransferError(f"{path}: {error}") from error
         found.setdefault(topic, []).append(source)
     for topic, sources in found.items():
         sources.sort(key=lambda source: source.index)
@@ -322,12 +327,18 @@ def _stage(
             f"{source.path}: {report.reason}; {report.truncated_bytes} bytes from there on would be"
             " left out, good batches among them (--accept-damage does so)"
         )
-    highest_id, highest_epoch = -1, known
-    for header, batch in partition.reader.read_all():
-        highest_epoch = max(highest_epoch, header.leader_epoch)
-        highest_id = max(highest_id, header.producer_id)
-        if topic == TRANSACTION_STATE:
-            highest_id = max(highest_id, _highest_of_transactions(header, batch))
+    highest_id, highest_epoch = (
+        max((one.producer_id for one in partition.producers.view()), default=-1),
+        known,
+    )
+    try:
+        bounded("the producer id of a snapshot", highest_id, -1, MAX_PRODUCER_ID)
+        for header, batch in partition.reader.read_all():
+            highest_epoch = max(highest_epoch, header.leader_epoch)
+            highest_id = max(highest_id, header.producer_id, check_state(topic, header, batch))
+    except (BoundError, CorruptRecordError, InvalidRecordError) as error:
+        partition.close()
+        raise TransferError(f"{source.path}: {error}") from error
     moved = Moved(
         topic,
         source.index,
@@ -341,19 +352,6 @@ def _stage(
     )
     partition.close()
     return _Staged(moved, path)
-
-
-def _highest_of_transactions(header: BatchHeader, batch: memoryview) -> int:
-    """The highest producer id that records of ``__transaction_state`` speak of."""
-    from fencepost.txn.records import decode  # noqa: PLC0415 - commands on other topics need no decoder
-
-    highest = -1
-    for one in decode_records(batch, 0, header) if not header.is_control else ():
-        found = decode(Record(one.key or b"", one.value))
-        if found is not None and found.txn is not None:
-            txn = found.txn
-            highest = max(highest, txn.producer_id, txn.previous_producer_id, txn.next_producer_id)
-    return highest
 
 
 # --- to Apache Kafka ---

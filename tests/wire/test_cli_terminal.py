@@ -160,6 +160,7 @@ def on_files(data: Path, tmp: Path) -> Mapping[tuple[str, ...], Sequence[Sequenc
     return {
         ("dump-log",): [(log, "--records"), (log, "--records", *JSON), (EVIL,)],
         ("log", "export"): [(EVIL, *other, "--to", str(tmp))],
+        ("log", "reset-producer-ids"): [other],
         ("log", "import"): [(str(data / f"{TOPIC}-0"), *other, "--topic", EVIL)],
     }
 
@@ -340,6 +341,7 @@ def test_terminal_gets_no_control_character_of_a_client(broker: Daemon, tmp_path
         ("cluster", "history"),
         ("cluster", "info"),
         ("features", "describe"),
+        ("log", "reset-producer-ids"),
         ("topics", "list"),
         ("txns", "find-hanging"),
         ("txns", "producers"),

@@ -1,0 +1,44 @@
+"""Figures of a broker's metadata that its next start would go on from."""
+
+from __future__ import annotations
+
+import structlog
+
+from fencepost.cluster.image import MetadataImage
+from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.logcore.bounds import MAX_PRODUCER_ID
+
+MAX_EPOCH = (1 << 31) - 2
+"""The highest epoch of the log, a partition or a leader behind which another one can begin."""
+
+RESET_IDS = (
+    "stop the broker and run fencepost log reset-producer-ids --data-dir DIRECTORY, which looks for"
+    " the ids in use"
+)
+"""What an operator does where an earlier release took over the producer id of a client's record."""
+
+_log = structlog.get_logger(__name__)
+
+
+def check_figures(image: MetadataImage) -> None:
+    """Raise MetadataError where no epoch could follow; warn where producer ids run out."""
+    if image.epoch > MAX_EPOCH:
+        raise MetadataError(f"{METADATA_TOPIC} is in epoch {image.epoch}, the last one: {_BACKUP}")
+    for topic in image.topics.values():
+        for index, partition in enumerate(topic.partitions):
+            epoch = max(partition.leader_epoch, partition.partition_epoch)
+            if epoch > MAX_EPOCH:
+                raise MetadataError(
+                    f"{topic.name}-{index} is in epoch {epoch}, the last one: {_BACKUP}"
+                )
+    if not 0 <= image.next_producer_id <= MAX_PRODUCER_ID + 1:
+        _log.error(
+            "producer ids run out",
+            next_producer_id=image.next_producer_id,
+            highest_taken_over=MAX_PRODUCER_ID,
+            remedy=RESET_IDS,
+        )
+
+
+_BACKUP = "restore the data directory from a backup"

@@ -7,6 +7,9 @@ set aside for good (``gc.freeze``). Reference counts free that all the same when
 only what dies in a cycle after that stays, so what is numerous here has none. A process that does
 not grow, whoever comes and goes, sets nothing aside.
 
+A cycle of a few objects may hold a request of 100 MB. So garbage is also looked for, among what is
+not set aside, whenever so many bytes were received and inflated.
+
 For a process that is the broker's own: the settings are those of the whole process.
 """
 
@@ -17,6 +20,8 @@ import gc
 import sys
 from typing import Any
 
+from fencepost.logcore.byte_count import TAKEN_IN
+
 GROWTH_BLOCKS = 100_000
 """Blocks of memory, each an object or a part of one and about 100 bytes, by which the process grows
 from one full collection to the next. It looks at no more objects than that: about 10 ms."""
@@ -25,6 +30,10 @@ YOUNG_OBJECTS, YOUNG_ROUNDS = 10_000, 4
 """New objects that are looked at together, half a millisecond, and how often that comes before
 those that are left are looked at once more. With CPython's 700 and 10 a Fetch over a thousand
 partitions spent a fifth of its time on a search among objects that all were in use."""
+
+COLLECTED_BYTES = 64 << 20
+"""Bytes received and inflated from one full collection to the next: what garbage may hold at most,
+beside the last request. At 100 MB a second it takes some 10 ms of each second."""
 
 NEVER = 1 << 30
 """No count of collections gets there."""
@@ -38,6 +47,7 @@ class Collector:
         self._thresholds = gc.get_threshold()
         self._blocks = 0
         self._is_due = False
+        """Whether a collection will come with one of the next turns of the loop."""
 
     def start(self) -> None:
         """Set aside what there is now, and watch what comes."""
@@ -45,9 +55,11 @@ class Collector:
         self._blocks = sys.getallocatedblocks()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, NEVER)
         gc.callbacks.append(self._after)
+        TAKEN_IN.watch(COLLECTED_BYTES, self._after_bytes)
 
     def stop(self) -> None:
         """Let it run as before; what was set aside stays so."""
+        TAKEN_IN.watch(0, None)
         gc.callbacks.remove(self._after)
         gc.set_threshold(*self._thresholds)
 
@@ -58,6 +70,19 @@ class Collector:
         if sys.getallocatedblocks() - self._blocks >= GROWTH_BLOCKS:
             self._is_due = True
             self._loop.call_soon_threadsafe(self.settle)
+
+    def _after_bytes(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon_threadsafe(self.collect)
+
+    def collect(self) -> None:
+        """Look for garbage among all that is not set aside, and set nothing aside.
+
+        A request under way that was set aside, and then refused, could stay for good.
+        """
+        gc.collect()
+        self._is_due = False
 
     def settle(self) -> None:
         """Look at all that was made since the last time, and set the living aside."""

@@ -11,6 +11,7 @@ import struct
 
 from fencepost.coordinator.wire.errors import MalformedRequest
 from fencepost.coordinator.wire.limits import FIRST_BUFFER_BYTES, MAX_REQUEST_BYTES
+from fencepost.logcore.byte_count import TAKEN_IN
 
 _LENGTH = struct.Struct(">i").unpack_from
 _PREFIX_BYTES = 4
@@ -66,6 +67,7 @@ class FrameBuffer:
     def received(self, size: int) -> None:
         """``size`` bytes were put at the front of what :meth:`writable` gave."""
         self._end += size
+        TAKEN_IN.add(size)
 
     def next_frame(self) -> memoryview | None:
         """The next complete frame without its length, or None if more bytes are needed.

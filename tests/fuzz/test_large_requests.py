@@ -6,14 +6,18 @@ import gc
 import random
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
+import cramjam
 import pytest
 
 from fencepost import Broker
 from fencepost.coordinator.wire.api import APIS
+from tests.support.batches import HEADER, NOW_MS, batch, seal
+from tests.support.daemon import Daemon
 from tests.support.large_requests import KNOWN, send_large
-from tests.support.raw import RawClient
+from tests.support.raw import RawClient, errors_in
 from tests.support.targets import SETTINGS
 
 OURS = "fencepost."
@@ -23,6 +27,30 @@ CONFIG = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
+
+REQUESTS = 100
+REQUEST_BYTES = 400_000
+LONG_REQUEST_BYTES = 4_000_000
+"""The largest that the slow test sends: 100 of them to each API take minutes."""
+
+ZSTD = 4
+RECORD_BYTES = 100_000
+INFLATED_BYTES = 5_000_000
+LONG_INFLATED_BYTES = 50_000_000
+
+LEFT_BYTES = 24 << 20
+"""What may be left in memory of a client's hundred requests when it has gone: 13 MiB at the most
+were seen, of which some are the allocator's."""
+
+
+def prepare(bootstrap: str) -> None:
+    """Make the topic and the transactional id that requests name."""
+    with RawClient(bootstrap) as client:
+        topic = {"name": KNOWN, "num_partitions": 2, "replication_factor": 1}
+        client.call("create_topics", 5, topics=[topic], timeout=10_000)
+        client.call("find_coordinator", 3, key=KNOWN, key_type=0)
+        client.call("find_coordinator", 3, key=KNOWN, key_type=1)
+        client.call("init_producer_id", 2, transactional_id=KNOWN, transaction_timeout=60_000)
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +95,75 @@ def _described(one: object) -> str:
     if isinstance(one, FrameType):
         return f"frame of {one.f_globals.get('__name__')}.{one.f_code.co_name}"
     return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
+def refused_batches(inflated_bytes: int) -> dict[str, bytes]:
+    """Small batches that inflate, each refused for another reason, by the topic that refuses it."""
+    records = batch([bytes(RECORD_BYTES)] * (inflated_bytes // RECORD_BYTES))[HEADER.size :]
+    count = inflated_bytes // RECORD_BYTES
+    zstd = bytes(cramjam.zstd.compress(records))
+    bent = bytes(cramjam.zstd.compress(records + b"\x7f"))
+    late_ms = NOW_MS + 10**10
+    return {
+        "late": seal(zstd, count=count, attributes=ZSTD, timestamp_ms=late_ms),
+        "bent": seal(bent, count=count, attributes=ZSTD),
+        "compacted": seal(zstd, count=count, attributes=ZSTD),
+        "uncompressed": seal(zstd, count=count, attributes=ZSTD),
+    }
+
+
+TOPIC_CONFIGS = {
+    "compacted": {"cleanup.policy": "compact"},
+    "uncompressed": {"compression.type": "uncompressed"},
+}
+
+
+def send_refused_batches(bootstrap: str, topic: str, data: bytes) -> None:
+    with RawClient(bootstrap, deadline_s=60) as client:
+        configs = [
+            {"name": name, "value": value} for name, value in TOPIC_CONFIGS.get(topic, {}).items()
+        ]
+        made = {"name": topic, "num_partitions": 1, "replication_factor": 1, "configs": configs}
+        client.call("create_topics", 5, topics=[made], timeout=10_000)
+        for _ in range(REQUESTS):
+            partition = {"index": 0, "records": data}
+            answer = client.call(
+                "produce",
+                8,
+                acks=-1,
+                timeout=30_000,
+                topic_data=[{"name": topic, "partition_data": [partition]}],
+            )
+            assert errors_in(answer) != ["none"], topic
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "inflated_bytes"),
+    [
+        (REQUEST_BYTES, INFLATED_BYTES),
+        pytest.param(LONG_REQUEST_BYTES, LONG_INFLATED_BYTES, marks=pytest.mark.slow),
+    ],
+)
+def test_large_requests_leave_no_memory(
+    tmp_path: Path, request_bytes: int, inflated_bytes: int
+) -> None:
+    """A hundred requests to each API, each hundred from a client of its own."""
+    daemon = Daemon(tmp_path, CONFIG).start()
+    child = daemon.child
+    assert child is not None
+    try:
+        prepare(daemon.bootstrap)
+        for api_key in APIS:  # what is made once
+            send_large(daemon.bootstrap, api_key, REQUESTS // 10, 1_000, random.Random(api_key))
+        began = child.resident_bytes
+        left = {}
+        for api_key, api in APIS.items():
+            send_large(daemon.bootstrap, api_key, REQUESTS, request_bytes, random.Random(api_key))
+            left[api.name] = child.resident_bytes - began
+        for topic, data in refused_batches(inflated_bytes).items():
+            send_refused_batches(daemon.bootstrap, topic, data)
+            left[f"Produce: {topic}"] = child.resident_bytes - began
+    finally:
+        daemon.kill()
+    print({name: size >> 20 for name, size in left.items()})
+    assert {name: size for name, size in left.items() if size > LEFT_BYTES} == {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+PAGE_BYTES = resource.getpagesize()
 
 
 class Child:
@@ -50,6 +53,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it has in memory now (VmRSS)."""
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        return int(pages) * PAGE_BYTES
 
     @property
     def returncode(self) -> int | None:

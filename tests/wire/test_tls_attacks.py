@@ -151,20 +151,16 @@ def test_failed_handshakes_leave_no_memory(daemon: Daemon, authority: Authority)
                 client.sendall(starts[number % 4 - 1])
                 client.recv(10)
 
-    def resident_bytes() -> int:
-        assert daemon.child is not None
-        pages = Path(f"/proc/{daemon.child.pid}/statm").read_text().split()[1]
-        return int(pages) * 4096
-
+    assert daemon.child is not None
     for number in range(400):  # what is made once
         fail(number)
-    before = resident_bytes()
+    before = daemon.child.resident_bytes
     for number in range(SOAK):
         fail(number)
     alice = authority.client("alice").context()
     with RawClient(daemon.bootstrap, tls=alice) as client:
         assert client.call("api_versions", 2)["error_code"] == "none"
-    assert resident_bytes() - before < LEAK_BYTES
+    assert daemon.child.resident_bytes - before < LEAK_BYTES
 
 
 BENT = 600

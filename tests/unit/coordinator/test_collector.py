@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fencepost import Broker
-from fencepost.coordinator.daemon.collector import GROWTH_BLOCKS, Collector
+from fencepost.coordinator.daemon.collector import COLLECTED_BYTES, GROWTH_BLOCKS, Collector
+from fencepost.logcore.byte_count import TAKEN_IN
 from tests.support.cluster import GROUP, Cluster, unique
 from tests.support.raw import RawClient
 
@@ -87,6 +89,25 @@ async def test_a_process_that_does_not_grow_sets_nothing_aside(thawed: None) -> 
         for _ in range(20):
             await grow(GROWTH_BLOCKS // 10)
         assert gc.get_freeze_count() <= frozen
+    finally:
+        collector.stop()
+
+
+async def test_small_cycle_is_collected_after_so_many_bytes(thawed: None) -> None:
+    collector = Collector(asyncio.get_running_loop())
+    collector.start()
+    try:
+        frozen, cycle, alive = gc.get_freeze_count(), Node(), Node()
+        cycle.other, left = cycle, weakref.ref(cycle)
+        del cycle
+        TAKEN_IN.add(COLLECTED_BYTES - 1)
+        await asyncio.sleep(0)
+        assert left() is not None
+        TAKEN_IN.add(1)
+        await asyncio.sleep(0)
+        assert left() is None
+        assert alive.other is None
+        assert gc.get_freeze_count() <= frozen, "what is alive may be garbage soon"
     finally:
         collector.stop()
 

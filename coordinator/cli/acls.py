@@ -14,6 +14,8 @@ from fencepost.coordinator.cli.output import (
     CommandGroup,
     counted,
     emit,
+    note_unknown_group,
+    note_unknown_topic,
     table_options,
 )
 from fencepost.coordinator.cli.printing import say
@@ -256,6 +258,10 @@ def why(
     emit([row], ("decision", "because", "rule"), form)
     for note in verdict.notes:
         say(f"note: {note}", err=True)
+    if word == "topic":
+        note_unknown_topic(session, name)
+    elif word == "group":
+        note_unknown_group(session, name)
     if not verdict.is_allowed:
         raise click.exceptions.Exit(EXIT_REFUSED)
 

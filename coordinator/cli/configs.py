@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fencepost.coordinator.cli.changes import execute_option, show_only
-from fencepost.coordinator.cli.output import CommandGroup, emit, key_values, table_options
+from fencepost.coordinator.cli.output import (
+    CommandGroup,
+    emit,
+    key_values,
+    note_unknown_group,
+    table_options,
+)
 
 if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
@@ -98,6 +104,8 @@ def _resource(session: Session, kind: str, name: str) -> Resource:
 
     if kind == "topic":
         session.topics([name])
+    if kind == "group":
+        note_unknown_group(session, name)
     if kind != "broker":
         return kind, name
     if name == ALL_BROKERS:

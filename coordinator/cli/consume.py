@@ -110,6 +110,8 @@ def command(
     """
     if group is not None and (wanted or asked["tail"] is not None):
         raise click.UsageError("a group says itself which partitions are read, and from where on")
+    everything = {"begin": "earliest", "tail": None, "until": "end", "keys": ()}
+    is_whole = group is None and not wanted and everything.items() <= asked.items()
     begin, until = _places(asked.pop("begin"), asked.pop("tail"), asked.pop("until"))
     line = formatter(topic, form, null=null, decode=not no_decode, terminal=is_terminal())
     keys = frozenset(unescape(key, "--key").encode() for key in asked.pop("keys"))
@@ -124,6 +126,8 @@ def command(
             work.read(wanted)
         else:
             work.read_as_member(group)
+        if is_whole and not out.count:
+            say(f"{topic}: no records", err=True)
 
 
 def _places(begin: str, tail: int | None, until: str) -> tuple[Where, Where]:

@@ -275,6 +275,27 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
         say(empty, err=True)
 
 
+def note_unknown_topic(session: Session, name: str) -> None:
+    """Say if there is no topic ``name``, for a command that also takes names of later topics."""
+    from fencepost.coordinator.cli.queries.unknown import UnknownNameError
+
+    try:
+        session.topics([name])
+    except UnknownNameError as error:
+        say(f"note: {error}", err=True)
+
+
+def note_unknown_group(session: Session, name: str) -> None:
+    """Say if there is no group ``name``, as :func:`note_unknown_topic`."""
+    from fencepost.coordinator.cli.queries.group_view import existing
+    from fencepost.coordinator.cli.queries.unknown import UnknownNameError
+
+    try:
+        existing(session, name)
+    except UnknownNameError as error:
+        say(f"note: {error}", err=True)
+
+
 def utc(timestamp_ms: int) -> str:
     """A time of the wire as text."""
     try:

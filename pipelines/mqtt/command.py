@@ -81,7 +81,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.command()
-@click.option("--bootstrap", show_default=DEFAULT_BOOTSTRAP, help="of Kafka")
+@click.option("--bootstrap", "--bootstrap-server", show_default=DEFAULT_BOOTSTRAP, help="of Kafka")
 @click.option(
     "--command-config",
     type=_FILE,

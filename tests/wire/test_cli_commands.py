@@ -138,8 +138,6 @@ NAMELESS = {
 """Commands that take no name of something that must exist."""
 
 MORE = {
-    "configs list": "group shiping",
-    "groups describe": "shipping nobody",
     "quotas remove": "--user alise producer_byte_rate -> alice",
     "topics alter": "orders retention.mss=1h -> retention.ms",
     "topics reassign": "orders --to-brokers 1,99 -> 1",
@@ -226,7 +224,7 @@ def test_every_listing_has_json_and_takes_the_broker_at_any_place(broker: str, l
 
 @pytest.mark.parametrize(
     "line", [*(f"{key} {value}" for key, value in MISSPELT.items()), *(
-        f"{key} {value}" for key, value in MORE.items() if "->" in value
+        f"{key} {value}" for key, value in MORE.items()
     )]
 )  # fmt: skip
 def test_a_name_with_a_mistake_is_answered_with_the_nearest_one(broker: str, line: str) -> None:
@@ -284,6 +282,28 @@ def empty(
 ) -> Iterator[str]:
     with own_broker(request, tmp_path_factory.mktemp("empty")) as started:
         yield started.bootstrap
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("configs list group shiping", "shipping"),
+        ("acls why User:root READ topic:ordrs", "orders"),
+        ("acls why User:root READ group:shiping", "shipping"),
+    ],
+)
+def test_a_name_that_need_not_exist_yet_is_noted(broker: str, line: str, near: str) -> None:
+    done = run(f"-b {broker} {line}")
+    assert f"did you mean {near}?" in done.stderr.partition("note: ")[2]
+    assert done.stdout
+
+
+def test_an_empty_topic_says_so(broker: str) -> None:
+    with Cluster(broker) as cluster:
+        cluster.create_topic("silent")
+    done = cli(broker, "consume", "silent")
+    assert (done.stdout, done.stderr) == ("", "silent: no records\n")
+    assert cli(broker, "consume", "orders").stderr == ""
 
 
 def test_acls_why_answers_with_its_status(broker: str, empty: str) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError, load
 from fencepost.coordinator.config.broker_keys import REPLACED
+from fencepost.coordinator.daemon.serving import Listeners
+from fencepost.coordinator.handlers import Registry
+from fencepost.coordinator.metadata.controller_settings import controller_settings
 from tests.support.broker_keys import VERSIONS, KafkaKey, file_of_defaults, keys_of
 from tests.support.daemon import Daemon
 from tests.support.processes import Child
+from tests.unit.coordinator.services import Services
 
 SAMPLES = {
     "BOOLEAN": "true",
@@ -113,3 +118,49 @@ def test_a_listeners_key_with_a_mistake_is_told_with_the_nearest_one() -> None:
         r"did you mean listener\.name\.x\.ssl\.keystore\.location\?$",
     ):
         BrokerConfig({"listener.name.x.ssl.keystore.locaton": "secret"})
+
+
+@pytest.mark.parametrize(("text", "limit_ms"), [("-1", sys.maxsize), ("0", 1), ("5", 5)])
+async def test_a_connection_may_be_idle_for_ever(tmp_path: Path, text: str, limit_ms: int) -> None:
+    services = await Services(tmp_path, {"connections.max.idle.ms": text}).start()
+    server = Listeners({}, {}).prepare(services, Registry())
+    assert server.limits.max_idle_ms == limit_ms
+    await services.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "percentage"),
+    [({}, None), ({"zookeeper.connect": "z:2181"}, 10), (
+        {"zookeeper.connect": "z:2181", "leader.imbalance.per.broker.percentage": "25"}, 25
+    )],
+)  # fmt: skip
+def test_only_a_controller_on_zookeeper_tolerates_imbalance(
+    settings: dict[str, str], percentage: int | None
+) -> None:
+    found = controller_settings(BrokerConfig(settings), node_id=1, max_partitions_per_request=1)
+    assert found.leader_imbalance_percentage == percentage
+
+
+def test_keys_without_effect_are_dynamic_as_in_kafka() -> None:
+    config = BrokerConfig()
+    config.check_dynamic({"num.io.threads": "4", "log.cleaner.backoff.ms": "0"})
+    with pytest.raises(ConfigError, match=r"num\.io\.threads: it must be at least 1"):
+        config.check_dynamic({"num.io.threads": "0"})
+    with pytest.raises(
+        ConfigError, match=r"^metric\.reporters: it has no effect: there is"
+    ):
+        config.check_dynamic({"metric.reporters": "x"})
+    with pytest.raises(ConfigError, match=r"^num\.io\.thread: unknown .* num\.io\.threads\?$"):
+        config.check_dynamic({"num.io.thread": "4"})
+
+
+def test_durations_are_settings_of_a_command_line_alone(tmp_path: Path) -> None:
+    pairs = ["log.retention.ms=7d", "log.roll.hours=2d", "offsets.retention.minutes=1h30m"]
+    assert list(load(pairs).values()) == ["604800000", "48", "90"]
+    assert load(["broker.rack=1h"]) == {"broker.rack": "1h"}
+    with pytest.raises(ConfigError, match="no whole number of hours"):
+        load(["log.roll.hours=90m"])
+    path = tmp_path / "server.properties"
+    path.write_text("log.retention.ms=7d")
+    with pytest.raises(ConfigError, match="expected a number"):
+        BrokerConfig(load([], path))

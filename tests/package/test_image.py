@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 import shutil
@@ -13,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.coordinator.cli.serve import command as serve
 from fencepost.coordinator.wire.client.client import WireClient
-from fencepost.coordinator.wire.limits import ConnectionLimits
 from tests.support.container import engine_missing, python_image
 from tests.support.daemon import ROOT
 from tests.support.kafka import unavailable
@@ -116,15 +113,3 @@ def test_nothing_of_the_checkout_but_the_package_is_in_it(image: str) -> None:
     names = {Path(line).name for line in listed.splitlines()}
     assert "fencepost" in names
     assert not names & {"tests", "bench", "examples", "pip", "pyspark", "aiokafka"}
-
-
-def test_the_unit_of_systemd_starts_it_with_options_that_there_are() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read(ROOT / "packaging/fencepost.service")
-    program, name, *words = unit["Service"]["ExecStart"].split()
-    assert (Path(program).name, name) == ("fencepost", "serve")
-    known = {option for parameter in serve.params for option in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= known
-    assert unit["Service"]["Type"] == "notify"
-    assert int(unit["Service"]["TimeoutStopSec"]) > ConnectionLimits().drain_timeout_ms / 1000

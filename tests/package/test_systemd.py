@@ -1,0 +1,137 @@
+"""The unit for systemd: its options, its limits, its sandbox, under which the broker works."""
+
+from __future__ import annotations
+
+import ctypes.util
+import errno
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.cli.serve import command as serve
+from fencepost.coordinator.config.broker_keys import BROKER_KEYS
+from fencepost.coordinator.wire.limits import MAX_REQUEST_BYTES, ConnectionLimits
+from tests.support.cluster import TRANSACTION, Cluster
+from tests.support.daemon import ROOT, Daemon
+from tests.support.kafka import unavailable
+from tests.support.targets import SETTINGS
+from tests.support.unit_sandbox import read_unit
+
+pytestmark = pytest.mark.slow
+
+UNIT = ROOT / "packaging/fencepost.service"
+MAX_EXPOSURE = 15
+"""Tenths of what ``systemd-analyze security`` counts, of 100 in all; sockets are 8 of them."""
+
+BUDGETS = (
+    "fencepost.groups.max.bytes",
+    "fencepost.offsets.max.bytes",
+    "fencepost.transactional.ids.max.bytes",
+)
+BUFFERS = (
+    "queued.max.request.bytes",
+    "queued.max.response.bytes",
+    "log.cleaner.dedupe.buffer.size",
+)
+
+
+@pytest.fixture
+def unit() -> dict[str, list[str]]:
+    return read_unit(UNIT)
+
+
+@pytest.fixture(scope="module")
+def analyze() -> str:
+    found = shutil.which("systemd-analyze")
+    if found is None:
+        unavailable("no systemd-analyze on the PATH", "systemd")
+    return str(found)
+
+
+def test_unit_starts_the_broker_with_options_that_exist(unit: dict[str, list[str]]) -> None:
+    (line,) = unit["ExecStart"]
+    program, name, *words = shlex.split(line)
+    assert (Path(program).name, name) == ("fencepost", "serve")
+    known = {option for parameter in serve.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    assert unit["Type"] == ["notify"]
+    assert int(unit["TimeoutStopSec"][0]) > ConnectionLimits().drain_timeout_ms / 1000
+
+
+def test_memory_limit_is_above_all_that_clients_can_make_it_hold(
+    unit: dict[str, list[str]],
+) -> None:
+    """What the allocator adds to the budgets is said in docs/operating.md."""
+    budgets = sum(int(str(BROKER_KEYS[name].default)) for name in BUDGETS)
+    buffers = sum(int(str(BROKER_KEYS[name].default)) for name in BUFFERS)
+    (limit,) = unit["MemoryMax"]
+    assert limit.endswith("G")
+    most = budgets * 5 // 4 + buffers + 2 * MAX_REQUEST_BYTES
+    assert most < int(limit[:-1]) << 30 < 2 * most
+
+
+def test_systemd_reads_every_line(analyze: str, tmp_path: Path) -> None:
+    text = UNIT.read_text().replace("/opt/fencepost/bin/fencepost", "/bin/true")
+    copy = tmp_path / UNIT.name
+    copy.write_text(text)
+    told = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, check=True)
+    assert told.stdout + told.stderr == ""
+
+
+def test_sandbox_leaves_little_open(analyze: str) -> None:
+    told = subprocess.run(
+        [analyze, "security", "--offline=yes", f"--threshold={MAX_EXPOSURE}", UNIT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout
+
+
+@pytest.fixture
+def sandboxed(analyze: str) -> tuple[str, ...]:
+    """The words before a command that runs under the unit's system calls."""
+    if ctypes.util.find_library("seccomp") is None:
+        unavailable("no libseccomp", "the kernel")
+    return (sys.executable, "-m", "tests.support.unit_sandbox", str(UNIT))
+
+
+def test_sandbox_refuses_what_it_should(sandboxed: tuple[str, ...]) -> None:
+    """Else the next test shows nothing."""
+    code = (
+        "import mmap, os\n"
+        "def failure(call, *arguments):\n"
+        "    try:\n"
+        "        call(*arguments)\n"
+        "    except OSError as error:\n"
+        "        return error.errno\n"
+        "print(failure(os.nice, 1), failure(os.chown, '.', -1, -1),"
+        " failure(mmap.mmap, -1, 4096, mmap.MAP_PRIVATE, mmap.PROT_WRITE | mmap.PROT_EXEC),"
+        " failure(mmap.mmap, -1, 4096))"
+    )
+    told = subprocess.run(
+        [*sandboxed, sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == [str(errno.EPERM)] * 3 + ["None"]
+
+
+def test_broker_works_in_the_sandbox(sandboxed: tuple[str, ...], tmp_path: Path) -> None:
+    command = (*sandboxed, sys.executable, "-m", "fencepost", "serve")
+    daemon = Daemon(tmp_path / "data", SETTINGS, command=command).start()
+    try:
+        with Cluster(daemon.bootstrap) as client:
+            topic = client.create_topic("kept", 2)
+            client.produce(topic, [b"one"])
+            producer = client.init_producer("t")
+            assert producer[0] >= 0
+            client.coordinator("t", TRANSACTION)
+        daemon.stop()
+        daemon.start()
+        with Cluster(daemon.bootstrap) as client:
+            assert client.values(topic) == [b"one"]
+    finally:
+        daemon.kill()

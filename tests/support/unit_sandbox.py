@@ -1,0 +1,100 @@
+"""Runs a command under the system calls that a unit of systemd permits, without systemd.
+
+``python -m tests.support.unit_sandbox UNIT COMMAND…`` applies ``SystemCallFilter=`` and
+``MemoryDenyWriteExecute=`` as systemd does, and becomes the command. The groups of calls are the
+machine's own (``systemd-analyze syscall-filter``), the filters libseccomp's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import c_int, c_uint, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1
+"""libseccomp's SCMP_ACT_ALLOW, and SCMP_ACT_ERRNO with EPERM."""
+
+_MASKED_EQUAL = 7
+_SHM_EXEC = 0o100000
+_NEVER_BOTH: Mapping[str, tuple[int, int]] = {
+    "mmap": (2, mmap.PROT_WRITE | mmap.PROT_EXEC),
+    "mprotect": (2, mmap.PROT_EXEC),
+    "pkey_mprotect": (2, mmap.PROT_EXEC),
+    "shmat": (2, _SHM_EXEC),
+}
+"""What MemoryDenyWriteExecute refuses: calls by the bits of one of their arguments."""
+
+
+class _Condition(ctypes.Structure):
+    _fields_ = (("argument", c_uint), ("kind", c_int), ("mask", c_uint64), ("value", c_uint64))
+
+
+def read_unit(path: Path) -> dict[str, list[str]]:
+    """Return the settings of a unit, each with its values in their order."""
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        key, is_setting, value = line.partition("=")
+        if is_setting and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@cache
+def _calls(group: str) -> frozenset[str]:
+    """The calls of one of systemd's groups, and of those that it names."""
+    shown = subprocess.run(
+        ["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, check=True
+    ).stdout
+    lines = {line.strip() for line in shown.splitlines()[1:]}
+    return _expanded(one for one in lines if one and not one.startswith("#"))
+
+
+def _expanded(names: Iterable[str]) -> frozenset[str]:
+    return frozenset().union(*(_calls(one) if one[0] == "@" else {one} for one in names))
+
+
+def permitted(filters: Sequence[str]) -> frozenset[str]:
+    """Return the calls that ``SystemCallFilter=`` lines permit; the first is an allow list."""
+    allowed = _calls("@default")
+    for one in filters:
+        names = _expanded(one.removeprefix("~").split())
+        allowed = allowed - names if one.startswith("~") else allowed | names
+    return allowed
+
+
+def restrict(unit: Mapping[str, Sequence[str]]) -> None:
+    """Restrict this process, and those that it will start."""
+    seccomp = ctypes.CDLL("libseccomp.so.2")
+    seccomp.seccomp_init.restype = c_void_p
+
+    def load(otherwise: int, rules: Mapping[str, tuple[int, int] | None], action: int) -> None:
+        context = c_void_p(seccomp.seccomp_init(c_uint32(otherwise)))
+        for name, bits in rules.items():
+            number = seccomp.seccomp_syscall_resolve_name(name.encode())
+            conditions = (
+                () if bits is None else (_Condition(bits[0], _MASKED_EQUAL, bits[1], bits[1]),)
+            )
+            array = (_Condition * len(conditions))(*conditions)
+            if number >= 0:  # of this machine's architecture
+                added = seccomp.seccomp_rule_add_array(
+                    context, c_uint32(action), number, len(conditions), array
+                )
+                if added:
+                    raise OSError(-added, f"no rule for {name}")
+        if failed := seccomp.seccomp_load(context):
+            raise OSError(-failed, "the filter is not loaded")
+
+    if unit["MemoryDenyWriteExecute"] == ["yes"]:
+        load(_ALLOW, _NEVER_BOTH, _REFUSE)
+    load(_REFUSE, dict.fromkeys(permitted(unit["SystemCallFilter"])), _ALLOW)
+
+
+if __name__ == "__main__":
+    restrict(read_unit(Path(sys.argv[1])))
+    os.execvp(sys.argv[2], sys.argv[2:])

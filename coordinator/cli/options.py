@@ -1,7 +1,7 @@
 """The options that say which cluster a command asks, before and behind the command's name.
 
-Groups take them as well: ``fencepost --bootstrap HOST:PORT topics list``. What stands nearer to the
-command wins.
+Groups take them as well: ``fencepost --bootstrap HOST:PORT topics list``. The option nearest to the
+end of the line wins.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ConnectionGroup(click.Group):
     """A group that takes the connection options, and tells the nearest name of a command."""
 
     shows_connection = False
-    """Whether its help lists these options, as that of each command does."""
+    """Whether its help lists these options, as each command's help does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

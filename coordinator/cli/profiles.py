@@ -65,7 +65,9 @@ def read_profile(name: str) -> Profile:
     path = profiles_file()
     tables = _toml(path, _content(path, f"the profiles in {path}"))
     if not isinstance(tables.get(name), dict):
-        known = ", ".join(sorted(tables)) or "none"
+        from fencepost.coordinator.config.key import nearest
+
+        known = (", ".join(sorted(tables)) or "none") + nearest(name, tables)
         raise ProfileError(f"{path} has no profile {name!r}; there is: {known}")
     where = f"{path}, profile {name!r}"
     settings = _flat(tables[name])

@@ -1,4 +1,4 @@
-"""``fencepost users``: who may log in with a password."""
+"""``fencepost users``: users that log in with a password (SCRAM)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def remove(session: Session, user: str, mechanisms: tuple[str, ...], *, execute:
 
 
 def credentials(session: Session, users: Sequence[str]) -> dict[str, list[dict[str, object]]]:
-    """The rows of each of ``users`` who has any, or of all. Raises :class:`ApiError`."""
+    """Return the rows of each of ``users`` with credentials, or of all users. Raises ApiError."""
     from fencepost.coordinator.cli.queries.session import check
 
     answer = session.client.call(

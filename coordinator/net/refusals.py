@@ -1,4 +1,4 @@
-"""What is said of requests that are not served, and of those whose handler has failed."""
+"""Answers and log lines for requests that are not served or whose handler has failed."""
 
 from __future__ import annotations
 

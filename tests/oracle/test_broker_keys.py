@@ -1,8 +1,8 @@
 """Every configuration key of Apache Kafka's brokers: its name, type, default, bounds and scope.
 
 ``BrokerKeys.java`` asks the real definitions, also which texts each key accepts. 4.3 decides where
-both versions have a key. What differs on purpose is listed here, and a line that no longer differs
-fails too.
+both versions have a key. The tables list deliberate differences; a key that no longer differs fails
+too.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ NARROWER = {
     "zookeeper.ssl.enabled.protocols": "only TLS 1.2 and 1.3 are served",
     "zookeeper.ssl.protocol": "only TLS 1.2 and 1.3 are served",
 }
-"""Keys of which texts are refused that Kafka's definition accepts."""
+"""Keys that refuse texts which Kafka's definition accepts."""
 
 WIDER = {
     "advertised.listeners": "empty means that it is not set",
@@ -106,7 +106,7 @@ WIDER = {
     "listeners": "empty means that it is not set",
     "process.roles": "the start says what is missing",
 }
-"""Keys of which texts are accepted that Kafka's definition refuses."""
+"""Keys that accept texts which Kafka's definition refuses."""
 
 FIXED = {
     "listener.security.protocol.map": "listeners are bound at the start",
@@ -120,7 +120,7 @@ FIXED = {
     "ssl.endpoint.identification.algorithm": "only certificates are exchanged while it is open",
     "ssl.protocol": "only certificates are exchanged while a listener is open",
 }
-"""Keys that are dynamic in Kafka alone, beside those that are kept nowhere."""
+"""Keys that are dynamic in Kafka alone, beside the keys that are kept nowhere."""
 
 LOOSER = {
     "log.retention.hours": "SIGHUP has the file read again, and this may change with it",
@@ -194,7 +194,7 @@ def decisive(lines: dict[str, list[str]]) -> list[str]:
 
 
 def differences(ours: ConfigKey, theirs: KafkaKey, line: str) -> set[str]:
-    """What about a key is not Kafka's."""
+    """Return the aspects of a key that differ from Kafka's."""
     accepted, refused = (column.split("|")[:-1] for column in line.split("\t")[4:])
     assert accepted
     found = set()

@@ -1,4 +1,4 @@
-"""What holds for every command: walks the tree of them, so that a new one is judged too.
+"""Rules for every command, from a walk of the tree of commands, so that new ones are judged too.
 
 The broker keeps a topic, a group, a transactional id, a user, a quota and a rule. Each listing has
 JSON; the connection options stand before and behind a command; and a name with a mistake in it is

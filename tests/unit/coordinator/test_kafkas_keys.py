@@ -146,9 +146,7 @@ def test_keys_without_effect_are_dynamic_as_in_kafka() -> None:
     config.check_dynamic({"num.io.threads": "4", "log.cleaner.backoff.ms": "0"})
     with pytest.raises(ConfigError, match=r"num\.io\.threads: it must be at least 1"):
         config.check_dynamic({"num.io.threads": "0"})
-    with pytest.raises(
-        ConfigError, match=r"^metric\.reporters: it has no effect: there is"
-    ):
+    with pytest.raises(ConfigError, match=r"^metric\.reporters: it has no effect: there is"):
         config.check_dynamic({"metric.reporters": "x"})
     with pytest.raises(ConfigError, match=r"^num\.io\.thread: unknown .* num\.io\.threads\?$"):
         config.check_dynamic({"num.io.thread": "4"})

@@ -4,15 +4,21 @@
 # loopback as above, or give it listeners that ask (SASL_SSL, SSL with client certificates).
 # Settings, addresses, health: docs/deployment.md
 #
-# Two stages: the first makes wheels, the second holds nothing but Python and what is installed.
+# Two stages: the first installs, the second holds nothing but Python and what is installed. All that comes
+# from an index is of a known version and hash (packaging/*requirements.txt, `make lock`). A tag may move:
+# for a build that can be repeated name the base by its digest, --build-arg PYTHON=python:3.13-slim@sha256:…
 ARG PYTHON=python:3.13-slim
 FROM ${PYTHON} AS wheels
 # For a mirror or a folder of wheels: --build-arg PIP_OPTIONS="--no-index --find-links build/wheelhouse"
 ARG PIP_OPTIONS=""
 WORKDIR /source
 COPY . .
-RUN python -m venv /opt/fencepost \
-    && /opt/fencepost/bin/python -m pip install --no-cache-dir ${PIP_OPTIONS} . \
+RUN python -m venv /opt/build \
+    && /opt/build/bin/python -m pip install --no-cache-dir --require-hashes ${PIP_OPTIONS} -r packaging/build-requirements.txt \
+    && /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheels . \
+    && python -m venv /opt/fencepost \
+    && /opt/fencepost/bin/python -m pip install --no-cache-dir --require-hashes ${PIP_OPTIONS} -r packaging/requirements.txt \
+    && /opt/fencepost/bin/python -m pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
     && rm -rf /opt/fencepost/lib/python*/site-packages/pip* \
     && mkdir -p /var/lib/fencepost && chown 1000:1000 /var/lib/fencepost
 

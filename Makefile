@@ -7,7 +7,7 @@ RUN    := $(BIN)/python -m
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow sim lint console oracle ecosystem containers crash lives compared-lives mqtt spark package sbom bench readme docs matrix clean
+.PHONY: help setup setup-dev quickstart demo examples spark-examples test slow sim lint console oracle ecosystem containers crash lives compared-lives mqtt spark package lock sbom bench readme docs matrix clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,12 @@ package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packag
 	$(RUN) pytest tests/package $(ARGS)
 
 # What a user's environment would hold: the package and its dependencies, nothing of the tests.
+lock: $(BIN)/python  ## the versions and hashes of what the image is made of, in packaging/
+	$(PYTHON) -m venv build/lock-tool
+	build/lock-tool/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	build/lock-tool/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file packaging/requirements.txt pyproject.toml
+	echo 'setuptools>=77' | build/lock-tool/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file packaging/build-requirements.txt -
+
 sbom: $(BIN)/python  ## a software bill of materials (CycloneDX) of the package and what it needs, in build/
 	rm -rf build/sbom
 	$(PYTHON) -m venv --without-pip build/sbom

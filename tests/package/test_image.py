@@ -7,10 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from fencepost.coordinator.wire.client.client import WireClient
 from tests.support.container import engine_missing, python_image
@@ -22,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 IMAGE = "fencepost-tests/fencepost"
 PORTS = (9092, 29092)
+LOCKED = ("requirements.txt", "build-requirements.txt")
+"""What comes from an index, with versions and hashes."""
 
 
 def run(*command: object, status: int = 0) -> str:
@@ -41,10 +46,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     hidden = (".git", ".venv", ".*cache", ".hypothesis", "build", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, context, symlinks=True, ignore=shutil.ignore_patterns(*hidden))
     wheels = context / "build" / "wheelhouse"
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, context)
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", wheels, "setuptools>=77")
-    for ours in wheels.glob("fencepost-*.whl"):
-        ours.unlink()
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--require-hashes")
+    for name in LOCKED:
+        run(*pip, "--wheel-dir", wheels, "--requirement", ROOT / "packaging" / name)
     arguments = {
         "PYTHON": python_image(),
         "PIP_OPTIONS": "--no-index --find-links build/wheelhouse",
@@ -113,3 +117,15 @@ def test_nothing_of_the_checkout_but_the_package_is_in_it(image: str) -> None:
     names = {Path(line).name for line in listed.splitlines()}
     assert "fencepost" in names
     assert not names & {"tests", "bench", "examples", "pip", "pyspark", "aiokafka"}
+
+
+def test_locked_versions_are_what_the_package_asks_for() -> None:
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*asked["project"]["dependencies"], *asked["build-system"]["requires"]]
+    locked = "".join((ROOT / "packaging" / name).read_text() for name in LOCKED)
+    found = dict(re.findall(r"^([\w-]+)==(\S+)", locked, re.MULTILINE))
+    assert len(found) == len(re.findall(r"^[^ #].* \\\n    --hash=sha256:", locked, re.MULTILINE))
+    for one in map(Requirement, wanted):
+        assert one.specifier.contains(found[canonicalize_name(one.name)], prereleases=True), (
+            f"make lock: {one}"
+        )

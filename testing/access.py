@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.security.acl import (
     ANYTHING,
     CLUSTER_NAME,
@@ -27,12 +28,14 @@ from fencepost.coordinator.security.acl import (
 )
 from fencepost.coordinator.wire.client.security import Security
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
+from fencepost.testing.arguments import one_of
 
 OWN_USER: Final = "fencepost-testing"
 """As whom the broker's own methods ask; it may do everything."""
 
 MECHANISMS: Final = ("PLAIN", *SCRAM_MECHANISMS)
 USUAL_MECHANISM: Final = "SCRAM-SHA-512"
+_BETWEEN_BROKERS: Final = "SCRAM-SHA-256"
 
 STYLES: Final = ("confluent", "aiokafka", "kafka-python", "java")
 """Whose words :meth:`Access.client_config` can speak."""
@@ -91,15 +94,17 @@ class Access:
         tls: bool = False,
         acls: Sequence[str] | None = None,
     ) -> None:
+        if users is not None and not isinstance(users, Mapping):
+            raise TypeError(f"users are passwords by name, {{'alice': 'secret'}}, not {users!r}")
         self.users = dict(users or {})
         self.tls = tls
         if not all(isinstance(one, str) and one for pair in self.users.items() for one in pair):
             raise TypeError("users are passwords by name, {'alice': 'secret'}")
-        if isinstance(acls, str):
-            raise TypeError("acls are a list of rules")
+        if acls is not None and not isinstance(acls, (list, tuple)):
+            raise TypeError(f"acls are a list of rules, not {acls!r}")
         if acls is not None and not self.users:
             raise ValueError("acls= needs users=: who does not log in is nobody to have a right")
-        self.rules = None if acls is None else [parse_rule(one) for one in acls]
+        self.rules = None if acls is None else [self.rule(one) for one in acls]
         self._everybody = {**self.users, OWN_USER: secrets.token_urlsafe(16)} if self.users else {}
         self._certificates = certificates() if tls else None
         self._home: tempfile.TemporaryDirectory[str] | None = None
@@ -109,6 +114,19 @@ class Access:
             for mechanism in SCRAM_MECHANISMS
         ]
         """For ``Broker(add_scram=…)``."""
+
+    def _no_user(self, user: str | None) -> str:
+        known = sorted(self.users)
+        hint = nearest(user, known) if user is not None else ""
+        return f"user={user!r} is none of the broker's: {', '.join(known)}{hint}"
+
+    def rule(self, text: str) -> Rule:
+        """Read a rule, which is for one of the users or for ``*``. Raises ValueError."""
+        found = parse_rule(text)
+        user = found.principal.removeprefix("User:")
+        if self.users and user not in {*self.users, ANYTHING}:
+            raise ValueError(f"{text!r}: {self._no_user(user)}")
+        return found
 
     @property
     def protocol(self) -> str:
@@ -135,6 +153,29 @@ class Access:
         return found
 
     @property
+    def between_brokers(self) -> dict[str, str]:
+        """The settings by which brokers of a cluster reach each other, on the clients' listener."""
+        found = {"inter.broker.listener.name": self.protocol}
+        if self._certificates is not None:
+            found["ssl.truststore.type"] = "PEM"
+            found["ssl.truststore.certificates"] = self._certificates.authority
+        if self.users:
+            login = _jaas(_BETWEEN_BROKERS, OWN_USER, self._everybody[OWN_USER])
+            listener = f"listener.name.{self.protocol.lower()}"
+            found["sasl.mechanism.inter.broker.protocol"] = _BETWEEN_BROKERS
+            found[f"{listener}.{_BETWEEN_BROKERS.lower()}.sasl.jaas.config"] = login
+        return found
+
+    @property
+    def of_controller(self) -> dict[str, str]:
+        """The settings of a controller beside brokers, which asks nobody on its listener."""
+        names = ("authorizer.class.name", "super.users")
+        found = {name: self.settings[name] for name in names if name in self.settings}
+        if "super.users" in found:
+            found["super.users"] += ";User:ANONYMOUS"
+        return found
+
+    @property
     def ca_file(self) -> Path:
         """A PEM file with the authority of the broker's certificate. RuntimeError without TLS."""
         if self._certificates is None:
@@ -158,7 +199,7 @@ class Access:
         if self._certificates is not None:
             found["ssl.truststore.certificates"] = self._certificates.authority
         if self.users:
-            found["sasl.mechanism"] = "SCRAM-SHA-256"
+            found["sasl.mechanism"] = _BETWEEN_BROKERS
             found["sasl.username"] = OWN_USER
             found["sasl.password"] = self._everybody[OWN_USER]
         return Security.of(found)
@@ -167,15 +208,12 @@ class Access:
         self, bootstrap: str, user: str | None, style: str, mechanism: str
     ) -> dict[str, Any]:
         """What a client has to be told, in its own words. Raises ValueError."""
-        if style not in STYLES:
-            raise ValueError(f"style is one of {', '.join(STYLES)}, not {style!r}")
-        if mechanism not in MECHANISMS:
-            raise ValueError(f"mechanism is one of {', '.join(MECHANISMS)}, not {mechanism!r}")
+        one_of("style", style, STYLES)
+        one_of("mechanism", mechanism, MECHANISMS)
         if user is None and len(self.users) == 1:
             (user,) = self.users
         if self.users and user not in self.users:
-            known = ", ".join(sorted(self.users))
-            raise ValueError(f"user={user!r} is none of the broker's: {known}")
+            raise ValueError(self._no_user(user))
         if user is not None and not self.users:
             raise ValueError("the broker has no users: users={'alice': 'secret'} gives it some")
         login = None if user is None else (mechanism, user, self.users[user])
@@ -235,13 +273,15 @@ def parse_rule(text: str) -> Rule:
     kind = found["type"].upper().replace("-", "_")
     types = [one.name for one in ResourceType if one > ResourceType.ANY]
     if kind not in types:
-        known = ", ".join(one.lower().replace("_", "-") for one in types)
-        raise ValueError(f"{text!r}: there is no resource {found['type']!r}; there are {known}")
+        there = [one.lower().replace("_", "-") for one in types]
+        hint = nearest(found["type"].lower(), there)
+        told = f"{text!r}: there is no resource {found['type']!r}; there are {', '.join(there)}"
+        raise ValueError(f"{told}{hint}")
     operations = [one.upper() for one in found["operations"].split(",")]
     for one in operations:
         if one not in _OPERATIONS:
-            known = ", ".join(_OPERATIONS)
-            raise ValueError(f"{text!r}: there is no operation {one!r}; there are {known}")
+            hint = nearest(one, _OPERATIONS) or f"; there are {', '.join(_OPERATIONS)}"
+            raise ValueError(f"{text!r}: there is no operation {one!r}{hint}")
     name = found["name"] or (CLUSTER_NAME if kind == "CLUSTER" else "")
     if not name:
         raise ValueError(f"{text!r}: which {found['type']}? {found['type']}:* is any")

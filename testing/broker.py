@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.broker import Broker, MovedClock
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.runtime.loop import RealTimeLoop
 from fencepost.coordinator.tools.ports import hold_port
 from fencepost.logcore.clock import Clock
 from fencepost.testing.crash import MortalFiles
 from fencepost.testing.faults import Faults
+from fencepost.testing.waiting import BrokerDownError
 
 T = TypeVar("T")
 
@@ -32,8 +33,9 @@ class OwnBroker:
     ``config`` holds settings by Kafka's names, ``add_scram`` users as ``Broker`` takes them. With a
     :class:`fencepost.testing.clock.TestClock` as
     ``clock`` its time is the test's. Without ``forces`` nothing is forced to a disk, which a crash
-    does not show: it is the process's. The address stays the same over crashes and restarts. All
-    methods are for the test's thread; a context manager.
+    does not show: it is the process's. ``faults`` may be made beside those of a cluster. The
+    address stays the same over crashes and restarts. All methods are for the test's thread; a
+    context manager.
     """
 
     def __init__(
@@ -45,13 +47,14 @@ class OwnBroker:
         clock: Clock | None = None,
         forces: bool = True,
         add_scram: Sequence[str] = (),
+        faults: Faults | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = RealTimeLoop,
     ) -> None:
         self.data_dir = Path(data_dir)
         self.config = dict(config or {})
         """Read at each start."""
         self.clock = clock
-        self.faults = Faults()
+        self.faults = Faults() if faults is None else faults
         """They stay over a restart."""
         self._listen = listen
         self._forces = forces
@@ -75,8 +78,13 @@ class OwnBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves."""
+        """Whether it serves, or is paused."""
         return self._broker is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it stands still."""
+        return self._gate is not None
 
     def start(self) -> Self:
         """Start, and wait until it listens; raises what the start raised."""
@@ -112,26 +120,32 @@ class OwnBroker:
     def pause(self) -> None:
         """Stand still as by ``SIGSTOP``: nothing runs until :meth:`resume`, heartbeats neither."""
         if self._gate is None:
-            self._gate = gate = threading.Event()
+            gate = threading.Event()
             self.call(lambda broker: _stand_still(broker, gate))
+            self._gate = gate
 
     def resume(self) -> None:
-        """Go on."""
+        """Go on; a broker that is not paused does so anyway."""
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.set()
+            if self.is_running:
+                self.call(_go_on)
 
     def restart(self) -> Self:
         """Start again, on the same directory and port; stops before that if it still runs."""
+        self.resume()
         if self.is_running:
             self._thread.stop()
         return self.start()
 
     def call(self, work: Callable[[Broker], Awaitable[T]]) -> T:
-        """Run ``work`` with the broker on its own loop; RuntimeError while it does not run."""
+        """Run ``work`` with the broker on its own loop; BrokerDownError while it does not run."""
         broker = self._broker
         if broker is None:
-            raise RuntimeError("the broker does not run")
+            raise BrokerDownError("the broker is down; restart() starts it again")
+        if self._gate is not None:
+            raise BrokerDownError("the broker is paused; resume() lets it go on")
         return self._thread.call(lambda: work(broker))
 
     def __enter__(self) -> Self:
@@ -169,7 +183,15 @@ class OwnBroker:
 
 
 async def _stand_still(broker: Broker, gate: threading.Event) -> None:
+    # Whatever moves the clock meanwhile does not wait for this broker.
+    if isinstance(broker.clock, MovedClock):
+        broker.clock.detach(broker)
     if broker.member is not None:
         broker.member.membership.call(gate.wait)
     # Whoever asked for it is answered before.
     asyncio.get_running_loop().call_later(_BEFORE_IT_STANDS_S, gate.wait)
+
+
+async def _go_on(broker: Broker) -> None:
+    if isinstance(broker.clock, MovedClock):
+        broker.clock.attach(broker)

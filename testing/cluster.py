@@ -14,20 +14,28 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
-from fencepost.coordinator.cli.queries.session import Session
+from fencepost.coordinator.config.key import nearest
+from fencepost.coordinator.config.logs import only_errors
 from fencepost.coordinator.tools.ports import hold_port
-from fencepost.logcore.clock import monotonic_s
+from fencepost.testing.access import Access
+from fencepost.testing.aio import Aio, beside
+from fencepost.testing.arguments import checked, setting_texts
 from fencepost.testing.broker import OwnBroker
-from fencepost.testing.kafka import setting_texts
+from fencepost.testing.clock import TestClock
+from fencepost.testing.faults import Faults
 from fencepost.testing.network import Network
+from fencepost.testing.under_test import SETTINGS, KafkaUnderTest
+from fencepost.testing.views import Partition
+from fencepost.testing.waiting import TIMEOUT_S, BrokerDownError, wait
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -37,10 +45,8 @@ T = TypeVar("T")
 CONTROLLER_ID: Final = 100
 """The node id of the controller; brokers count from 1."""
 
-WAIT_S: Final = 30.0
+WAIT_S: Final = TIMEOUT_S
 """How long any wait for a state of the cluster takes at most."""
-
-_POLL_S: Final = 0.01
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "broker.heartbeat.interval.ms": "200",
@@ -50,15 +56,22 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "offsets.topic.num.partitions": "3",
     "transaction.state.log.num.partitions": "3",
 }
-"""Times for tests: who is dead is known after a second. ``config`` has the last word."""
+"""Times for tests: a dead broker is known after a second. ``config`` has the last word."""
 
 
-class Cluster:
+@checked
+class Cluster(KafkaUnderTest):
     """So many brokers and a controller. A context manager; all methods are for the test's thread.
 
     ``config`` holds settings of all nodes by Kafka's names. Replication factors are the number of
     brokers, at most three, and ``min.insync.replicas`` is one less than that, if nothing else is
-    said.
+    said. ``users``, ``tls``, ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``; brokers
+    reach each other as clients do, and the controller without a login.
+
+    ``faults`` are for a client's request to any broker, those of ``brokers[1].faults`` for all
+    requests to one. ``clock`` is that of all brokers; what brokers owe each other and the
+    controller (heartbeats, fetches) stays on real time. Warnings of brokers are not logged, for the
+    test causes what they warn of.
     """
 
     def __init__(
@@ -66,40 +79,57 @@ class Cluster:
         brokers: int = 3,
         data_dir: str | Path | None = None,
         config: Mapping[str, object] | None = None,
+        *,
+        users: Mapping[str, str] | None = None,
+        tls: bool = False,
+        acls: Sequence[str] | None = None,
+        now_ms: int | None = None,
+        rename: Callable[[str], str] = str,
     ) -> None:
-        if brokers < 1:
-            raise ValueError("a cluster has one broker at least")
+        super().__init__(Access(users, tls=tls, acls=acls), rename)
+        given = setting_texts(config or {})
+        self._has_rules = self._is_closed = False
+        self._open = ExitStack()
         self._own_directory = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="kafka-cluster-"))
+        self.clock = TestClock(now_ms, auto=True)
+        self.faults = Faults()
         self._network = Network()
         self._place = hold_port()
         port = self._place.getsockname()[1]
-        replicas = min(brokers, 3)
+        protocol = self._access.protocol
         common = {
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{port}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            "default.replication.factor": str(replicas),
-            "offsets.topic.replication.factor": str(replicas),
-            "transaction.state.log.replication.factor": str(replicas),
-            "transaction.state.log.min.isr": str(max(1, replicas - 1)),
-            "min.insync.replicas": str(max(1, replicas - 1)),
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
+            **_replication(brokers),
             **DEFAULTS,
-            **setting_texts(config or {}),
+            **SETTINGS,
         }
-        listeners = {"listeners": f"CONTROLLER://127.0.0.1:{port}", "process.roles": "controller"}
+        self.config = {**common, **self._access.settings, **self._access.between_brokers, **given}
+        """Settings of every broker, read at each start."""
         self.controller = OwnBroker(
             self.data_dir / "controller",
             f"127.0.0.1:{port}",
-            {**common, **listeners, "node.id": str(CONTROLLER_ID)},
+            {
+                **common,
+                **self._access.of_controller,
+                **given,
+                "listeners": f"CONTROLLER://127.0.0.1:{port}",
+                "process.roles": "controller",
+                "node.id": str(CONTROLLER_ID),
+            },
             forces=False,
+            add_scram=self._access.added,
             loop_factory=self._network.loop_factory(CONTROLLER_ID),
         )
         self.brokers = {
             broker_id: OwnBroker(
                 self.data_dir / f"broker-{broker_id}",
-                config={**common, "process.roles": "broker", "node.id": str(broker_id)},
+                config={**self.config, "process.roles": "broker", "node.id": str(broker_id)},
+                clock=self.clock,
                 forces=False,
+                faults=Faults(of_all=self.faults),
                 loop_factory=self._network.loop_factory(broker_id),
             )
             for broker_id in range(1, brokers + 1)
@@ -110,6 +140,9 @@ class Cluster:
 
     def start(self) -> Self:
         """Start all nodes that do not run, and wait until they serve."""
+        if self._is_closed:
+            raise BrokerDownError("the cluster is closed; Cluster(…) makes another")
+        self._open.enter_context(only_errors())
         self.controller.start()
         with ThreadPoolExecutor(len(self.brokers)) as threads:
             for _ in threads.map(OwnBroker.start, self.brokers.values()):
@@ -117,16 +150,24 @@ class Cluster:
         self._network.place(CONTROLLER_ID, self.controller.address)
         for broker_id, broker in self.brokers.items():
             self._network.place(broker_id, broker.address)
+        if not self._has_rules:
+            with self._session() as session:
+                self._access.make_rules(session)
+            self._has_rules = True
         return self
 
     def close(self) -> None:
-        """Stop all of it at once: nobody is left to hand over to."""
+        """Stop all of it at once: no broker is left to hand over to."""
+        self._is_closed = True
+        self._hang_up()
         nodes = [*self.brokers.values(), self.controller]
         for node in nodes:
             node.crash()
         for node in nodes:
             node.stop()
         self._place.close()
+        self._access.close()
+        self._open.close()
         if self._own_directory:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
@@ -145,40 +186,73 @@ class Cluster:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        down = [str(one) for one, broker in self.brokers.items() if not broker.is_running]
+        return f"<Cluster {self.bootstrap}{f', down: {chr(44).join(down)}' if down else ''}>"
+
+    @cached_property
+    def aio(self) -> ClusterAio:
+        """The same methods for coroutines, on asyncio and on trio."""
+        return ClusterAio(self)
+
     def kill(self, broker_id: int) -> None:
-        """End a broker as ``kill -9`` does."""
-        self.brokers[broker_id].crash()
+        """End a broker as ``kill -9`` does. Raises ValueError for an id that no broker has."""
+        self._broker(broker_id).crash()
 
     def stop(self, broker_id: int) -> None:
         """Stop a broker in an orderly way: it hands over what it leads (controlled shutdown)."""
-        self.brokers[broker_id].stop()
+        self._broker(broker_id).stop()
 
     def restart(self, broker_id: int) -> None:
         """Start a broker, on the directory and the port that it had, and wait until it serves."""
-        self.brokers[broker_id].restart()
+        self._broker(broker_id).restart()
 
     def pause(self, broker_id: int) -> None:
-        """Let a broker stand still as by ``SIGSTOP``: it answers nobody, and is not gone."""
-        self.brokers[broker_id].pause()
+        """Let a broker stand still as by ``SIGSTOP``: it answers no request, and is not gone."""
+        broker = self._broker(broker_id)
+        if not broker.is_running:
+            raise BrokerDownError(f"broker {broker_id} is down; restart({broker_id}) starts it")
+        broker.pause()
 
     def resume(self, broker_id: int) -> None:
         """Let a broker go on that was paused."""
-        self.brokers[broker_id].resume()
+        self._broker(broker_id).resume()
+
+    def _broker(self, broker_id: int) -> OwnBroker:
+        if self._is_closed:
+            raise BrokerDownError("the cluster is closed")
+        if broker_id not in self.brokers:
+            known = ", ".join(map(str, self.brokers))
+            hint = "; 100 is the controller, cluster.controller" * (broker_id == CONTROLLER_ID)
+            raise ValueError(f"there is no broker {broker_id}; this cluster has {known}{hint}")
+        return self.brokers[broker_id]
 
     def partition_network(
         self, nodes: Iterable[int], others: Iterable[int], *, one_way: bool = False
     ) -> None:
         """Let two groups of nodes not reach each other; :data:`CONTROLLER_ID` is one of them.
 
-        With ``one_way`` the others still reach the first. Clients reach everybody.
+        With ``one_way`` the others still reach the first. Clients reach every broker. Raises
+        ValueError for an id that no node has.
         """
-        nodes, others = tuple(nodes), tuple(others)
+        nodes, others = self._nodes(nodes), self._nodes(others)
         self._network.cut(nodes, others)
         if not one_way:
             self._network.cut(others, nodes)
 
+    def _nodes(self, ids: Iterable[int]) -> tuple[int, ...]:
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+            raise TypeError(f"nodes are a list of their ids, [1], not {ids!r}")
+        found = tuple(ids)
+        if not found:
+            raise ValueError("nodes are named by their ids, [1]; here are none")
+        for one in found:
+            if one != CONTROLLER_ID:
+                self._broker(one)
+        return found
+
     def heal(self) -> None:
-        """Let everybody reach everybody again."""
+        """Let every node reach every other again."""
         self._network.heal()
 
     def topic(
@@ -193,21 +267,14 @@ class Cluster:
 
         Raises ApiError.
         """
-        with Session(self.bootstrap, WAIT_S, client_id="fencepost-testing") as session:
-            session.create_topic(
-                name,
-                -1 if partitions is None else partitions,
-                setting_texts(config or {}).items(),
-                replication_factor=-1 if replicas is None else replicas,
-            )
-        for index in range(len(self.image.topics[name].partitions)):
-            self.wait_for_isr(name, index)
-        self.wait_for(lambda: self._have_heard_of(name), f"{name} at all brokers")
-        return name
+        full = self._create(name, partitions, config, replicas)
+        for index in range(len(self.image.topics[full].partitions)):
+            self.wait_for_isr(full, index)
+        self.wait_for(lambda: self._have_heard_of(full), f"{full} at all brokers")
+        return full
 
     def _have_heard_of(self, topic: str) -> bool:
-        running = [one for one in self.brokers.values() if one.is_running]
-        return all(topic in one.call(_image).topics for one in running)
+        return all(topic in call(_image).topics for call in self._running())
 
     # --- looking ---
 
@@ -217,49 +284,169 @@ class Cluster:
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     @property
+    def is_running(self) -> bool:
+        """Whether a broker serves."""
+        return any(self._running())
+
+    @property
     def image(self) -> MetadataImage:
         """What the controller has decided."""
+        if not self.controller.is_running:
+            raise BrokerDownError("the controller is down; cluster.controller.restart() starts it")
         return self.controller.call(_image)
 
     def partition(self, topic: str, index: int = 0) -> PartitionRegistration:
-        """What the controller has decided of a partition. KeyError without one."""
-        partitions = self.image.topics[topic].partitions
+        """Return what the controller has decided of a partition. ValueError without one."""
+        found = self._find(topic, index)
+        if isinstance(found, str):
+            raise ValueError(found)  # noqa: TRY004 - a sentence that there is none
+        return found
+
+    def _find(self, topic: str, index: int) -> PartitionRegistration | str:
+        """A partition, or a sentence that there is none."""
+        topics = self.image.topics
+        if topic not in topics:
+            return f"there is no topic {topic!r}{nearest(topic, topics)}"
+        partitions = topics[topic].partitions
         if not 0 <= index < len(partitions):
-            raise KeyError(f"{topic}-{index}")
+            return f"{topic} has no partition {index}, but {len(partitions)}"
         return partitions[index]
 
-    def leader(self, topic: str, index: int = 0) -> int:
-        """The broker that leads a partition; waits until there is one that is alive."""
+    def leader(self, topic: str, index: int = 0, *, timeout: float = WAIT_S) -> int:
+        """Return the broker that leads a partition; waits until there is one that is alive."""
 
-        def leader() -> int | None:
-            found = self.partition(topic, index).leader
-            alive = found in self.brokers and self.brokers[found].is_running
-            return found if alive else None
+        def leader(found: PartitionRegistration) -> int | None:
+            alive = found.leader in self.brokers and self.brokers[found.leader].is_running
+            return found.leader if alive else None
 
-        return self.wait_for(leader, f"a leader of {topic}-{index}")
+        return self._wait_for_partition((topic, index), leader, "a leader of", timeout)
 
-    def wait_for_isr(self, topic: str, index: int = 0, *, size: int | None = None) -> None:
+    def wait_for_isr(
+        self, topic: str, index: int = 0, *, size: int | None = None, timeout: float = WAIT_S
+    ) -> None:
         """Wait until an ISR has so many members; all replicas, if nothing is said."""
 
-        def enough() -> bool:
-            found = self.partition(topic, index)
+        def enough(found: PartitionRegistration) -> bool:
             return len(found.isr) == (len(found.replicas) if size is None else size)
 
-        self.wait_for(enough, f"the ISR of {topic}-{index}")
+        self._wait_for_partition((topic, index), enough, "the ISR of", timeout)
 
-    def wait_for(self, look: Callable[[], T | None], what: str) -> T:
-        """Look again and again until there is something; AssertionError after 30 s."""
-        until = monotonic_s() + WAIT_S
-        while True:
+    def _wait_for_partition(
+        self,
+        place: Partition,
+        look: Callable[[PartitionRegistration], T | None],
+        what: str,
+        timeout: float,
+    ) -> T:
+        __tracebackhide__ = True
+        topic, index = place
+        seen: PartitionRegistration | str = ""
+
+        def look_at(_limit_s: float) -> T | None:
+            nonlocal seen
+            seen = self._find(topic, index)
+            return None if isinstance(seen, str) else look(seen)
+
+        def told() -> str:
+            if isinstance(seen, str):
+                return f"{what} {topic}-{index}{f': {seen}' if seen else ''}"
+            down = [one for one, broker in self.brokers.items() if not broker.is_running]
+            return (
+                f"{what} {topic}-{index}: its leader is {seen.leader}, its replicas"
+                f" {list(seen.replicas)}, its ISR {list(seen.isr)}; brokers down: {down or 'none'}"
+            )
+
+        return self._until(look_at, told, timeout)
+
+    def wait_for(self, look: Callable[[], T | None], what: str, timeout: float = WAIT_S) -> T:
+        """Look again and again until there is something; AssertionError after ``timeout`` s.
+
+        A LookupError is as good as nothing.
+        """
+        __tracebackhide__ = True
+        trouble = ""
+
+        def look_at(_limit_s: float) -> T | None:
+            nonlocal trouble
             try:
-                found = look()
-            except KeyError:
-                found = None
-            if found:
-                return found
-            if monotonic_s() > until:
-                raise AssertionError(f"{what}: not within {WAIT_S} s")
-            time.sleep(_POLL_S)
+                trouble, found = "", look()
+            except LookupError as error:
+                trouble, found = f"; the last look raised {error!r}", None
+            return found
+
+        return self._until(look_at, lambda: f"{what}{trouble}", timeout)
+
+    def _until(
+        self, look: Callable[[float], T | None], told: Callable[[], str], timeout: float
+    ) -> T:
+        __tracebackhide__ = True
+        if self._is_closed:
+            raise BrokerDownError("the cluster is closed")
+        try:
+            return wait(look, timeout, told)
+        except TimeoutError as error:
+            raise AssertionError(str(error)) from None
+
+    def serve_again(self) -> None:
+        """Heal the network, and start or resume the brokers that are down or paused."""
+        self.heal()
+        for broker in [self.controller, *self.brokers.values()]:
+            broker.resume()
+            if not broker.is_running:
+                broker.restart()
+
+    @property
+    def trouble(self) -> str:
+        """Which nodes are down or paused; empty if none is."""
+        found = []
+        for node, broker in {**self.brokers, CONTROLLER_ID: self.controller}.items():
+            called = "the controller" if node == CONTROLLER_ID else f"broker {node}"
+            if broker.is_paused or not broker.is_running:
+                found.append(f"{called} is {'paused' if broker.is_paused else 'down'}")
+        return ", ".join(found)
+
+    # --- inside ---
+
+    def _check_running(self) -> None:
+        if self._is_closed:
+            raise BrokerDownError("the cluster is closed")
+        if not self.is_running:
+            raise BrokerDownError("no broker of the cluster runs; cluster.restart(1) starts one")
+
+    def _running(self) -> list[Callable[[Callable[[Broker], Any]], Any]]:
+        return [
+            broker.call
+            for broker in self.brokers.values()
+            if broker.is_running and not broker.is_paused
+        ]
+
+    def _creates_topics(self) -> bool:
+        return self.config.get("auto.create.topics.enable", "true").strip().lower() == "true"
+
+
+class ClusterAio(Aio[Cluster]):
+    """``kafka_cluster.aio``."""
+
+    topic = beside(Cluster.topic)
+    kill = beside(Cluster.kill)
+    stop = beside(Cluster.stop)
+    restart = beside(Cluster.restart)
+    pause = beside(Cluster.pause)
+    resume = beside(Cluster.resume)
+    leader = beside(Cluster.leader)
+    wait_for_isr = beside(Cluster.wait_for_isr)
+
+
+def _replication(brokers: int) -> dict[str, str]:
+    """Settings of so many brokers, of which one may go."""
+    replicas = min(brokers, 3)
+    return {
+        "default.replication.factor": str(replicas),
+        "offsets.topic.replication.factor": str(replicas),
+        "transaction.state.log.replication.factor": str(replicas),
+        "transaction.state.log.min.isr": str(max(1, replicas - 1)),
+        "min.insync.replicas": str(max(1, replicas - 1)),
+    }
 
 
 async def _image(broker: Broker) -> MetadataImage:

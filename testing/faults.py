@@ -16,6 +16,8 @@ there is something to do.
 from __future__ import annotations
 
 import asyncio
+import difflib
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -25,10 +27,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.handlers import CloseConnection, Context, Handler, Registry
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import APIS, ApiKey
 from fencepost.logcore.clock import monotonic_s
+from fencepost.testing.arguments import checked, one_of
 from fencepost.testing.error_answers import DONE_ALL_THE_SAME, error_answer
 from fencepost.testing.requests import SeenRequest, check_fields, matcher
 
@@ -41,10 +45,16 @@ Match = Callable[[SeenRequest], object] | Mapping[str, object]
 OWN_CLIENT_ID: Final = "fencepost-testing"
 """The client id of what this package itself asks of a broker under test."""
 
+_is_broker = re.compile(
+    r"broker-\d+-(fetcher-\d+|txn-marker-sender|heartbeat)|AddPartitionsManager-client-\d+"
+).fullmatch
+"""The client ids of brokers, which are Kafka's."""
+
 MAX_SEEN: Final = 1_000
 """Requests that a handle keeps; the oldest go first."""
 
 
+@checked
 class Fault:
     """A fault that was added, or an observer; made by :class:`Faults`."""
 
@@ -68,9 +78,11 @@ class Fault:
         self.delay_ms = delay_ms
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The requests that it was for."""
+        self.failure: str | None = None
+        """What ``match`` raised the first time, if it did; it was for none of those requests."""
         self._hits = 0
-        self._owner = owner
-        if api is not None and isinstance(match, Mapping):
+        self.owner = owner
+        if isinstance(match, Mapping):
             check_fields(match, api)
         self._matches = matcher(match)
         self._changed = threading.Condition()
@@ -85,16 +97,19 @@ class Fault:
     @property
     def is_used_up(self) -> bool:
         """Whether it will do nothing more: it was for ``times`` requests, or removed."""
-        return self not in self._owner.all
+        return self not in self.owner.all
 
     def remove(self) -> None:
         """Do nothing more."""
-        self._owner.remove(self)
+        self.owner.remove(self)
 
     def wait(self, timeout: float = 10.0, *, hits: int = 1) -> None:
-        """Return when it was for so many requests; raises TimeoutError after ``timeout`` s."""
+        """Return when it was for so many requests; raises TimeoutError after ``timeout`` s.
+
+        Raises RuntimeError if ``match`` has raised something.
+        """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._hits >= hits, timeout):
+            if not self._changed.wait_for(lambda: self._is_over(hits), timeout):
                 raise self._too_few(hits, timeout)
 
     async def wait_async(self, timeout: float = 10.0, *, hits: int = 1) -> None:
@@ -109,7 +124,7 @@ class Fault:
         alarm.daemon = True
         alarm.start()
         try:
-            while self._hits < hits:
+            while not self._is_over(hits):
                 if monotonic_s() >= end:
                     raise self._too_few(hits, timeout)
                 changed.clear()
@@ -129,7 +144,11 @@ class Fault:
             return False
         if self.times is not None and self._hits >= self.times:
             return False
-        if not self._matches(request):
+        try:
+            if not self._matches(request):
+                return False
+        except Exception as error:  # noqa: BLE001 - a test's own function, on the broker's thread
+            self._fail(f"match of {request!r} raised {type(error).__name__}: {error}")
             return False
         with self._changed:
             self._hits += 1
@@ -138,6 +157,19 @@ class Fault:
             for tell in self._told:
                 tell()
         return True
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            self.failure = self.failure or why
+            self._changed.notify_all()
+            for tell in self._told:
+                tell()
+
+    def _is_over(self, hits: int) -> bool:
+        """Whether a wait is: there were enough, or RuntimeError because ``match`` failed."""
+        if self._hits < hits and self.failure is not None:
+            raise RuntimeError(self.failure)
+        return self._hits >= hits
 
     def as_json(self) -> dict[str, object]:
         """What it does and what it has done, for JSON."""
@@ -152,20 +184,32 @@ class Fault:
         }
 
 
+@checked
 class Faults:
     """The faults of one broker: first come, first served, each for one request by default.
 
     It may be attached to one broker after another, as a restart makes them. Requests of clients
     with an id of ``spared`` are none of its business: those of the test's own tools.
+
+    In a cluster ``of_all`` are those of all brokers: one of them is for a request to any, after
+    those of the broker itself. The requests between brokers are none of their business.
     """
 
-    def __init__(self, spared: Collection[str] = frozenset({OWN_CLIENT_ID})) -> None:
+    def __init__(
+        self,
+        spared: Collection[str] = frozenset({OWN_CLIENT_ID}),
+        *,
+        of_all: Faults | None = None,
+    ) -> None:
         self.spared = frozenset(spared)
+        self._of_all = of_all
+        self._of_one: list[Faults] = []
+        if of_all is not None:
+            of_all._of_one.append(self)
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         self._observers: list[Fault] = []
         self._broker: Broker | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._registry: Registry | None = None
         self._parked: set[asyncio.Future[None]] = set()
 
@@ -204,10 +248,10 @@ class Faults:
             raise ValueError("one of error, drop and close")
         if error is None and lost is None and close is None and delay_ms <= 0:
             raise ValueError("a fault without effect: give error, drop, close or delay_ms")
-        _check("drop", lost, ("request", "answer"))
-        _check("close", close, ("before", "after"))
-        if times is not None and times < 1:
-            raise ValueError(f"times={times}: at least 1, or None for ever")
+        if lost is not None:
+            one_of("drop", lost, ("request", "answer"))
+        if close is not None:
+            one_of("close", close, ("before", "after"))
         fault = Fault(
             self,
             _api(api),
@@ -245,16 +289,17 @@ class Faults:
             self._faults.clear()
             self._observers.clear()
             self._install()
-            loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(self._release)
+        for place in list(self._parked):
+            loop = place.get_loop()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_set, place)
 
     # --- for whoever owns the broker ---
 
     def attach(self, broker: Broker) -> None:
         """Be for the requests of ``broker`` from now on; on its loop."""
         with self._lock:
-            self._broker, self._loop = broker, asyncio.get_running_loop()
+            self._broker = broker
             self._registry = broker.server.registry
             self._install()
 
@@ -263,27 +308,34 @@ class Faults:
         with self._lock:
             if self._broker is broker and self._registry is not None:
                 broker.server.registry = self._registry
-                self._broker = self._loop = self._registry = None
-        self._release()
+                self._broker = self._registry = None
+        here = asyncio.get_running_loop()
+        for owner in filter(None, (self, self._of_all)):
+            for place in list(owner._parked):
+                if place.get_loop() is here:
+                    _set(place)
 
     # --- inside ---
 
     def _install(self) -> None:
         """Have the server ask us, or not."""
+        for one in self._of_one:
+            one._install()
         if self._broker is not None and self._registry is not None:
-            wanted = bool(self._faults or self._observers)
+            wanted = bool(self.all or (self._of_all is not None and self._of_all.all))
             server = self._broker.server
             if wanted == (server.registry is self._registry):
                 registry = _FaultyRegistry(self._registry, self.run) if wanted else self._registry
                 server.registry = registry
 
-    def _release(self) -> None:
-        for place in list(self._parked):
-            if not place.done():
-                place.set_result(None)
-
     def _find(self, request: SeenRequest) -> Fault | None:
         """The first fault that is for ``request``, which all observers are told of."""
+        found = self._find_own(request)
+        if found is None and self._of_all is not None and not _is_broker(request.client_id or ""):
+            found = self._of_all._find_own(request)
+        return found
+
+    def _find_own(self, request: SeenRequest) -> Fault | None:
         with self._lock:
             faults, observers = list(self._faults), list(self._observers)
         for observer in observers:
@@ -304,7 +356,7 @@ class Faults:
 
     def _faulty(self, fault: Fault, handler: Handler, ctx: Context) -> Work[Any]:
         if fault.delay_ms > 0:
-            yield from self._wait(fault.delay_ms / 1000)
+            yield from self._wait(fault, fault.delay_ms / 1000)
         if fault.close == "before":
             raise CloseConnection("a fault: closed before the request")
         if fault.error is not None:
@@ -322,19 +374,19 @@ class Faults:
         if fault.drop is not None:
             # What comes behind it on the connection is not answered either, as responses have
             # the order of their requests.
-            yield from self._wait(None)
+            yield from self._wait(fault, None)
         raise CloseConnection("a fault: closed after the request")
 
-    def _wait(self, seconds: float | None) -> Work[None]:
+    def _wait(self, fault: Fault, seconds: float | None) -> Work[None]:
         """Wait that long, or for ever: until the connection, all faults or the broker end."""
-        loop = asyncio.get_running_loop()
+        loop, parked = asyncio.get_running_loop(), fault.owner._parked
         place: asyncio.Future[None] = loop.create_future()
         alarm = None if seconds is None else loop.call_later(seconds, _set, place)
-        self._parked.add(place)
+        parked.add(place)
         try:
             yield place
         finally:
-            self._parked.discard(place)
+            parked.discard(place)
             if alarm is not None:
                 alarm.cancel()
 
@@ -374,25 +426,28 @@ class _FaultyRegistry(Registry):
 def _api(api: str | ApiKey | None) -> ApiKey | None:
     if api is None or isinstance(api, ApiKey):
         return api
-    for key, known in APIS.items():
-        if known.name.lower() == api.lower():
-            return ApiKey(key)
-    raise ValueError(f"there is no API {api!r} here; those are {', '.join(_names())}")
-
-
-def _names() -> Collection[str]:
-    return sorted(api.name for api in APIS.values())
+    if not isinstance(api, str):
+        raise TypeError(f"api is a name like 'EndTxn', not {api!r}")
+    known = {one.name.lower(): ApiKey(key) for key, one in APIS.items()}
+    if api.lower() in known:
+        return known[api.lower()]
+    near = difflib.get_close_matches(api.lower(), known, cutoff=0.7)
+    raise ValueError(
+        f"there is no API {api!r}; "
+        + (
+            f"did you mean {' or '.join(APIS[known[one]].name for one in near)}?"
+            if near
+            else "names are Kafka's, as EndTxn or OffsetCommit"
+        )
+    )
 
 
 def _error(error: str | int | ErrorCode) -> ErrorCode:
-    if isinstance(error, str):
-        try:
-            return ErrorCode[error.lower()]
-        except KeyError:
-            raise ValueError(f"there is no error {error!r} in Kafka's protocol") from None
-    return ErrorCode(error)
-
-
-def _check(what: str, value: object, known: Collection[str]) -> None:
-    if value is not None and value not in known:
-        raise ValueError(f"{what}={value!r}: one of {', '.join(known)}")
+    known = {one.name.upper(): one for one in ErrorCode if one is not ErrorCode.none}
+    if isinstance(error, bool) or not isinstance(error, (str, int)):
+        raise TypeError(f"error is a name like 'NOT_COORDINATOR', not {error!r}")
+    for name, one in known.items():
+        if one == error or (isinstance(error, str) and name == error.upper()):
+            return one
+    hint = nearest(error.upper(), known) if isinstance(error, str) else ""
+    raise ValueError(f"there is no error {error!r} in Kafka's protocol{hint}")

@@ -14,20 +14,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from fencepost.testing.clock import TestClock
     from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
+    from fencepost.testing.under_test import KafkaUnderTest
+
+    K = TypeVar("K", Kafka, Cluster)
 
 MARKER = "kafka"
 SHARED = ("kafka_session", "kafka_module")
 """Fixtures whose broker outlives the test."""
+OWN = ("kafka", "kafka_cluster")
+"""Fixtures whose broker is the test's own."""
 
 MAX_TEST_NAME = 80
 """Characters of a test's name in names made unique; Kafka bears 249 in all."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
-_OF_A_BROKER = ("config", "users", "tls", "acls")
+_OF_A_BROKER = ("config", "users", "tls", "acls", "now_ms")
 """What a marker says of the broker as a whole."""
+_KEYS = ("topics", *_OF_A_BROKER, "brokers")
 _TOPIC_KEYS = frozenset({"partitions", "config"})
 
 
@@ -35,7 +43,7 @@ _TOPIC_KEYS = frozenset({"partitions", "config"})
 class _Run:
     """What the plugin knows of this run."""
 
-    brokers: list[Kafka] = field(default_factory=list)
+    brokers: list[KafkaUnderTest] = field(default_factory=list)
     """Those that were started and not yet stopped."""
     tests: int = 0
     test: str = ""
@@ -46,6 +54,8 @@ class _Run:
 
 _RUN = pytest.StashKey[_Run]()
 _FAILED = pytest.StashKey[bool]()
+_READ = pytest.StashKey[bool]()
+"""Whether a fixture has read the markers of a test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,10 +72,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUN] = _Run()
     config.addinivalue_line(
         "markers",
-        "kafka(topics=None, config=None, users=None, tls=False, acls=None, brokers=3): topics that"
-        " the test's broker has, {'orders': 3} by their partitions, its settings by Kafka's names,"
-        " and who may do what: {'alice': 'secret'}, ['alice READ topic:orders'] (see the fixtures"
-        " kafka, kafka_module, kafka_session); brokers of a kafka_cluster",
+        "kafka(topics=None, config=None, users=None, tls=False, acls=None, now_ms=None, brokers=3):"
+        " topics of the test's broker, {'orders': 3} by their partitions, its settings by Kafka's"
+        " names, users and what they may do, {'alice': 'secret'}, ['alice READ topic:orders'], the"
+        " time at which its clock begins (see the fixtures kafka, kafka_cluster, kafka_module,"
+        " kafka_session); brokers of a kafka_cluster",
     )
 
 
@@ -81,12 +92,19 @@ class _Asked:
     users: dict[str, str] = field(default_factory=dict)
     tls: bool = False
     acls: list[str] | None = None
+    now_ms: int | None = None
     brokers: int = 3
+
+    @property
+    def of_broker(self) -> dict[str, Any]:
+        """What is said of the broker as a whole, but its settings."""
+        return {name: getattr(self, name) for name in _OF_A_BROKER if name != "config"}
 
 
 def _asked(node: pytest.Item | pytest.Collector) -> _Asked:
     """Read the markers, or fail the test with what is wrong in them."""
     found = _Asked()
+    node.stash[_READ] = True
     for marker in reversed(list(node.iter_markers(MARKER))):
         try:
             _read(marker, found)
@@ -101,11 +119,11 @@ def _failure(message: str) -> BaseException:
 
 
 def _read(marker: pytest.Mark, into: _Asked) -> None:
+    from fencepost.testing.arguments import names  # noqa: PLC0415 - see above
+
     if marker.args:
         raise TypeError(f"topics= and config= are given by name, not {marker.args[0]!r}")
-    unknown = sorted(marker.kwargs.keys() - {"topics", "brokers", *_OF_A_BROKER})
-    if unknown:
-        raise TypeError(f"there is no {unknown[0]}=, only topics=, {'=, '.join(_OF_A_BROKER)}=")
+    names("the marker", marker.kwargs, _KEYS)
     users, acls = marker.kwargs.get("users") or {}, marker.kwargs.get("acls")
     if not isinstance(users, Mapping):
         raise TypeError(f"users are passwords by name, not {type(users).__name__}")
@@ -113,7 +131,12 @@ def _read(marker: pytest.Mark, into: _Asked) -> None:
     into.brokers = marker.kwargs.get("brokers", into.brokers)
     if type(into.brokers) is not int or into.brokers < 1:
         raise ValueError(f"brokers is their number, 1 or more: {into.brokers!r}")
-    into.tls = bool(marker.kwargs.get("tls", into.tls))
+    into.tls = marker.kwargs.get("tls", into.tls)
+    if not isinstance(into.tls, bool):
+        raise TypeError(f"tls is True or False, not {into.tls!r}")
+    into.now_ms = marker.kwargs.get("now_ms", into.now_ms)
+    if into.now_ms is not None and type(into.now_ms) is not int:
+        raise TypeError(f"now_ms is a number of milliseconds, not {into.now_ms!r}")
     if acls is not None:
         if not isinstance(acls, (list, tuple)):
             raise TypeError(f"acls are a list of rules, not {acls!r}")
@@ -136,9 +159,12 @@ def _topic(name: str, what: object) -> tuple[int | None, Mapping[str, object]]:
     """Partitions (None: the broker's default) and settings."""
     if not isinstance(what, Mapping):
         what = {"partitions": what}
-    unknown = sorted(what.keys() - _TOPIC_KEYS)
+    from fencepost.coordinator.config.key import nearest  # noqa: PLC0415 - see above
+
+    unknown = sorted(what.keys() - _TOPIC_KEYS, key=str)
     if unknown:
-        raise ValueError(f"topic {name!r} has partitions and config, not {unknown[0]!r}")
+        hint = nearest(str(unknown[0]), _TOPIC_KEYS)
+        raise ValueError(f"topic {name!r} has partitions and config, not {unknown[0]!r}{hint}")
     partitions, config = what.get("partitions"), what.get("config") or {}
     if partitions is not None and (type(partitions) is not int or partitions < 1):
         raise ValueError(f"topic {name!r} has a number of partitions, 1 or more: {partitions!r}")
@@ -156,27 +182,51 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def _kafka_marked_topics(request: pytest.FixtureRequest) -> None:
-    for node, marker in request.node.iter_markers_with_node(MARKER):
-        is_own = not isinstance(node, (pytest.Module, pytest.Package, pytest.Session))
-        told = [key for key in _OF_A_BROKER if marker.kwargs.get(key)]
-        if is_own and told and "kafka" not in request.fixturenames:
-            raise _failure(
-                f"@pytest.mark.kafka: {told[0]}= is for a broker of the test's own (fixture kafka),"
-                " or in the pytestmark of a module for that of kafka_module"
-            )
     asked = _asked(request.node)
     for name in SHARED:
         if name in request.fixturenames:
             _create_topics(request.getfixturevalue(name), asked)
 
 
-def _create_topics(kafka: Kafka, asked: _Asked) -> None:
+def _check_fixtures(item: pytest.Item) -> None:
+    """Fail a test whose markers say what none of its fixtures does."""
+    fixtures: set[str] = set(getattr(item, "fixturenames", []))
+    for node, marker in item.iter_markers_with_node(MARKER):
+        of_module = isinstance(node, (pytest.Module, pytest.Package, pytest.Session))
+        told = [key for key in _OF_A_BROKER if key in marker.kwargs]
+        if told and fixtures.isdisjoint(OWN):
+            if "kafka_module" in fixtures and not of_module:
+                raise _failure(
+                    f"@pytest.mark.kafka: {told[0]}= is for a broker of the test's own (fixture"
+                    " kafka), or in the pytestmark of a module for that of kafka_module"
+                )
+            if "kafka_session" in fixtures and "kafka_module" not in fixtures:
+                raise _failure(
+                    f"@pytest.mark.kafka: {told[0]}= is for a broker of the test's own (fixture"
+                    " kafka); kafka_session has the settings of kafka_config in the configuration"
+                )
+        if "brokers" in marker.kwargs and not of_module and "kafka_cluster" not in fixtures:
+            raise _failure("@pytest.mark.kafka: brokers= is for the fixture kafka_cluster")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test with a marker of its own that no fixture has read."""
+    result = yield
+    own = [node is item and marker.kwargs for node, marker in item.iter_markers_with_node(MARKER)]
+    if any(own) and not item.stash.get(_READ, False):
+        known = ", ".join((*OWN, *SHARED))
+        raise _failure(f"@pytest.mark.kafka: the test has none of the fixtures {known}")
+    return result
+
+
+def _create_topics(kafka: KafkaUnderTest, asked: _Asked) -> None:
     from fencepost.coordinator.wire.errors import WireError  # noqa: PLC0415 - see above
 
     for name, (partitions, config) in asked.topics.items():
         try:
             kafka.topic(name, partitions, config)
-        except (TypeError, WireError) as error:
+        except (TypeError, ValueError, WireError) as error:
             raise _failure(f"@pytest.mark.kafka: topic {name!r}: {error}") from None
 
 
@@ -198,30 +248,36 @@ def _serve(
     request: pytest.FixtureRequest,
     paths: pytest.TempPathFactory,
     asked: _Asked,
-    rename: Callable[[str], str] = str,
-) -> Iterator[Kafka]:
+    make: Callable[..., K],
+    **told: object,
+) -> Iterator[K]:
     """A broker as long as the fixture lives; of a test that fails, its directory is kept."""
     import shutil  # noqa: PLC0415 - see above
 
     from fencepost.coordinator.config.key import ConfigError  # noqa: PLC0415
-    from fencepost.testing.kafka import Kafka  # noqa: PLC0415
+    from fencepost.coordinator.daemon.errors import BrokerError  # noqa: PLC0415
 
     run = request.config.stash[_RUN]
     directory = paths.mktemp("kafka")
     settings = _settings(request.config) | asked.config
     try:
-        access = {"users": asked.users, "tls": asked.tls, "acls": asked.acls}
-        kafka = Kafka(directory, settings, rename=rename, **access).start()  # type: ignore[arg-type]
-    except (ConfigError, TypeError, ValueError, ImportError) as error:
+        kafka = make(data_dir=directory, config=settings, **asked.of_broker, **told).__enter__()
+    except (BrokerError, ConfigError, TypeError, ValueError, ImportError) as error:
         raise _failure(f"the broker's settings: {error}") from None
     run.brokers.append(kafka)
     try:
         yield kafka
     finally:
         run.brokers.remove(kafka)
-        kafka.stop()
+        kafka.__exit__(None, None, None)
         if not request.node.stash.get(_FAILED, False):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _kafka() -> type[Kafka]:
+    from fencepost.testing.kafka import Kafka  # noqa: PLC0415 - see above
+
+    return Kafka
 
 
 @pytest.fixture
@@ -233,7 +289,7 @@ def kafka(
     ``@pytest.mark.kafka(topics={"orders": 3}, config={"num.partitions": 2})`` prepares it.
     """
     asked = _asked(request.node)
-    for broker in _serve(request, tmp_path_factory, asked):
+    for broker in _serve(request, tmp_path_factory, asked, _kafka()):
         _create_topics(broker, asked)
         yield broker
 
@@ -253,25 +309,12 @@ def kafka_cluster(
 
     ``@pytest.mark.kafka(topics={"orders": 3}, config=…, brokers=3)`` prepares them.
     """
-    import shutil  # noqa: PLC0415 - see above
-
-    from fencepost.coordinator.config.key import ConfigError  # noqa: PLC0415
-    from fencepost.testing.cluster import Cluster  # noqa: PLC0415
+    from fencepost.testing.cluster import Cluster  # noqa: PLC0415 - see above
 
     asked = _asked(request.node)
-    if asked.users or asked.tls or asked.acls is not None:
-        raise _failure("@pytest.mark.kafka: users=, tls=, acls= are for a broker alone")
-    directory = tmp_path_factory.mktemp("kafka-cluster")
-    try:
-        cluster = Cluster(asked.brokers, directory, _settings(request.config) | asked.config)
-    except (ConfigError, TypeError, ValueError) as error:
-        raise _failure(f"the cluster's settings: {error}") from None
-    with cluster:
-        for name, (partitions, config) in asked.topics.items():
-            cluster.topic(name, partitions, config)
+    for cluster in _serve(request, tmp_path_factory, asked, Cluster, brokers=asked.brokers):
+        _create_topics(cluster, asked)
         yield cluster
-    if not request.node.stash.get(_FAILED, False):
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +326,7 @@ def kafka_module(
     ``pytestmark = pytest.mark.kafka(config=…)`` has its settings.
     """
     rename = _own_name(request.config)
-    yield from _serve(request, tmp_path_factory, _asked(request.node), rename)
+    yield from _serve(request, tmp_path_factory, _asked(request.node), _kafka(), rename=rename)
 
 
 @pytest.fixture(scope="session")
@@ -294,7 +337,8 @@ def kafka_session(
 
     Its settings are those of the ini-file's ``kafka_config``.
     """
-    yield from _serve(request, tmp_path_factory, _Asked(), _own_name(request.config))
+    rename = _own_name(request.config)
+    yield from _serve(request, tmp_path_factory, _Asked(), _kafka(), rename=rename)
 
 
 def _own_name(config: pytest.Config) -> Callable[[str], str]:
@@ -308,6 +352,7 @@ def _own_name(config: pytest.Config) -> Callable[[str], str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test begins: names are its own, and so is what happens from now on."""
+    _check_fixtures(item)
     run = item.config.stash[_RUN]
     run.tests += 1
     name = _NOT_IN_A_NAME.sub("-", item.name).strip("-")[:MAX_TEST_NAME]
@@ -315,8 +360,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for broker in run.brokers:  # what the test before has done to one that it shared
         broker.faults.clear()
         broker.clock.auto = True
-        if not broker.is_running:
-            broker.restart()
+        broker.serve_again()
     run.began_ms = {id(one): one.clock.now_ms() for one in run.brokers}
 
 

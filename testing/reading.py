@@ -2,44 +2,90 @@
 
 from __future__ import annotations
 
+from kio.schema.errors import ErrorCode
+
 from fencepost.coordinator.cli.queries.reader import visible
 from fencepost.coordinator.cli.queries.session import Session
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+from fencepost.coordinator.cli.queries.unknown import UnknownNameError, unknown_topic
+from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.coordinator.wire.client.cluster import TopicMetadata
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 from fencepost.testing.views import Record
+
+
+def describe(session: Session, topic: str) -> TopicMetadata:
+    """Describe a topic. Raises UnknownNameError, with the nearest name, where there is none."""
+    try:
+        return session.topics([topic])[0]
+    except UnknownNameError:
+        raise no_topic(session, topic) from None
+
+
+def no_topic(session: Session, topic: str) -> UnknownNameError:
+    """The error about a topic that does not exist."""
+    there = [name for name, row in session.client.metadata().topics.items() if not row.is_internal]
+    error = unknown_topic(topic, there)
+    # On a broker that tests share, `name` puts the test's before it.
+    own = next((name for name in reversed(there) if name.endswith(f"-{topic}")), None)
+    if own is not None:
+        error.args = (f"there is no topic {topic!r}; did you mean name({topic!r}), {own}?",)
+    return error
 
 
 class TopicReader:
     """What has been ``found`` in a topic, or one partition of it, so far."""
 
-    def __init__(
-        self, session: Session, topic: str, partition: int | None, *, committed: bool
-    ) -> None:
-        known = session.topics([topic])[0].partitions
-        if partition is not None and partition not in known:
-            raise ValueError(f"{topic} has no partition {partition}, but {len(known)}")
-        indexes = sorted(known) if partition is None else [partition]
+    def __init__(self, topic: str, partition: int | None, *, committed: bool) -> None:
         self.found: list[Record] = []
-        self._session = session
-        self._committed = committed
-        self._positions = session.offsets([(topic, index) for index in indexes], EARLIEST)
+        self._topic, self._partition, self._committed = topic, partition, committed
+        self._topic_id: object = None
+        self._positions: dict[Partition, int] = {}
+        self._missing = ""
 
-    def read_on(self) -> None:
-        """Read from where it stopped up to what is the end now, for this isolation level."""
-        ends = self._session.offsets(self._positions, LATEST, committed=self._committed)
-        for (topic, index), position in self._positions.items():
-            while position < ends[topic, index]:
-                row = self._session.fetch(topic, index, position, committed=self._committed)
-                aborted = sorted(
-                    (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
-                )
-                records, went_to = visible(row.records or b"", position, aborted)
-                self.found += (Record(topic, index, *record) for record in records)
-                if went_to == position:
-                    break  # retention took it meanwhile, or a topic was made anew
-                position = went_to  # noqa: PLW2901 - the place to go on from
-            self._positions[topic, index] = position
+    def read_on(self, session: Session) -> None:
+        """Read from where it stopped up to what is the end now, for this isolation level.
+
+        Raises ApiError, also while there is no such topic, and ValueError for its partition.
+        """
+        try:
+            known = describe(session, self._topic)
+        except UnknownNameError as error:
+            self._missing = str(error)
+            raise
+        self._missing = ""
+        if self._partition is not None and self._partition not in known.partitions:
+            count = len(known.partitions)
+            raise ValueError(f"{self._topic} has no partition {self._partition}, but {count}")
+        if known.topic_id != self._topic_id:  # it was made again
+            self._topic_id = known.topic_id
+            self.found.clear()
+            self._positions.clear()
+        wanted = sorted(known.partitions) if self._partition is None else [self._partition]
+        added = [(self._topic, one) for one in wanted if (self._topic, one) not in self._positions]
+        self._positions |= session.offsets(added, EARLIEST) if added else {}
+        ends = session.offsets(self._positions, LATEST, committed=self._committed)
+        for place in self._positions:
+            while self._positions[place] < ends[place] and self._fetch(session, place):
+                pass
+
+    def _fetch(self, session: Session, place: Partition) -> bool:
+        """Read on in one partition; False where there is nothing to be had now."""
+        position = self._positions[place]
+        try:
+            row = session.fetch(*place, position, committed=self._committed)
+        except ApiError as error:
+            if error.code is not ErrorCode.offset_out_of_range:
+                raise
+            self._positions |= session.offsets([place], EARLIEST)  # retention took it meanwhile
+            return self._positions[place] > position
+        aborted = sorted(
+            (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
+        )
+        records, self._positions[place] = visible(row.records or b"", position, aborted)
+        self.found += (Record(place[0], place[1], *record[:5]) for record in records)
+        return self._positions[place] > position
 
     def told(self) -> str:
         """How far it got, for an error."""
         last = "".join(f"; {one}" for one in self.found[-3:])
-        return f"there were {len(self.found)}{last}"
+        return self._missing or f"there were {len(self.found)}{last}"

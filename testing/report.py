@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 from fencepost.coordinator.cli.history import row_of
 from fencepost.coordinator.cli.output import text_of
 from fencepost.logcore.printable import printable
+from fencepost.testing.waiting import BrokerDownError
 
 if TYPE_CHECKING:
     from fencepost.coordinator.history.entries import Entry
-    from fencepost.testing.kafka import Kafka
+    from fencepost.testing.under_test import KafkaUnderTest
 
 MAX_ENTRIES = 60
 """Entries of the history in one report; the last ones are shown."""
+
+PATIENCE_S = 3.0
+"""How long a broker that a test has broken may keep its report waiting."""
 
 NOTHING = text_of(None)
 """What an empty cell shows."""
@@ -22,21 +26,26 @@ NOTHING = text_of(None)
 COLUMNS = ("time", "subject", "what", "change", "why", "trigger", "who", "client")
 
 
-def report_of(kafka: Kafka, began_ms: int) -> str:
+def report_of(kafka: KafkaUnderTest, began_ms: int) -> str:
     """What happened since ``began_ms`` of the broker's clock, and what is still open.
 
     Empty if nothing of it concerns groups or transactions. It never raises: a broker that a test
     has broken must not hide why the test failed.
     """
-    lines = [] if kafka.is_running else ["the broker is down"]
+    lines = [kafka.trouble] if kafka.trouble else []
+    kafka.patience_s = PATIENCE_S
     try:
-        if kafka.is_running:
-            entries = [entry for entry in kafka.history() if entry.at_ms >= began_ms]
-            lines += history_lines(entries)
-            lines += _open_lines(kafka, kafka.clock.now_ms() - began_ms)
         lines += _fault_lines(kafka)
+        entries = [entry for entry in kafka.history() if entry.at_ms >= began_ms]
+        told = history_lines(entries) + _open_lines(kafka, kafka.clock.now_ms() - began_ms)
+        lines = told + lines
+    except BrokerDownError as error:
+        if not kafka.trouble:
+            lines.append(str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, the test's own failure comes first
         lines.append(f"no history: {type(error).__name__}: {error}")
+    finally:
+        del kafka.patience_s
     if lines:
         lines.append(f"data directory: {kafka.data_dir}")
     return "\n".join(map(printable, lines))
@@ -59,7 +68,7 @@ def history_lines(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def _open_lines(kafka: Kafka, span_ms: int) -> list[str]:
+def _open_lines(kafka: KafkaUnderTest, span_ms: int) -> list[str]:
     return [
         f"{one.transactional_id} is {one.state} since {one.age_ms} ms of {one.timeout_ms} ms,"
         f" producer {one.producer_id}:{one.producer_epoch} of {one.client}, on"
@@ -69,11 +78,12 @@ def _open_lines(kafka: Kafka, span_ms: int) -> list[str]:
     ]
 
 
-def _fault_lines(kafka: Kafka) -> list[str]:
+def _fault_lines(kafka: KafkaUnderTest) -> list[str]:
     """Those that wait for a request still: maybe it never came, or was not the one meant."""
     told = ((fault, {**fault.as_json()}) for fault in kafka.faults.all)
     return [
         f"a fault is not used up after {fault.hits} requests: "
         + ", ".join(f"{name}={value}" for name, value in row.items() if value and name != "hits")
+        + (f"; {fault.failure}" if fault.failure else "")
         for fault, row in told
     ]

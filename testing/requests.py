@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
+from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.wire.api import APIS, ApiKey
 from fencepost.coordinator.wire.schema import all_fields, message_class
@@ -26,6 +27,8 @@ class SeenRequest:
         self.version = ctx.version
         self.client_id = ctx.client_id
         self.client_host = ctx.peer_host
+        self.broker = ctx.broker.node_id
+        """The id of the broker that was asked."""
         self.body: Any = ctx.body
         """kio's class of the request, with all its fields."""
         self._broker = ctx.broker
@@ -70,23 +73,30 @@ class SeenRequest:
         return _flat(self.values("key", "coordinator_keys"))
 
 
-_ABOUT = frozenset({"client_id", "client_host", "version", "api"})
+_ABOUT = frozenset({"broker", "client_id", "client_host", "version", "api"})
 _NAMED = frozenset({"topic", "group", "group_id", "transactional_id"})
 
 
-def check_fields(names: Collection[str], key: ApiKey) -> None:
-    """Raise ValueError for a name that no request of this API has in any version of it."""
+def check_fields(names: Collection[str], key: ApiKey | None) -> None:
+    """Raise ValueError for a name that no request of this API, or any, has in any version of it."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"match: a field's name is a str, not {name!r}")
     asked = set(names) - _ABOUT - _NAMED
     if not asked:
         return
-    api, known = APIS[key], set[str]()
-    for version in range(api.max_version, api.min_version - 1, -1):
-        known.update(_names(message_class(key, version, "request")))
-        if asked <= known:
-            return
-    unknown = ", ".join(sorted(asked - known))
-    there = ", ".join(sorted({*known, *_ABOUT, *_NAMED}))
-    raise ValueError(f"match: {api.name} has no field {unknown}; there are {there}")
+    known = set[str]()
+    for api in APIS.values() if key is None else [APIS[key]]:
+        for version in range(api.max_version, api.min_version - 1, -1):
+            known.update(_names(message_class(api.key, version, "request")))
+            if asked <= known:
+                return
+    unknown, there = sorted(asked - known), sorted({*known, *_ABOUT, *_NAMED})
+    hint = nearest(unknown[0], there)
+    if not hint and key is not None:
+        hint = f"; there are {', '.join(there)}"
+    has = "no API has" if key is None else f"{APIS[key].name} has no"
+    raise ValueError(f"match: {has} field {', '.join(unknown)}{hint}")
 
 
 def _names(cls: type) -> Iterator[str]:
@@ -100,6 +110,8 @@ def matcher(match: Callable[[SeenRequest], object] | Mapping[str, object] | None
     """A predicate of what a test may give for ``match``."""
     if match is None:
         return lambda _request: True
+    if not callable(match) and not isinstance(match, Mapping):
+        raise TypeError(f"match is a function of the request, or fields by name, not {match!r}")
     if callable(match):
         return match
     rules = dict(match)

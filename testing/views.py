@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from fencepost.testing.arguments import integer, name_of, utf8
+
 Partition: TypeAlias = tuple[str, int]
 """Topic and index."""
 
@@ -78,8 +80,8 @@ def outgoing(message: Message, usual: Outgoing) -> Outgoing:
         _bytes(key, "a key"),
         _bytes(value, "a value"),
         usual.headers if headers is None else header_pairs(headers),
-        usual.partition if partition is None else _integer(partition, "a partition"),
-        usual.timestamp_ms if timestamp_ms is None else _integer(timestamp_ms, "a timestamp"),
+        usual.partition if partition is None else integer("a partition", partition),
+        usual.timestamp_ms if timestamp_ms is None else integer("a timestamp", timestamp_ms),
     )
 
 
@@ -98,32 +100,33 @@ def header_pairs(headers: object) -> tuple[tuple[str, bytes | None], ...]:
 
 def by_partition(offsets: Offsets) -> dict[Partition, int | None]:
     """Offsets of either form by partition. Raises TypeError."""
-    found: dict[Partition, int | None] = {}
+    rows: list[tuple[object, object, object]] = []
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"offsets are {{'orders': {{0: 5}}}}, not {offsets!r}")
     for key, value in offsets.items():
         if isinstance(key, str) and isinstance(value, Mapping):
-            found.update({(key, index): offset for index, offset in value.items()})
+            rows += ((key, index, offset) for index, offset in value.items())
         elif isinstance(key, tuple) and len(key) == 2 and not isinstance(value, Mapping):
-            found[key[0], key[1]] = value
+            rows.append((*key, value))
         else:
             raise TypeError(
                 "offsets are {'orders': {0: 5}} or {('orders', 0): 5}, not"
                 f" {{{key!r}: {value!r}}}"
             )
-    return found
+    return {
+        (name_of("a topic", topic), integer("a partition", index, 0)): (
+            None if offset is None else integer("an offset", offset, 0)
+        )
+        for topic, index, offset in rows
+    }
 
 
 def _bytes(value: object, what: str) -> bytes | None:
     if isinstance(value, str):
-        return value.encode()
+        return utf8(what, value)
     if value is None or isinstance(value, bytes):
         return value
     raise TypeError(f"{what} is bytes, str or None, not {type(value).__name__}: {value!r}")
-
-
-def _integer(value: object, what: str) -> int:
-    if isinstance(value, int):
-        return value
-    raise TypeError(f"{what} is an int, not {value!r}")
 
 
 def bytes_of(value: bytes | str | None) -> bytes | None:

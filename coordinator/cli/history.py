@@ -29,7 +29,6 @@ _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 SHORT_ID = 8
 """Characters that are left of a member's unique part; JSON and ``--wide`` have all of it."""
 
-_WHY = ("reason", "cause", "during", "error")
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
 
@@ -149,7 +148,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "time": utc(entry.at_ms),
         "what": entry.what,
         "change": _change(detail),
-        "why": _first(detail, _WHY),
+        "why": entry.why,
         "trigger": entry.trigger,
         "who": _first(detail, _WHO) or _awaited(detail) or _producer(detail),
         "client": detail.get("client_id") or entry.client_id,

@@ -10,7 +10,8 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -90,6 +91,21 @@ def configure_quietly() -> None:
     if not structlog.is_configured():
         _level.name = "WARN"
         configure(terminal=True)
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Leave out warnings for a while, unless the program around has set up logging itself."""
+    configure_quietly()
+    before = level()
+    if before != "WARN":
+        yield
+        return
+    set_level("ERROR")
+    try:
+        yield
+    finally:
+        set_level(before)
 
 
 def _with_trace(_logger: object, _method: str, event: Event) -> Event:

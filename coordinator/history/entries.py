@@ -29,6 +29,9 @@ MAX_TEXT_CHARACTERS = 1_000
 MAX_ITEMS = 50
 """Elements of one list or map in an entry."""
 
+_WHY = ("reason", "cause", "during", "error")
+"""Where an event has its cause, the first of them that it has."""
+
 _MAX_DEPTH = 3
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -52,6 +55,11 @@ class Entry:
     client_host: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
     trigger: str | None = None
+
+    @property
+    def why(self) -> str | None:
+        """The reason or cause, as ``fencepost groups history`` and ``txns history`` show it."""
+        return next((str(self.detail[name]) for name in _WHY if self.detail.get(name)), None)
 
 
 def encode_key(scope: str, subject: str) -> bytes:

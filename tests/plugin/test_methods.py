@@ -19,7 +19,7 @@ from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.testing import Kafka, Record
 from fencepost.testing.broker import OwnBroker
-from fencepost.testing.kafka import BATCH_BYTES, SETTINGS
+from fencepost.testing.under_test import BATCH_BYTES, SETTINGS
 
 
 def values(records: list[Record]) -> list[bytes | None]:
@@ -153,7 +153,7 @@ def test_what_is_not_there(own: Kafka) -> None:
         own.records("missing")
     with pytest.raises(ValueError, match="orders has no partition 1, but 1"):
         own.records("orders", partition=1)
-    with pytest.raises(ValueError, match="read_committed or read_uncommitted, not 'committed'"):
+    with pytest.raises(ValueError, match="read_committed, read_uncommitted, not 'committed'"):
         own.records("orders", isolation="committed")
     with pytest.raises(ApiError, match="TOPIC_ALREADY_EXISTS"):
         own.topic("orders")
@@ -287,6 +287,7 @@ def test_a_difference_of_committed_offsets_is_told(own: Kafka) -> None:
         own.assert_committed("reader", {"orders": {0: None, 3: 1}}, timeout=0)
     assert str(caught.value) == (
         "committed offsets of group reader:\n  orders:0 is 7, not None\n  orders:3 is None, not 1"
+        "\n  orders has no partition 3, but 1"
     )
     with pytest.raises(TypeError, match=r"offsets are \{'orders': \{0: 5\}\}"):
         own.assert_committed("reader", {"orders": 7})  # type: ignore[dict-item]

@@ -78,7 +78,7 @@ def test_shared_brokers_and_workers(tmp_path: Path) -> None:
 
 def test_what_fails_tells_why(tmp_path: Path) -> None:
     counted, output = run(tmp_path, "failing", ini="kafka_config = num.partitions=1\n")
-    assert counted == {"failed": 3, "passed": 2, "errors": 9}, output
+    assert counted == {"failed": 5, "passed": 4, "errors": 14}, output
     reports = re.split(r"^_{3,} (?:ERROR at setup of )?(\w+) _{3,}$", output, flags=re.MULTILINE)
     told = dict(zip(reports[1::2], reports[2::2], strict=True))
     assert re.search(
@@ -91,7 +91,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
         told["test_fails"],
     ), told["test_fails"]
     down = told["test_fails_without_a_broker"]
-    assert "RuntimeError: the broker is down; kafka.restart() starts it again" in down
+    assert "BrokerDownError: the broker is down; kafka.restart() starts it again" in down
     assert re.search(r"-+ Kafka at .* -+\nthe broker is down\ndata directory: ", down), down
     # Of a broker that was there before, what came before is left out.
     shared = told["test_fails_with_the_shared_one"]
@@ -106,13 +106,24 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
         "test_no_such_key": "topic 'orders' has partitions and config, not 'partition'",
         "test_config_of_a_shared_one": "config= is for a broker of the test's own (fixture kafka)",
         "test_by_position": "topics= and config= are given by name, not {'orders': 1}",
-        "test_no_such_argument": "there is no topic=, only topics=, config=, users=",
-        "test_no_such_setting": "num.partition",
+        "test_no_such_argument": "the marker has no topic=; did you mean topics?",
+        "test_no_such_setting": "num.partition: unknown configuration; did you mean num.partitions",
+        "test_config_of_a_module": "in the pytestmark of a module for that of kafka_module",
+        "test_rule_of_a_cluster": "none of the broker's: alice; did you mean alice?",
+        "test_setting_of_a_cluster": "num.partition: unknown configuration; did you mean",
+        "test_topic_of_a_cluster": "topic 'or/ders': CreateTopics: INVALID_TOPIC_EXCEPTION (17)",
+        "test_brokers_of_one": "brokers= is for the fixture kafka_cluster",
+        "test_marker_that_no_fixture_reads": "the test has none of the fixtures kafka, kafka_clus",
         "test_no_such_value": "num.partitions",
     }.items():
         assert complaint in told[test], (test, told[test])
         assert "Traceback" not in told[test], told[test]
         assert len(told[test].splitlines()) < 4, told[test]
+    assert re.search(
+        r"-+ Kafka at 127\.0\.0\.1:\d+,127\.0\.0\.1:\d+ -+\n(.*\n)*broker 2 is down\n"
+        r"a fault is not used up after 0 requests: api=EndTxn, close=after, times=1\n",
+        told["test_fails_with_a_cluster"],
+    ), told["test_fails_with_a_cluster"]
     # The directories of what failed are still there, those of what passed are not.
     kept = sorted(path.name for path in (tmp_path / "base").glob("kafka*") if path.is_dir())
     named = {Path(found).name for found in re.findall(r"data directory: (.*)", output)}

@@ -61,6 +61,11 @@ class Session:
             bootstrap, client_id=client_id, timeout_ms=self.timeout_ms, security=security
         )
 
+    def limit(self, timeout_s: float) -> None:
+        """Let each request take so long from now on, repetitions included."""
+        self.timeout_ms = int(timeout_s * 1000)
+        self.client.limit(self.timeout_ms)
+
     def __enter__(self) -> Self:
         return self
 

@@ -126,6 +126,10 @@ class _Client:
         """Look up anew which brokers, topics and coordinators there are; connections stay."""
         self._router.forget_all()
 
+    def limit(self, timeout_ms: float) -> None:
+        """Let each call take so long from now on."""
+        self._router.timeout_ms = timeout_ms
+
     async def _features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
         """The finalized level of each feature."""
         return (await self._router.node(to_node, self._router.deadline())).features

@@ -162,7 +162,8 @@ class Router:
             self._tls = ssl_context(security)
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
-        self._timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms
+        """What a call may take in all, unless it says so itself."""
         self._correlation_id = 0
         self._nodes: dict[tuple[str, int], Node] = {}
         self._troubles: dict[tuple[str, int], str] = {}
@@ -424,7 +425,7 @@ class Router:
 
     def deadline(self, timeout_ms: float | None = None) -> float:
         """The moment by which a call that starts now must be over."""
-        return _now() + (self._timeout_ms if timeout_ms is None else timeout_ms)
+        return _now() + (self.timeout_ms if timeout_ms is None else timeout_ms)
 
     # --- where to ---
 

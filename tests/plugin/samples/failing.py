@@ -93,3 +93,50 @@ def test_no_such_value(kafka):
 @pytest.mark.kafka(config={"num.partitions": 3})
 def test_config_of_a_shared_one(kafka_session):
     pass
+
+
+@pytest.mark.kafka(config={"num.partitions": 3})
+def test_config_of_a_module(kafka_module):
+    pass
+
+
+@pytest.mark.kafka(users={"alice": "a"}, acls=["alcie READ topic:orders"])
+def test_rule_of_a_cluster(kafka_cluster):
+    pass
+
+
+@pytest.mark.kafka(config={"num.partition": 1})
+def test_setting_of_a_cluster(kafka_cluster):
+    pass
+
+
+@pytest.mark.kafka(topics={"or/ders": 1}, brokers=1)
+def test_topic_of_a_cluster(kafka_cluster):
+    pass
+
+
+@pytest.mark.kafka(brokers=2)
+def test_brokers_of_one(kafka):
+    pass
+
+
+@pytest.mark.kafka(topics=["orders"])
+def test_marker_that_no_fixture_reads():
+    pass
+
+
+@pytest.mark.kafka(topics=["orders"])
+def test_marker_of_a_fixture_that_is_asked_for_late(request):
+    assert request.getfixturevalue("kafka").records("orders") == []
+
+
+@pytest.mark.kafka
+def test_marker_as_a_label():
+    pass
+
+
+@pytest.mark.kafka(brokers=2)
+def test_fails_with_a_cluster(kafka_cluster):
+    kafka_cluster.kill(2)
+    kafka_cluster.faults.add(api="EndTxn", close="after")
+    raise AssertionError("on purpose")

@@ -106,7 +106,7 @@ def test_time_stands_still_until_it_is_moved() -> None:
     assert (clock.now_ms(), clock.monotonic_ms()) == (1_000_000, 0)
     assert clock.advance(seconds=1.5, ms=1) == []
     assert (clock.now_ms(), clock.monotonic_ms()) == (1_001_501, 1_501)
-    with pytest.raises(ValueError, match="forward"):
+    with pytest.raises(ValueError, match="0 or more"):
         clock.advance(seconds=-1)
 
 

@@ -284,12 +284,12 @@ def test_observers_are_told_and_change_nothing(broker: OwnBroker, client: RawCli
         ({"error": "NO_SUCH"}, "no error 'NO_SUCH'"),
         ({"error": ERROR, "drop": True}, "one of"),
         ({"api": "EndTxn"}, "without effect"),
-        ({"drop": "all"}, "drop='all'"),
-        ({"close": "never"}, "close='never'"),
-        ({"error": ERROR, "times": 0}, "at least 1"),
+        ({"drop": "all"}, "drop is one of request, answer, not 'all'"),
+        ({"close": "never"}, "close is one of before, after, not 'never'"),
+        ({"error": ERROR, "times": 0}, "times is 1 or more, not 0"),
         (
             {"api": "EndTxn", "error": ERROR, "match": {"foo": 1, "topic": "t"}},
-            "EndTxn has no field foo; there are api, client_host, client_id, committed, group, ",
+            "EndTxn has no field foo; there are api, broker, client_host, client_id, committed, ",
         ),
     ],
 )

@@ -215,5 +215,5 @@ def test_a_crash_and_a_stop_may_be_called_at_any_time(tmp_path: Path) -> None:
     broker.crash()
     broker.crash()
     broker.stop()
-    with pytest.raises(RuntimeError, match="does not run"):
+    with pytest.raises(RuntimeError, match="the broker is down"):
         broker.call(None)

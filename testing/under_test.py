@@ -1,0 +1,557 @@
+"""What a test does to the Kafka that it tests with, and asks of it: of one broker or of several.
+
+Everything that a method asks goes over the wire, with Fencepost's own client: no Kafka client needs
+to be installed. The calls block. In a test that is a coroutine, ``kafka.aio`` has the same methods
+to be awaited, so that clients on the test's loop go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.cli.partitioner import partition_for
+from fencepost.coordinator.cli.queries.claims import claims_of, holder
+from fencepost.coordinator.cli.queries.entries import entries_of
+from fencepost.coordinator.cli.queries.group_view import Group, look_at, offset_rows, totals
+from fencepost.coordinator.cli.queries.open_transactions import unfinished
+from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.coordinator.config.key import nearest
+from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
+from fencepost.coordinator.wire.client.client import ApiError
+from fencepost.coordinator.wire.client.requests import produce as produce_request
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.testing.access import USUAL_MECHANISM, Access, add_rules
+from fencepost.testing.arguments import checked, setting_texts
+from fencepost.testing.clock import TestClock
+from fencepost.testing.faults import OWN_CLIENT_ID, Faults
+from fencepost.testing.reading import TopicReader, describe, no_topic
+from fencepost.testing.views import (
+    Headers,
+    Message,
+    Offsets,
+    OpenTransaction,
+    Outgoing,
+    Partition,
+    Record,
+    by_partition,
+    bytes_of,
+    header_pairs,
+    outgoing,
+)
+from fencepost.testing.waiting import TIMEOUT_S, is_unknown_topic, passes, wait
+
+if TYPE_CHECKING:
+    from fencepost.coordinator.daemon.broker import Broker
+    from fencepost.coordinator.history.entries import Entry
+
+T = TypeVar("T")
+
+SETTINGS: Mapping[str, str] = {
+    "group.min.session.timeout.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "100",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.assignment.interval.ms": "0",
+    "group.consumer.min.session.timeout.ms": "100",
+}
+"""Settings that differ from Kafka's: no test waits for the sake of a fleet."""
+
+SETTLE_S = 5.0
+"""The patience with offsets that differ: they may be those of a transaction that has ended."""
+
+BATCH_BYTES = 256 << 10
+"""Keys and values of one batch that :meth:`KafkaUnderTest.produce` writes; one message may have
+more."""
+
+
+@checked
+class KafkaUnderTest(ABC):
+    """A broker of a test's own (``Kafka``) or a cluster of them (``Cluster``).
+
+    The methods may do everything, whatever the users of :meth:`client_config` may. A wait goes on
+    while a coordinator loads, a leader is elected, or a broker is down, until its time is over. All
+    times are the machine's, also where the test has frozen time with freezegun or time-machine.
+    """
+
+    clock: TestClock
+    """The time of its broker or brokers."""
+    faults: Faults
+    """What its broker or brokers do wrong on purpose."""
+
+    patience_s = TIMEOUT_S
+    """How long a question that gets no answer is asked again."""
+
+    def __init__(self, access: Access, rename: Callable[[str], str]) -> None:
+        self._access = access
+        self._rename = rename
+        self._idle: list[Session] = []
+        self._turns: dict[str, int] = defaultdict(int)
+
+    @property
+    @abstractmethod
+    def bootstrap(self) -> str:
+        """HOST:PORT, or several with commas between, for ``bootstrap.servers``."""
+
+    data_dir: Path
+    """Where its files are."""
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether it serves."""
+
+    @abstractmethod
+    def serve_again(self) -> None:
+        """Start what is down and resume what is paused, for the next test."""
+
+    @property
+    @abstractmethod
+    def trouble(self) -> str:
+        """Which of it is down or paused, in a sentence; empty if nothing is."""
+
+    @abstractmethod
+    def _check_running(self) -> None:
+        """Raise BrokerDownError while nothing can be asked."""
+
+    @abstractmethod
+    def _running(self) -> Iterable[Callable[[Callable[[Broker], Any]], Any]]:
+        """The ``call`` of each broker that runs."""
+
+    @abstractmethod
+    def _creates_topics(self) -> bool:
+        """Whether a producer creates topics."""
+
+    # --- access ---
+
+    def client_config(
+        self,
+        user: str | None = None,
+        style: str = "confluent",
+        *,
+        mechanism: str = USUAL_MECHANISM,
+    ) -> dict[str, Any]:
+        """Return the settings of a client, in the client's own words.
+
+        ``style`` is ``confluent`` (also for kcat and all that has librdkafka inside), ``aiokafka``,
+        ``kafka-python`` (both for keyword arguments) or ``java`` (properties). The only user need
+        not be named. ``mechanism`` is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Raises ValueError.
+        """
+        return self._access.client_config(self.bootstrap, user, style, mechanism)
+
+    @property
+    def ca_file(self) -> Path:
+        """A PEM file with the authority that clients trust. RuntimeError without ``tls``."""
+        return self._access.ca_file
+
+    def acl(self, *rules: str) -> None:
+        """Add rules: ``"alice READ,DESCRIBE topic:orders"``, ``"deny bob ALL topic:secret-*"``.
+
+        Operations and resources have Kafka's names (``group``, ``transactional-id``, ``cluster``).
+        A name that ends in an asterisk is a prefix, the asterisk alone is any. Raises ValueError,
+        and ApiError if the broker has no ``acls``.
+        """
+        wanted = [self._access.rule(rule) for rule in rules]
+        with self._session() as session:
+            add_rules(session, wanted)
+
+    # --- topics and records ---
+
+    def name(self, base: str) -> str:
+        """Return a name for a topic, a group or a transactional id that no other test uses.
+
+        On a broker of the test's own that is ``base`` itself.
+        """
+        return self._rename(base)
+
+    def topic(
+        self, name: str, partitions: int | None = None, config: Mapping[str, object] | None = None
+    ) -> str:
+        """Create a topic and return what it is called: :meth:`name` of ``name``.
+
+        Without ``partitions`` it has as many as ``num.partitions`` says, which is one. Raises
+        ApiError, with TOPIC_ALREADY_EXISTS among the reasons.
+        """
+        return self._create(name, partitions, config, None)
+
+    def _create(
+        self,
+        name: str,
+        partitions: int | None,
+        config: Mapping[str, object] | None,
+        replicas: int | None,
+    ) -> str:
+        full = self.name(name)
+        settings = setting_texts(config or {})
+        with self._session() as session:
+            try:
+                session.create_topic(
+                    full,
+                    -1 if partitions is None else partitions,
+                    settings.items(),
+                    replication_factor=-1 if replicas is None else replicas,
+                )
+            except ApiError as error:
+                near = [nearest(key, TOPIC_KEYS) for key in settings if key not in TOPIC_KEYS]
+                if error.code is not ErrorCode.invalid_config or not any(near):
+                    raise
+                raise ApiError(error.code, error.api, f"{error.message}{near[0]}") from None
+        return full
+
+    def produce(
+        self,
+        topic: str,
+        *messages: Message,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> list[Record]:
+        """Write messages and return them as they are in the log, in the same order.
+
+        A message is a value (bytes, a str that is encoded as UTF-8, or None for a tombstone) or a
+        tuple: (key, value), (key, value, headers), (key, value, headers, partition), and with
+        timestamp_ms. The keywords are for messages that do not say so themselves. Messages with a
+        key go where Kafka's Java client sends them, those without to one partition after the other;
+        without a time they get that of the broker's clock. A topic that does not exist is created
+        as for any producer, unless ``auto.create.topics.enable`` is false. Raises ApiError.
+        """
+        usual = Outgoing(bytes_of(key), None, header_pairs(headers), partition, timestamp_ms)
+        ready = [outgoing(message, usual) for message in messages]
+        now_ms = self.clock.now_ms()
+        with self._session() as session:
+            count = self._partitions(session, topic)
+            placed: dict[int, list[tuple[int, LogRecord]]] = defaultdict(list)
+            for at, one in enumerate(ready):
+                index = self._partition_of(topic, one, count)
+                stamp = now_ms if one.timestamp_ms is None else one.timestamp_ms
+                record = LogRecord(0, stamp, one.key, one.value, one.headers)
+                placed[index].append((at, record))
+            written: dict[int, Record] = {}
+            for index, rows in placed.items():
+                for chunk in _chunks(rows):
+                    base = _write(session, (topic, index), [record for _, record in chunk])
+                    for offset, (at, record) in enumerate(chunk, base):
+                        written[at] = Record(topic, index, offset, *record[1:])
+        return [written[at] for at in range(len(ready))]
+
+    def _partitions(self, session: Session, topic: str) -> int:
+        """How many partitions the topic has; it is created if a producer could do so."""
+        known = session.client.metadata(refresh=True).topics
+        if topic not in known and self._creates_topics():
+            session.client.call(
+                "Metadata",
+                entity=lambda f: f.message(
+                    topics=[f.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True
+                ),
+            )
+        return len(describe(session, topic).partitions)
+
+    def _partition_of(self, topic: str, message: Outgoing, count: int) -> int:
+        if message.partition is not None:
+            if not 0 <= message.partition < count:
+                raise ValueError(f"{topic} has no partition {message.partition}, but {count}")
+            return message.partition
+        if message.key is not None:
+            return partition_for(message.key, count)
+        self._turns[topic] += 1
+        return (self._turns[topic] - 1) % count
+
+    def records(
+        self,
+        topic: str,
+        *,
+        isolation: str = "read_uncommitted",
+        partition: int | None = None,
+        at_least: int = 0,
+        timeout: float = TIMEOUT_S,
+    ) -> list[Record]:
+        """Return all records that a reader can get now, by partition and offset.
+
+        ``isolation`` is Kafka's word, ``read_committed`` or (as for any consumer) by default
+        ``read_uncommitted``. Waits until there are ``at_least`` so many, also for a topic that does
+        not exist yet; TimeoutError, which tells what there was, after ``timeout`` seconds. Without
+        ``at_least`` the topic has to exist. Raises ApiError.
+        """
+        __tracebackhide__ = True
+        reader = TopicReader(topic, partition, committed=isolation == "read_committed")
+
+        def enough(session: Session) -> bool:
+            reader.read_on(session)
+            return len(reader.found) >= at_least
+
+        def passing(error: Exception) -> bool:
+            return passes(error) and (at_least > 0 or not is_unknown_topic(error))
+
+        def told() -> str:
+            return f"at least {at_least} records of {topic} ({isolation}): {reader.told()}"
+
+        self._wait(enough, timeout, told, passing)
+        return sorted(reader.found, key=lambda record: (record.partition, record.offset))
+
+    # --- groups ---
+
+    def wait_for_group(
+        self,
+        group: str,
+        *,
+        members: int | None = None,
+        state: str | None = None,
+        lag: int | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Group:
+        """Wait for a group, of either protocol, and return it as it then is.
+
+        By default until it is ``Stable``, or ``Empty`` for ``members=0``; ``state`` is one of
+        Kafka's words. With ``lag`` also until a read_committed reader could get at most so many
+        more records from what it has committed or owns; a partition without a commit counts from
+        its log start. TimeoutError tells how it was instead.
+        """
+        __tracebackhide__ = True
+        wanted = ("Empty" if members == 0 else "Stable") if state is None else state
+        seen: Group | None = None
+        behind: int | None = None
+        others: list[str] = []
+
+        def reached(session: Session) -> bool:
+            nonlocal seen, behind, others
+            seen = look_at(session, group)
+            if seen.state != wanted or (members is not None and len(seen.members) != members):
+                if seen.state == "Dead":
+                    others = [str(row.group_id) for row in session.groups()]
+                return False
+            if lag is None:
+                return True
+            behind = totals(offset_rows(session, [seen]))["lag_at_most"]
+            return behind is not None and behind <= lag
+
+        def told() -> str:
+            asked = f"group {group} {wanted}{'' if members is None else f' with {members} members'}"
+            if lag is not None:
+                told_lag = "unknown" if behind is None else behind
+                asked += f" and at most {lag} behind (it is {told_lag})"
+            if seen is None:
+                return asked
+            if seen.state == "Dead":
+                return f"{asked}: there is no group {group!r}{nearest(group, others)}"
+            clients = ", ".join(f"{one.client_id}@{one.host}" for one in seen.members)
+            count = len(seen.members)
+            return (
+                f"{asked}: it is {seen.state} with {count} members"
+                f"{f' ({clients})' if clients else ''}"
+            )
+
+        self._wait(reached, timeout, told)
+        return seen  # type: ignore[return-value]  # it was looked at
+
+    def committed(self, group: str) -> dict[Partition, int]:
+        """Return the committed offsets of a group, by topic and partition."""
+        return self._ask(
+            lambda session: {place: row.offset for place, row in session.committed(group).items()}
+        )
+
+    def assert_committed(self, group: str, offsets: Offsets, *, timeout: float = SETTLE_S) -> None:
+        """Fail unless the group has committed ``offsets``: ``{"orders": {0: 5}}``.
+
+        Partitions that are not named are not looked at; None says that nothing is committed. As the
+        offsets of a transaction count some moments after its commit is answered, a difference has
+        ``timeout`` seconds to go.
+        """
+        __tracebackhide__ = True
+        wanted = by_partition(offsets)
+        seen: dict[Partition, int] = {}
+        hints: list[str] = []
+
+        def agrees(session: Session) -> bool:
+            nonlocal seen, hints
+            seen = {place: row.offset for place, row in session.committed(group).items()}
+            if all(seen.get(place) == offset for place, offset in wanted.items()):
+                return True
+            hints = _hints(session, group, wanted, seen)
+            return False
+
+        try:
+            self._wait(agrees, timeout, lambda: "")
+        except TimeoutError as error:
+            lines = [
+                f"  {topic}:{index} is {seen.get((topic, index))}, not {offset}"
+                for (topic, index), offset in sorted(wanted.items())
+                if seen.get((topic, index)) != offset
+            ]
+            failed = str(error).partition("; ")[2]
+            lines += [f"  {one}" for one in [*hints, failed] if one]
+            raise AssertionError(
+                "\n".join([f"committed offsets of group {group}:", *lines])
+            ) from None
+
+    # --- transactions and causes ---
+
+    def transactions(self) -> list[OpenTransaction]:
+        """Return the transactions that have not ended, open or prepared, by transactional id."""
+        self._write_history()
+        now_ms = self.clock.now_ms()
+
+        def look(session: Session) -> tuple[list[Any], Mapping[int, Any]]:
+            found = unfinished(session)
+            return found, claims_of(session, (one.producer_id for one in found))
+
+        found, claims = self._ask(look)
+        rows = []
+        for one in found:
+            claim = holder(claims.get(one.producer_id, ()), one.epoch)
+            started_ms = now_ms if one.started_ms is None else one.started_ms
+            rows.append(
+                OpenTransaction(
+                    transactional_id=one.transactional_id,
+                    state=one.state,
+                    producer_id=one.producer_id,
+                    producer_epoch=one.epoch,
+                    client=claim.client if claim is not None else None,
+                    partitions=tuple(sorted(one.partitions)),
+                    timeout_ms=one.timeout_ms,
+                    age_ms=max(0, now_ms - started_ms),
+                )
+            )
+        return rows
+
+    def history(self, subject: str | None = None) -> list[Entry]:
+        """Return what happened to a group or a transactional id, or to all, oldest first.
+
+        ``what`` is the event, ``why`` its cause, ``detail`` has its numbers, ``trigger`` the
+        request or timer that set it off, ``client_id`` and ``client_host`` the sender of that.
+        """
+        self._write_history()
+        entries = self._ask(lambda session: list(entries_of(session)))
+        return [entry for entry in entries if subject is None or entry.subject == subject]
+
+    def _write_history(self) -> None:
+        """Have brokers write the entries that they still remember, before those are read."""
+
+        async def write(broker: Broker) -> None:
+            broker.services.history.write_now()
+
+        self._check_running()
+        for call in self._running():
+            call(write)
+
+    # --- requests ---
+
+    @contextmanager
+    def _session(self, limit_s: float = TIMEOUT_S) -> Iterator[Session]:
+        """A connection that no other thread uses meanwhile."""
+        self._check_running()
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            session = Session(
+                self.bootstrap, TIMEOUT_S, client_id=OWN_CLIENT_ID, security=self._access.own()
+            )
+        session.limit(limit_s)
+        try:
+            yield session
+        except BaseException:
+            session.client.close()
+            raise
+        self._idle.append(session)
+
+    def _hang_up(self) -> None:
+        idle, self._idle = self._idle, []
+        for session in idle:
+            session.client.close()
+
+    def _wait(
+        self,
+        reached: Callable[[Session], bool],
+        timeout: float,
+        told: Callable[[], str],
+        passing: Callable[[Exception], bool] = passes,
+    ) -> None:
+        """Look until it is so. Raises TimeoutError with what is ``told`` then."""
+        __tracebackhide__ = True
+        self._check_running()
+
+        def look(limit_s: float) -> bool:
+            with self._session(limit_s) as session:
+                return reached(session)
+
+        wait(look, timeout, told, passing)
+
+    def _ask(self, look: Callable[[Session], T]) -> T:
+        """Ask until there is an answer; raises the last error that was in its way."""
+        __tracebackhide__ = True
+        self._check_running()
+        error: Exception | None = None
+
+        def ask(limit_s: float) -> tuple[T] | None:
+            nonlocal error
+            try:
+                with self._session(limit_s) as session:
+                    return (look(session),)
+            except Exception as failure:
+                error = failure
+                raise
+
+        try:
+            return wait(ask, self.patience_s, lambda: "")[0]
+        except TimeoutError:
+            raise error or TimeoutError() from None
+
+
+def _hints(
+    session: Session,
+    group: str,
+    wanted: Mapping[Partition, int | None],
+    seen: Mapping[Partition, int],
+) -> list[str]:
+    """Names among those of an assertion that may be misspelt."""
+    found = []
+    if not seen:
+        groups = [str(row.group_id) for row in session.groups()]
+        if group not in groups:
+            found.append(f"there is no group {group!r}{nearest(group, groups)}")
+    topics = session.client.metadata(refresh=True).topics
+    missing = sorted({topic for topic, _ in wanted} - topics.keys())
+    found += [str(no_topic(session, topic)) for topic in missing]
+    found += [
+        f"{topic} has no partition {index}, but {len(topics[topic].partitions)}"
+        for topic, index in sorted(wanted)
+        if topic in topics and index not in topics[topic].partitions
+    ]
+    return found
+
+
+def _chunks(rows: list[tuple[int, LogRecord]]) -> Iterator[list[tuple[int, LogRecord]]]:
+    """Cut so that a batch stays well below ``message.max.bytes``."""
+    chunk: list[tuple[int, LogRecord]] = []
+    size = 0
+    for row in rows:
+        more = len(row[1].key or b"") + len(row[1].value or b"")
+        if chunk and size + more > BATCH_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((row[0], row[1]._replace(offset=len(chunk))))
+        size += more
+    if chunk:
+        yield chunk
+
+
+def _write(session: Session, place: Partition, records: list[LogRecord]) -> int:
+    """Append one batch and return its first offset."""
+    batch = encode_batch(records, base_offset=0)
+    answer = session.client.call(
+        "Produce",
+        9,
+        to_leader=place,
+        entity=lambda make: produce_request(
+            make, {place: batch}, timeout_ms=session.timeout_ms, transactional_id=None
+        ),
+    )
+    row = answer.responses[0].partition_responses[0]
+    check(row.error_code, "Produce", f"{place[0]}-{place[1]}", getattr(row, "error_message", None))
+    offset: int = row.base_offset
+    return offset

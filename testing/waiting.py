@@ -1,0 +1,88 @@
+"""Waiting for a state, with a limit on a clock that no test freezes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.wire.client.client import (
+    ApiError,
+    BrokerUnreachable,
+    ConnectionLostError,
+)
+from fencepost.logcore.clock import monotonic_s
+
+T = TypeVar("T")
+
+TIMEOUT_S: Final = 30.0
+"""The patience of waits and of single requests; only a failing test spends it."""
+
+POLL_S: Final = 0.01
+"""The pause between two looks at a state that does not tell of its change."""
+
+LOOK_S: Final = 1.0
+"""What each request of the first look may take, and at least of a later one; it doubles with each
+that fails. A request to a broker that is gone is given up in time to ask which one leads now."""
+
+
+class BrokerDownError(RuntimeError):
+    """The broker was stopped or killed; another thread may start it again."""
+
+
+def passes(error: Exception) -> bool:
+    """Whether an error is that of a state that comes to an end by itself.
+
+    A coordinator that loads, a partition between two leaders, a topic that one broker does not know
+    yet, a broker that is down.
+    """
+    if isinstance(error, ApiError):
+        return bool(error.code.retriable) or error.code is ErrorCode.leader_not_available
+    return isinstance(error, (BrokerUnreachable, ConnectionLostError, BrokerDownError))
+
+
+def is_unknown_topic(error: Exception) -> bool:
+    """Whether a topic does not exist, or a partition of it."""
+    return isinstance(error, ApiError) and error.code is ErrorCode.unknown_topic_or_partition
+
+
+def wait(
+    look: Callable[[float], T | None],
+    timeout: float,
+    told: Callable[[], str],
+    passing: Callable[[Exception], bool] = passes,
+) -> T:
+    """Look again and again until there is something.
+
+    ``look`` is given the seconds that a request may take. Raises TimeoutError with what is ``told``
+    then and with what kept the last look from an answer, and at once any error not ``passing``.
+    """
+    __tracebackhide__ = True
+    end = monotonic_s() + timeout
+    limit_s = LOOK_S
+    while True:
+        trouble = ""
+        try:
+            found = look(max(LOOK_S, min(limit_s, end - monotonic_s())))
+        except (ApiError, BrokerUnreachable, ConnectionLostError, BrokerDownError) as error:
+            if not passing(error):
+                raise
+            limit_s *= 2
+            found, trouble = None, "" if is_unknown_topic(error) else f"; the last look: {error}"
+        if found:
+            return found
+        if monotonic_s() >= end:
+            raise TimeoutError(f"not within {timeout} s: {told()}{trouble}{_advice()}")
+        time.sleep(POLL_S)
+
+
+def _advice() -> str:
+    """A call from a coroutine may have stopped the client that it waits for."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return ""
+    return "; the call blocked this thread's event loop, which `await kafka.aio.…` does not"

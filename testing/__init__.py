@@ -7,27 +7,29 @@ first use.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.history.entries import Entry
     from fencepost.testing.cluster import Cluster
     from fencepost.testing.kafka import Kafka
+    from fencepost.testing.under_test import KafkaUnderTest
     from fencepost.testing.views import OpenTransaction, Record
 
-__all__ = ["Cluster", "Kafka", "OpenTransaction", "Record"]
+__all__ = ["Cluster", "Entry", "Kafka", "KafkaUnderTest", "OpenTransaction", "Record"]
+
+_MODULES = {
+    "Cluster": "fencepost.testing.cluster",
+    "Entry": "fencepost.coordinator.history.entries",
+    "Kafka": "fencepost.testing.kafka",
+    "KafkaUnderTest": "fencepost.testing.under_test",
+    "OpenTransaction": "fencepost.testing.views",
+    "Record": "fencepost.testing.views",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "Cluster":
-        from fencepost.testing.cluster import Cluster  # noqa: PLC0415
-
-        return Cluster
-    if name == "Kafka":
-        from fencepost.testing.kafka import Kafka  # noqa: PLC0415
-
-        return Kafka
-    if name in __all__:
-        from fencepost.testing import views  # noqa: PLC0415
-
-        return getattr(views, name)
-    raise AttributeError(name)
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -164,7 +164,7 @@ CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "isolation": _isolation,
     "state": _state,
 }
-"""What an argument has to be, by the name of its parameter; None is for what may be left out."""
+"""The rule for an argument, by the name of its parameter."""
 
 
 def checked(cls: C) -> C:
@@ -216,7 +216,7 @@ def _checking(method: Callable[..., Any], called: str) -> Callable[..., Any]:
 def _unbound(
     signature: inspect.Signature, called: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TypeError:
-    """What is wrong with a call that does not fit."""
+    """The error of a call that does not fit."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     known = [one.name for one in parameters if one.kind is not one.VAR_POSITIONAL]
     try:

@@ -31,11 +31,10 @@ class OwnBroker:
     """One broker on one data directory, which may be stopped, killed and started again.
 
     ``config`` holds settings by Kafka's names, ``add_scram`` users as ``Broker`` takes them. With a
-    :class:`fencepost.testing.clock.TestClock` as
-    ``clock`` its time is the test's. Without ``forces`` nothing is forced to a disk, which a crash
-    does not show: it is the process's. ``faults`` may be made beside those of a cluster. The
-    address stays the same over crashes and restarts. All methods are for the test's thread; a
-    context manager.
+    :class:`fencepost.testing.clock.TestClock` as ``clock`` its time is the test's. Without
+    ``forces`` nothing is forced to a disk, which a crash does not show: it is the process's.
+    ``faults`` may share a cluster's. The address stays the same over crashes and restarts. All
+    methods are for the test's thread; a context manager.
     """
 
     def __init__(

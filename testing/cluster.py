@@ -68,10 +68,9 @@ class Cluster(KafkaUnderTest):
     said. ``users``, ``tls``, ``acls``, ``now_ms`` and ``rename`` are as for ``Kafka``; brokers
     reach each other as clients do, and the controller without a login.
 
-    ``faults`` are for a client's request to any broker, those of ``brokers[1].faults`` for all
-    requests to one. ``clock`` is that of all brokers; what brokers owe each other and the
-    controller (heartbeats, fetches) stays on real time. Warnings of brokers are not logged, for the
-    test causes what they warn of.
+    ``faults`` are for a client's request to any broker, ``brokers[1].faults`` for all requests to
+    that one. All brokers share ``clock``; heartbeats and fetches between nodes stay on real time.
+    Warnings of brokers are not logged, because the test causes most of them.
     """
 
     def __init__(

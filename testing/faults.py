@@ -79,7 +79,7 @@ class Fault:
         self.seen: deque[SeenRequest] = deque(maxlen=MAX_SEEN)
         """The requests that it was for."""
         self.failure: str | None = None
-        """What ``match`` raised the first time, if it did; it was for none of those requests."""
+        """The first exception of ``match``, as a sentence; that request did not match."""
         self._hits = 0
         self.owner = owner
         if isinstance(match, Mapping):
@@ -191,8 +191,8 @@ class Faults:
     It may be attached to one broker after another, as a restart makes them. Requests of clients
     with an id of ``spared`` are none of its business: those of the test's own tools.
 
-    In a cluster ``of_all`` are those of all brokers: one of them is for a request to any, after
-    those of the broker itself. The requests between brokers are none of their business.
+    In a cluster ``of_all`` are the faults of all brokers, which are asked after the broker's own.
+    They leave requests between brokers alone.
     """
 
     def __init__(

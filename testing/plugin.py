@@ -97,7 +97,7 @@ class _Asked:
 
     @property
     def of_broker(self) -> dict[str, Any]:
-        """What is said of the broker as a whole, but its settings."""
+        """Arguments of the broker as a whole, without its settings."""
         return {name: getattr(self, name) for name in _OF_A_BROKER if name != "config"}
 
 

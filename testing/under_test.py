@@ -1,4 +1,4 @@
-"""What a test does to the Kafka that it tests with, and asks of it: of one broker or of several.
+"""The common base of a broker and of a cluster for tests: actions and questions of a test.
 
 Everything that a method asks goes over the wire, with Fencepost's own client: no Kafka client needs
 to be installed. The calls block. In a test that is a coroutine, ``kafka.aio`` has the same methods
@@ -63,7 +63,7 @@ SETTINGS: Mapping[str, str] = {
 """Settings that differ from Kafka's: no test waits for the sake of a fleet."""
 
 SETTLE_S = 5.0
-"""The patience with offsets that differ: they may be those of a transaction that has ended."""
+"""The patience with offsets that differ: a transaction that has ended may still change them."""
 
 BATCH_BYTES = 256 << 10
 """Keys and values of one batch that :meth:`KafkaUnderTest.produce` writes; one message may have
@@ -74,7 +74,7 @@ more."""
 class KafkaUnderTest(ABC):
     """A broker of a test's own (``Kafka``) or a cluster of them (``Cluster``).
 
-    The methods may do everything, whatever the users of :meth:`client_config` may. A wait goes on
+    No rule limits the methods, only the users of :meth:`client_config`. A wait goes on
     while a coordinator loads, a leader is elected, or a broker is down, until its time is over. All
     times are the machine's, also where the test has frozen time with freezegun or time-machine.
     """
@@ -82,7 +82,7 @@ class KafkaUnderTest(ABC):
     clock: TestClock
     """The time of its broker or brokers."""
     faults: Faults
-    """What its broker or brokers do wrong on purpose."""
+    """Faults of its broker or brokers, which a test orders."""
 
     patience_s = TIMEOUT_S
     """How long a question that gets no answer is asked again."""
@@ -218,8 +218,8 @@ class KafkaUnderTest(ABC):
         tuple: (key, value), (key, value, headers), (key, value, headers, partition), and with
         timestamp_ms. The keywords are for messages that do not say so themselves. Messages with a
         key go where Kafka's Java client sends them, those without to one partition after the other;
-        without a time they get that of the broker's clock. A topic that does not exist is created
-        as for any producer, unless ``auto.create.topics.enable`` is false. Raises ApiError.
+        without a time they get the broker's, see :attr:`clock`. A topic that does not exist is
+        created as for any producer, unless ``auto.create.topics.enable`` is false. Raises ApiError.
         """
         usual = Outgoing(bytes_of(key), None, header_pairs(headers), partition, timestamp_ms)
         ready = [outgoing(message, usual) for message in messages]
@@ -508,7 +508,7 @@ def _hints(
     wanted: Mapping[Partition, int | None],
     seen: Mapping[Partition, int],
 ) -> list[str]:
-    """Names among those of an assertion that may be misspelt."""
+    """Sentences about names in an assertion that may be misspelt."""
     found = []
     if not seen:
         groups = [str(row.group_id) for row in session.groups()]

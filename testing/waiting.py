@@ -25,7 +25,7 @@ POLL_S: Final = 0.01
 """The pause between two looks at a state that does not tell of its change."""
 
 LOOK_S: Final = 1.0
-"""What each request of the first look may take, and at least of a later one; it doubles with each
+"""The time for each request of the first look, and the least of a later one; it doubles with each
 that fails. A request to a broker that is gone is given up in time to ask which one leads now."""
 
 
@@ -34,7 +34,7 @@ class BrokerDownError(RuntimeError):
 
 
 def passes(error: Exception) -> bool:
-    """Whether an error is that of a state that comes to an end by itself.
+    """Whether the cause of an error comes to an end by itself.
 
     A coordinator that loads, a partition between two leaders, a topic that one broker does not know
     yet, a broker that is down.

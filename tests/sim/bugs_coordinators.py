@@ -148,7 +148,7 @@ _GROUPS: Final = (
         "a load leaves out the ends of transactions",
         (
             (
-                shard_load.replay_log,
+                shard_load._replay,
                 "if stamp is not None and control.type in _END_MARKERS:",
                 "if False:",
             ),

@@ -71,7 +71,7 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL: Final = 3
 
 PIECE_BYTES: Final = 64 * 1024
-"""What one call of a codec inflates at most, where the codec can do it in pieces."""
+"""The most that one call of a codec inflates, where the codec can do it in pieces."""
 
 
 def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
@@ -86,11 +86,12 @@ def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
 
 
 def compressed_pieces(
-    codec: Codec, pieces: Iterable[Data], level: int | None = None
+    codec: Codec, pieces: Iterable[Data], level: int | None = None, size: int | None = None
 ) -> Iterator[bytes]:
     """Compress what ``pieces`` are together, as :func:`compress` does, and yield it in pieces.
 
-    No call keeps the interpreter lock for longer than a piece takes, and nothing is kept.
+    No call keeps the interpreter lock for longer than a piece takes, and nothing is kept. ``size``
+    are the bytes of all pieces, if that is known: zstd takes up to a gigabyte where it is not.
     """
     if codec is Codec.NONE:
         yield from map(bytes, pieces)
@@ -110,7 +111,7 @@ def compressed_pieces(
             yield _lz4_block(raw, level)
         yield _LZ4_END_MARK
     else:
-        yield from _zstd_compressed(pieces, _ZSTD_LEVEL if level is None else level)
+        yield from _zstd_compressed(pieces, _ZSTD_LEVEL if level is None else level, size)
 
 
 def decompress(codec: Codec, data: Data, max_output_bytes: int) -> bytes:
@@ -124,9 +125,9 @@ def inflated_pieces(
     """Inflate ``data`` and yield it in pieces of at most PIECE_BYTES.
 
     No call of a codec makes more than that, but for a block of lz4 (4 MiB at most) or snappy (22
-    times what it is compressed). ``strict``: only what every client reads. Java reads no lz4 blocks
-    that depend on one another and no second lz4 frame, librdkafka nothing behind the first gzip
-    member or snappy stream.
+    times what it is compressed). ``strict``: only data that every client reads. Java
+    reads no lz4 blocks that depend on one another and no second lz4 frame, librdkafka nothing
+    behind the first gzip member or snappy stream.
 
     Raises CorruptRecordError when it is damaged, cut short or inflates to more than
     ``max_output_bytes``.
@@ -146,7 +147,7 @@ def inflated_pieces(
 
 
 def codec_for_id(number: int) -> Codec:
-    """Return the codec of attribute bits 0-2; InvalidRecordError for one that nobody defined."""
+    """Return the codec of attribute bits 0-2; InvalidRecordError for an undefined one."""
     try:
         return _CODECS[number]
     except IndexError:
@@ -166,14 +167,12 @@ def _inflate_at_once(
     data: memoryview,
     most: int,
 ) -> memoryview:
-    """Inflate in one call, for what the library does not do in pieces.
+    """Inflate in one call, for data that the library does not inflate in pieces.
 
     It lets go of the interpreter lock for that. The memory is taken from the system page by page as
     it is written: to fill a buffer with zeros first would keep the lock for as long.
     """
-    if not most:
-        raise CorruptRecordError(f"{codec.name.lower()} records of no bytes do not inflate")
-    out = fresh_memory(most)
+    out = fresh_memory(max(most, 1))
     try:
         return out[: decompress_into(data, out)]
     except cramjam.DecompressionError as error:
@@ -216,7 +215,7 @@ class _Member(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What follows the end, of the input so far."""
+        """The input so far that follows the end."""
 
     def decompress(self, data: Data, max_length: int, /) -> bytes:
         """Inflate to ``max_length`` bytes at most."""
@@ -232,7 +231,7 @@ def _member_pieces(
 ) -> Iterator[bytes]:
     """Inflate one or more members.
 
-    Chunks of input grow within a member and start small for the next: what is left over of a chunk
+    Chunks of input grow within a member and start small for the next: the rest of a chunk
     is copied, and many tiny members must not make that quadratic.
     """
     pos, end = 0, len(data)
@@ -272,9 +271,9 @@ def _gzip_pieces(data: memoryview, _most: int, strict: bool) -> Iterator[bytes]:
 
 @cache
 def _zstd_library() -> ModuleType | None:
-    """What compresses and inflates zstd in pieces: Python's own module since 3.14, or its backport.
+    """Import the module for zstd in pieces: Python's own since 3.14, or its backport.
 
-    Without either, zstd is done in one call of cramjam's. It is imported with the first batch.
+    Without either, one call of cramjam's does all of a batch. The first batch of zstd imports it.
     """
     for name in ("compression.zstd", "backports.zstd"):
         try:
@@ -296,12 +295,13 @@ def _zstd_pieces(data: memoryview, most: int, _strict: bool) -> Iterator[Data]:
     return iter((_inflate_at_once(Codec.ZSTD, cramjam.zstd.decompress_into, data, most),))
 
 
-def _zstd_compressed(pieces: Iterable[Data], level: int) -> Iterator[bytes]:
+def _zstd_compressed(pieces: Iterable[Data], level: int, size: int | None) -> Iterator[bytes]:
     library = _zstd_library()
     if library is None:
         yield bytes(cramjam.zstd.compress(b"".join(pieces), level=level))
         return
     compressor = library.ZstdCompressor(level=level)
+    compressor.set_pledged_input_size(size)
     for piece in pieces:
         yield compressor.compress(piece)
     yield compressor.flush()
@@ -327,7 +327,7 @@ def _zstd_content_size(data: memoryview) -> int | None:
 def _snappy_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
     """Inflate xerial blocks, or one raw block where the magic is missing, as snappy-java does.
 
-    Of the version numbers behind the magic no more is asked than that the first is positive: some
+    Of the version numbers behind the magic only the first must be positive: some
     producers write them with the wrong byte order.
     """
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
@@ -375,7 +375,7 @@ def _snappy_block(block: memoryview, most: int) -> Data:
 
 
 class _Lz4Frame(NamedTuple):
-    """What the descriptor of a frame says, and where its first block begins."""
+    """The descriptor of a frame, and the position of its first block."""
 
     flags: int
     block_bytes: int

@@ -9,9 +9,9 @@ Source: ``DefaultRecordBatch.RecordIterator``, ``DefaultRecord``, ``Lz4BlockOutp
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from fencepost.logcore.batch import (
     DEFAULT_MAX_OUTPUT_BYTES,
@@ -24,12 +24,16 @@ from fencepost.logcore.batch import (
 from fencepost.logcore.compression import Codec, inflated_pieces
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.record_window import LENGTH_BYTES, START_BYTES, RecordWindow
+from fencepost.logcore.steps import Steps
 from fencepost.logcore.values import dataclass
 from fencepost.logcore.varint import ONE_BYTE, read_varint, read_varlong
 
 MAX_RECORD_ERRORS: Final = 100
 """Records of one batch that its refusal lists. Kafka lists all of them: an answer of 60 MB to a
 request of 1 MB. Clients only tell the listed records from the others of a batch that failed."""
+
+MAX_RECORD_HEADERS: Final = 250_000
+"""Headers of one record: a tenth of a second of checks, in which no other batch has its turn."""
 
 TURN_RECORDS: Final = 10_000
 """Records that are checked in one turn of the event loop: some 5 ms. Clients fill a batch with
@@ -41,13 +45,8 @@ TURN_BYTES: Final = 4 << 20
 COMPRESSED_BYTE_COST: Final = 64
 """A compressed byte counts as so many inflated ones: streams may consist of tiny pieces."""
 
-T = TypeVar("T")
-
 _UINT32_MAX: Final = 0xFFFFFFFF
 _VARINT_BYTES: Final = 5
-
-Steps = Generator[None, None, T]
-"""Work in steps, each of them short."""
 
 
 class TooMuchForATurnError(Exception):
@@ -173,7 +172,7 @@ def _walk(  # noqa: C901 - inlined for speed
             size, pos = _read_size(data, pos)
             pos += size
         if data[pos]:
-            pos = skip_headers(data, pos, stop, room)
+            pos = skip_headers(data, pos, stop, room, MAX_RECORD_HEADERS)
         else:
             pos += 1
         if pos != stop:
@@ -201,9 +200,16 @@ def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
     raise InvalidRecordError(f"no length at byte {pos} of the records")
 
 
-def skip_headers(data: Buffer, pos: int, stop: int, room: Room | None = None) -> int:
-    """Step over the headers of a record that ends at ``stop``; InvalidRecordError if they can't."""
+def skip_headers(
+    data: Buffer, pos: int, stop: int, room: Room | None = None, most: int = _UINT32_MAX
+) -> int:
+    """Step over the headers of a record that ends at ``stop``, ``most`` of them.
+
+    Raises InvalidRecordError if they are more or do not end there.
+    """
     count, pos = _read_size(data, pos)
+    if count > most:
+        raise InvalidRecordError(f"{count} headers in a record, at most {most}")
     if count * 2 > stop - pos:
         raise InvalidRecordError(f"{count} headers in {stop - pos} bytes")
     if room is not None:

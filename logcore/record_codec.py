@@ -32,7 +32,7 @@ class LogRecord(NamedTuple):
 
 
 LogRow = LogRecord | tuple[int, int, bytes | None, bytes | None, tuple[()]]
-"""A record, or the same without headers for who makes many."""
+"""A record, or the same without headers where many are made."""
 
 
 class RecordBase(NamedTuple):

@@ -32,11 +32,11 @@ _EVERYWHERE: Final = 1 << 62
 class RecordWindow:
     """Encoded records, as far as they are inflated and not read yet.
 
-    Readers move ``pos`` from record to record, also beyond the end of ``data``: what is skipped so
-    is inflated and dropped.
+    Readers move ``pos`` from record to record, also beyond the end of ``data``: bytes that are
+    skipped so are inflated and dropped.
     """
 
-    __slots__ = ("_missing", "_parts", "_pieces", "data", "delta", "is_last", "pos")
+    __slots__ = ("_missing", "_parts", "_pieces", "data", "delta", "inflated", "is_last", "pos")
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -44,6 +44,8 @@ class RecordWindow:
         self._missing = 0
         self.data = b""
         self.pos = 0
+        self.inflated = 0
+        """Bytes of the records that were inflated so far."""
         self.is_last = False
         """Whether nothing comes behind ``data``."""
         self.delta = -1
@@ -53,10 +55,11 @@ class RecordWindow:
     def over(cls, data: Buffer, pos: int) -> RecordWindow:
         """A window over records that are not compressed and stay where they are, to be looked at.
 
-        What is cut out of them is of the type of ``data``.
+        Slices of them are of the type of ``data``.
         """
         window = cls(iter(()))
         window.data, window.pos, window.is_last = cast("bytes", data), pos, True
+        window.inflated = len(data) - pos
         return window
 
     def edge(self, size: int) -> int:
@@ -72,9 +75,10 @@ class RecordWindow:
     def advance(self) -> bool:
         """Inflate one more piece; False while bytes that were asked for, or skipped, are missing.
 
-        What was read is dropped.
+        Bytes that were read are dropped.
         """
         piece = next(self._pieces, None)
+        self.inflated += len(piece or b"")
         beyond = self.pos - len(self.data)
         if beyond > 0:
             if piece is None:

@@ -36,12 +36,12 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.record_check import (
     MAX_RECORD_ERRORS,
     Room,
-    Steps,
     TooMuchForATurnError,
     check_records,
     open_records,
     times_outside,
 )
+from fencepost.logcore.steps import Steps, finish
 
 MAX_BATCH_RECORDS: Final = 2_000_000
 """Records of one batch, twice what librdkafka puts into one. Kafka sets no bound; without one a
@@ -77,13 +77,7 @@ def admit(
     room: Room | None = None,
 ) -> Admitted:
     """Check a client's bytes at once: see :func:`admitting`."""
-    steps = admitting(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            admitted: Admitted = end.value
-            return admitted
+    return finish(admitting(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room))
 
 
 def admitting(
@@ -124,7 +118,7 @@ def admitting(
             tuple((index, reason) for index in keyless),
         )
     if target is not header.codec:
-        data = yield from _recompressed(data, header, target, config)
+        data = yield from _recompressed(data, header, target, config, window.inflated)
         header = parse_header(data)
     if config.message_timestamp_type == LOG_APPEND_TIME:
         data = bytearray(data)
@@ -138,14 +132,17 @@ def admitting(
 
 
 def _recompressed(
-    data: Buffer, header: BatchHeader, target: Codec, config: LogConfig
+    data: Buffer, header: BatchHeader, target: Codec, config: LogConfig, inflated: int
 ) -> Steps[bytes]:
-    """Return the batch under another codec; it is inflated once more, since none of it was kept."""
+    """Return the batch under another codec; it is inflated once more, since none of it was kept.
+
+    ``inflated`` is the size of its records.
+    """
     stored = memoryview(data)[HEADER_SIZE:]
     pieces = inflated_pieces(header.codec, stored, DEFAULT_MAX_OUTPUT_BYTES)
     out: list[bytes] = []
     size = HEADER_SIZE
-    for piece in compressed_pieces(target, pieces, _level(target, config)):
+    for piece in compressed_pieces(target, pieces, _level(target, config), inflated):
         out.append(piece)
         size += len(piece)
         if size > config.max_message_bytes:

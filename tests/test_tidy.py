@@ -68,7 +68,7 @@ ALLOWED_IMPORTS = {
     "coordinator": ("coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
     f"{_ROOM}wire": (
         "coordinator.wire",
-        *(f"logcore.{name}" for name in ("byte_count", "clock", "tracebacks", "values")),
+        *(f"logcore.{name}" for name in ("byte_count", "clock", "steps", "tracebacks", "values")),
     ),
     f"{_ROOM}runtime": ("coordinator.runtime", "logcore"),
     f"{_ROOM}config": (

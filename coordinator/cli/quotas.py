@@ -59,10 +59,10 @@ def command() -> None:
 
     A quota is for a user, for a client id, for a user with a client id, or for an address, or it is
     the default of those without a quota by name. Users and clients have producer_byte_rate and
-    consumer_byte_rate (bytes per second), request_percentage (of the time of the event loop, or of
-    a thread in Apache Kafka), and controller_mutation_rate (partitions created or deleted per
-    second); addresses have connection_creation_rate (connections per second). A client above its
-    quota is answered at once; its next requests then have to wait.
+    consumer_byte_rate (bytes per second), request_percentage (of a processor, on the event loop and
+    in the threads that check batches; in Apache Kafka, of a thread), and controller_mutation_rate
+    (partitions created or deleted per second); addresses have connection_creation_rate (connections
+    per second). A client above its quota is answered at once; its next requests then have to wait.
     """
 
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -40,7 +40,8 @@ from fencepost.coordinator.errors import (
     UnknownTopicOrPartitionError,
 )
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS
-from fencepost.coordinator.runtime.background import SLICE_MS, Threads, call_later, spawn
+from fencepost.coordinator.runtime.background import SLICE_MS, call_later, spawn
+from fencepost.coordinator.runtime.fair_threads import FairThreads
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.batch import HEADER_SIZE
@@ -59,8 +60,9 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Appended, Partition
 from fencepost.logcore.record_check import MAX_RECORD_ERRORS, Room, TooMuchForATurnError
+from fencepost.logcore.steps import Steps, finish
 from fencepost.logcore.tracebacks import without_traceback
-from fencepost.logcore.validation import Admitted, admit
+from fencepost.logcore.validation import Admitted, admitting
 from fencepost.logcore.values import dataclass
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
@@ -75,8 +77,8 @@ MAX_REQUEST_RECORD_ERRORS: Final = 10 * MAX_RECORD_ERRORS
 """Records that the refusals of one request list, over all its partitions."""
 
 CHECK_THREADS: Final = 2
-"""Batches that are checked at the same time outside of the event loop, each inflated to 128 MiB at
-most. More of them would only make the loop wait for the interpreter."""
+"""Batches that are checked at the same time outside of the event loop. More of them would only make
+the loop wait for the interpreter."""
 
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
 ALL: Final = -1
@@ -100,7 +102,7 @@ _PRODUCER: Final = struct.Struct(">qh")
 _log = structlog.get_logger(__name__)
 
 TopicPartition = tuple[str, int]
-Check = Callable[[], Admitted]
+Check = Callable[[], Steps[Admitted]]
 Verdicts = Mapping[TopicPartition, DomainError | None]
 """Why a partition may not be written to; None where it may."""
 
@@ -124,6 +126,16 @@ class Verify(Protocol):
         notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
         """A future is done when it is time to ask anew, with the same notes."""
+
+
+class Charged(Protocol):
+    """The quotas of a request's client: ``Throttle``."""
+
+    def timed(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
+        """Count the time of ``work`` on the loop."""
+
+    def took_in_thread(self, seconds: float) -> None:
+        """Count processor time of a thread."""
 
 
 @dataclass(slots=True)
@@ -178,6 +190,10 @@ class Append:
     origin: Origin
     acks: int
     timeout_ms: int = 30_000
+    client: Hashable = None
+    """The connection, which takes turns with others where batches are checked in threads."""
+    throttle: Charged | None = None
+    """Where the time that it takes is counted."""
     refusal: DomainError | None = field(init=False, default=None)
     """Why nothing of it is appended. What keeps a batch from the log at all is told first."""
     producers: set[tuple[int, int]] = field(init=False)
@@ -226,7 +242,7 @@ class Appends:
         self._last: dict[TopicPartition, asyncio.Future[None]] = {}
         """What the next request to a partition has to wait for: the last one lets it pass."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads = Threads("check", CHECK_THREADS)
+        self._threads = FairThreads("check", CHECK_THREADS)
 
     def run(self, append: Append) -> Work[None]:
         """Take a request through all stages. Errors are left in the parts.
@@ -259,7 +275,10 @@ class Appends:
     def _begin(self, append: Append, progress: _Progress) -> asyncio.Task[None]:
         ahead = {one for part in append.parts if (one := self._last.get(part.key)) is not None}
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        task = spawn(self._in_turns(append, progress, ahead, gate), "append")
+        work = self._in_turns(append, progress, ahead, gate)
+        if append.throttle is not None:
+            work = _awaited(append.throttle.timed(work))
+        task = spawn(work, "append")
         for part in append.parts:
             self._last[part.key] = gate
         self._tasks.add(task)
@@ -323,7 +342,7 @@ class Appends:
         for part in islice(append.parts, progress.checked, None):
             try:
                 check = self._found(append, part, now_ms)
-                part.admitted = check(room=room)
+                part.admitted = finish(check(room=room))
             except TooMuchForATurnError:
                 progress.left.append((part, check))
             except DomainError as error:
@@ -333,7 +352,7 @@ class Appends:
             if monotonic_s() > until:
                 return
 
-    def _found(self, append: Append, part: Part, now_ms: int) -> partial[Admitted]:
+    def _found(self, append: Append, part: Part, now_ms: int) -> partial[Steps[Admitted]]:
         if part.topic is None:
             raise UnknownTopicIdError("no topic has this id")
         partition = self._replicas.leader(part.topic, part.index)
@@ -347,7 +366,7 @@ class Appends:
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
         return partial(
-            admit,
+            admitting,
             part.data,
             partition.log.config,
             now_ms=now_ms,
@@ -357,9 +376,10 @@ class Appends:
     async def _check_elsewhere(self, append: Append, progress: _Progress) -> None:
         """Check in a thread what was too much for a turn."""
         left, progress.left = progress.left, []
+        took = None if append.throttle is None else append.throttle.took_in_thread
         for part, check in left:
             try:
-                part.admitted = await self._threads.run(check)
+                part.admitted = await self._threads.run(check(), append.client, took)
             except DomainError as error:
                 append.refuse(part, error)
 
@@ -554,6 +574,10 @@ class Appends:
         if verdict is AcksVerdict.NOT_ENOUGH_REPLICAS_AFTER_APPEND:
             return NotEnoughReplicasAfterAppendError("the ISR has become too small meanwhile")
         return NotLeaderOrFollowerError(f"{partition.name} is not led by this broker any more")
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
 
 
 def _deleted() -> UnknownTopicOrPartitionError:

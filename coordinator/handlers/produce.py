@@ -60,6 +60,8 @@ def run(ctx: Context) -> Work[Entity | None]:
         transactional_id=body.transactional_id,
         origin=ctx.origin,
         acks=body.acks,
+        client=id(ctx.connection),
+        throttle=ctx.throttle,
     )
     if ctx.broker.commits.has_replicated:
         append.timeout_ms = request_ms(body.timeout)

@@ -41,6 +41,10 @@ beginning and a digest."""
 EXPIRES_MS: Final = 3_600_000
 """A budget that is not used for so long is forgotten."""
 
+MAX_DEBT_MS: Final = 30_000
+"""How long a client waits at most because of its time in threads, in milliseconds: clients give up
+a request after that long (``request.timeout.ms``)."""
+
 ALL_BYTES: Final = 2**31 - 1
 """The most that a Fetch can ask for."""
 
@@ -175,16 +179,24 @@ class ClientQuotas:
 
     # --- what was taken ---
 
-    def take(self, key: str, user: str, client_id: str, amount: float) -> int:
-        """Count ``amount`` against what holds for a client; how long it has to wait then, in ms."""
+    def take(
+        self, key: str, user: str, client_id: str, amount: float, *, is_debt: bool = False
+    ) -> int:
+        """Count ``amount`` against what holds for a client; how long it has to wait then, in ms.
+
+        Time on the loop is no debt that is paid back: a client that took much waits for a sample.
+        With ``is_debt``, where threads have worked for it, it waits until the quota is kept, but
+        for MAX_DEBT_MS at most.
+        """
         budget = self.budget(key, user, client_id)
         if budget is None:
             return 0
         now_ms = self._clock.monotonic_ms()
         budget.rate.record(amount, now_ms)
         throttle_ms = budget.rate.throttle_ms(budget.limit, now_ms)
-        # Time on the loop is no debt that is paid back: whoever took much waits for a sample.
-        return min(throttle_ms, self.window.sample_ms) if key == REQUEST else throttle_ms
+        if key != REQUEST:
+            return throttle_ms
+        return min(throttle_ms, MAX_DEBT_MS if is_debt else self.window.sample_ms)
 
     def took_nothing(self, key: str, user: str, client_id: str) -> bool:
         """Whether a client, with those who share its budget, was quiet for a whole window."""

@@ -7,7 +7,7 @@ Source: ``RequestHandlerHelper``, ``KafkaApis``; KIP-124, KIP-219.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -77,6 +77,7 @@ class Throttle:
         "_client_id",
         "_counted_s",
         "_counts_time",
+        "_has_debt",
         "_loop_time",
         "_mutations",
         "_quotas",
@@ -97,6 +98,8 @@ class Throttle:
         self._user, self._client_id = user, client_id or ""
         self._counts_time = counts_time
         self._counted_s = 0.0
+        self._has_debt = False
+        """Whether threads have worked for it: that time is paid back in full."""
         self._throttle_ms: int | None = None
         self._mutations: Mutations | None = None
 
@@ -108,6 +111,16 @@ class Throttle:
         What it creates or deletes counts here; the time on the loop is nobody's fault.
         """
         return Throttle(self._quotas, self._loop_time, user, client_id, counts_time=False)
+
+    def timed(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Return a coroutine whose time on the loop counts as time of the request."""
+        return self._loop_time.awaited(work)
+
+    def took_in_thread(self, seconds: float) -> None:
+        """Count processor time of a thread that worked for the request, answered or not."""
+        if self._counts_time and seconds:
+            self._has_debt = True
+            self._quotas.note(REQUEST, self._user, self._client_id, 100 * seconds)
 
     @property
     def most_bytes(self) -> int:
@@ -149,11 +162,12 @@ class Throttle:
     def decided(self, produced: int | None, *, is_answered: bool) -> int:
         """Count what a request took before its answer goes out; how long its client waits, in ms.
 
-        ``produced`` are the bytes of a Produce request. Without an answer its time is not counted.
+        ``produced`` are the bytes of a Produce request. Without an answer its time on the loop is
+        not counted.
         """
         if self._throttle_ms is not None:
             return self._throttle_ms
-        causes = [(REQUEST, self._time_ms() if is_answered else 0)]
+        causes = [(REQUEST, self._time_ms(is_answered=is_answered))]
         if produced is not None:
             took_ms = self._quotas.take(PRODUCE, self._user, self._client_id, produced)
             causes.append((PRODUCE, took_ms))
@@ -167,11 +181,15 @@ class Throttle:
             rest_s = self._loop_time.seconds - self._counted_s
             self._quotas.note(REQUEST, self._user, self._client_id, 100 * rest_s)
 
-    def _time_ms(self) -> int:
-        if not self._counts_time:
+    def _time_ms(self, *, is_answered: bool = True) -> int:
+        if not self._counts_time or not (is_answered or self._has_debt):
             return 0
-        self._counted_s = self._loop_time.seconds
-        return self._quotas.take(REQUEST, self._user, self._client_id, 100 * self._counted_s)
+        if is_answered:
+            self._counted_s = self._loop_time.seconds
+        percent = 100 * self._counted_s
+        return self._quotas.take(
+            REQUEST, self._user, self._client_id, percent, is_debt=self._has_debt
+        )
 
     def _decide(self, *causes: tuple[str, int]) -> int:
         key, throttle_ms = max(causes, key=lambda one: one[1])

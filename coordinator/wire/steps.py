@@ -1,26 +1,6 @@
-"""Long work in steps, so that nobody holds the event loop for as long as the work takes.
-
-A generator yields wherever others may have their turn, and returns its result. Who runs it decides
-how many steps to take at a time: all of them (:func:`finish`), or as many as fit into a slice of
-time (``fencepost.coordinator.runtime.turns``).
-"""
+"""Long work in steps: :mod:`fencepost.logcore.steps`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar
-
-T = TypeVar("T")
-
-Steps = Generator[None, None, T]
-"""Work in steps with a result."""
-
-
-def finish(steps: Generator[object, None, T]) -> T:
-    """Take all steps at once; returns the result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+from fencepost.logcore.steps import Steps as Steps  # noqa: PLC0414 - part of this module's interface
+from fencepost.logcore.steps import finish as finish  # noqa: PLC0414 - the same

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from fencepost.coordinator.daemon.collector import NEVER
 
@@ -131,3 +132,56 @@ def watched_loop() -> Iterator[LoopWatch]:
         asyncio.Handle._run = run  # type: ignore[method-assign]
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+PROBE_S = 0.001
+
+
+def _processor_times() -> dict[threading.Thread, float]:
+    """The processor time of each thread of the process so far, in seconds."""
+    times: dict[threading.Thread, float] = {}
+    for thread in threading.enumerate():
+        if thread.ident is not None:
+            with suppress(OSError):  # it has ended
+                clock = time.pthread_getcpuclockid(thread.ident)
+                times[thread] = time.clock_gettime(clock)
+    return times
+
+
+class LockWatch:
+    """The longest time that a thread kept the interpreter lock from a thread that wants it.
+
+    A probe asks for the lock every millisecond and compares the processor time of all threads: the
+    time of one of them between two probes is what it took with the lock. Without the lock a thread
+    runs beside the probe, which then has its turn.
+    """
+
+    def __init__(self) -> None:
+        self.longest_ms = 0.0
+        self.where = "nothing"
+        self.probes = 0
+        self._is_over = threading.Event()
+
+    def _watch(self, before: dict[threading.Thread, float]) -> None:
+        while not self._is_over.wait(PROBE_S):
+            now = _processor_times()
+            for thread, spent_s in now.items():
+                took_ms = (spent_s - before.get(thread, 0.0)) * 1000
+                if thread is not self._probe and took_ms > self.longest_ms:
+                    self.longest_ms, self.where = took_ms, thread.name
+            before = now
+            self.probes += 1
+
+    def __enter__(self) -> Self:
+        self._probe = threading.Thread(target=self._watch, args=(_processor_times(),), name="probe")
+        self._probe.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._probe.join()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether no thread kept the lock for more than :data:`MAX_STALL_MS`."""
+        return self.longest_ms <= MAX_STALL_MS

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import zlib
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.stalls import (
     MAX_SLOWNESS,
     MAX_STALL_MS,
+    LockWatch,
     LoopWatch,
     Stall,
     slowness,
     watched_loop,
 )
+from tests.support.waits import until
 
 
 async def _keep_the_loop(cpu_ms: float) -> LoopWatch:
@@ -60,3 +65,33 @@ def test_what_is_excused(slow: float, cpu_ms: float, is_right: bool) -> None:
 
 def test_slowness_has_bounds() -> None:
     assert 1 <= slowness() <= MAX_SLOWNESS
+
+
+def _in_a_thread(work: Callable[[], object]) -> LockWatch:
+    is_done, is_seen = threading.Event(), threading.Event()
+
+    def run() -> None:
+        work()
+        is_done.set()
+        is_seen.wait()
+
+    with LockWatch() as watch:
+        thread = threading.Thread(target=run)
+        thread.start()
+        is_done.wait()
+        probes = watch.probes
+        until(lambda: watch.probes > probes + 1, "the probe has looked again")
+        is_seen.set()
+        thread.join()
+    return watch
+
+
+def test_thread_that_keeps_the_lock_is_found() -> None:
+    watch = _in_a_thread(lambda: pow(3, 4_000_000))  # one call
+    assert not watch.is_short
+
+
+def test_thread_that_lets_go_of_the_lock_is_not() -> None:
+    data = bytes(20_000_000)
+    watches = [_in_a_thread(lambda: zlib.crc32(zlib.compress(data))) for _ in range(3)]
+    assert any(watch.is_short for watch in watches)

@@ -27,6 +27,7 @@ from fencepost.logcore.errors import (
 from fencepost.logcore.record_check import (
     COMPRESSED_BYTE_COST,
     MAX_RECORD_ERRORS,
+    MAX_RECORD_HEADERS,
     TURN_BYTES,
     TURN_RECORDS,
     Room,
@@ -298,6 +299,15 @@ def test_records_of_a_turn(codec: Codec) -> None:
         admitted(half, config, room)
     with pytest.raises(TooMuchForATurnError):
         admitted(many(1, codec), config, room)
+
+
+@CODECS
+def test_headers_of_a_record(codec: Codec) -> None:
+    config = LogConfig(message_timestamp_after_max_ms=MAX_INT64, max_message_bytes=1 << 20)
+    headers = (("", None),) * MAX_RECORD_HEADERS
+    admitted(many(1, codec, headers=headers), config)
+    with pytest.raises(InvalidRecordError, match="at most 250000"):
+        admitted(many(1, codec, headers=(*headers, ("", None))), config)
 
 
 def test_headers_count_as_records_of_a_turn() -> None:

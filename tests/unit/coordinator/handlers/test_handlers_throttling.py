@@ -8,6 +8,7 @@ that rates are exact; connections wait in real time.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +21,16 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.net import connection
+from fencepost.coordinator.security.quotas import MAX_DEBT_MS
 from fencepost.coordinator.wire.api import APIS, ApiKey
 from fencepost.coordinator.wire.messages import response_factory
+from fencepost.logcore.compression import Codec
 from fencepost.testing.clock import TestClock
 from tests.support.batches import batch
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import ConnectionLostError, encode
 from tests.support.waits import until
+from tests.support.worst_batches import most_records
 from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
 
 WINDOW_S = 10
@@ -291,6 +295,82 @@ def test_a_follower_takes_what_a_consumer_may_not(broker, admin, clock, topic):
         assert fetched(broker, client, topic, replica_id=1)["throttle_time"] == 0
 
 
+def sent(client: Cluster, topic: str, data: bytes, acks: int = -1) -> None:
+    parts = [{"index": 0, "records": data}]
+    body = {"transactional_id": None, "acks": acks, "timeout": 10_000}
+    client.send("produce", 9, **body, topic_data=[{"name": topic, "partition_data": parts}])
+
+
+@pytest.mark.parametrize("acks", [-1, 0])
+def test_time_in_threads_is_paid_back(broker, admin, clock, topic, acks):
+    """More than a second's wait, which is the most for time on the loop, answered or not."""
+    quotas = broker.served.services.quotas
+    with limited(broker, admin, clock, request_percentage=0.01) as client:
+        sent(client, topic, most_records(Codec.ZSTD, 20_000), acks)
+        if acks:
+            assert 1000 < client.receive()["throttle_time"] <= MAX_DEBT_MS
+        (budget,) = until(
+            lambda: [
+                one
+                for entity, one in quotas.budgets["request_percentage"].items()
+                if entity[1] == client.client_id and one.throttles
+            ],
+            "the client has to wait",
+        )
+        assert 1000 < budget.throttled_ms <= MAX_DEBT_MS
+
+
+def test_time_in_threads_of_a_client_that_has_gone_is_counted(broker, admin, clock, topic):
+    quotas = broker.served.services.quotas
+    with limited(broker, admin, clock, request_percentage=0.01) as client:
+        sent(client, topic, most_records(Codec.ZSTD, 20_000))
+        client.close()
+        until(
+            lambda: [
+                entity
+                for entity in quotas.budgets["request_percentage"]
+                if entity[1] == client.client_id
+            ],
+            "its time is counted",
+        )
+
+
+@pytest.mark.slow
+def test_percentage_is_kept_over_some_seconds_by_checks_in_threads(tmp_path):
+    """The processor time of the threads is measured apart from what the broker says of it."""
+    percent, seconds = 20, 8.0
+    config = {"quota.window.num": "2", "quota.window.size.seconds": "1"}
+    data = most_records(Codec.ZSTD, 60_000)
+    with (
+        Broker.in_thread(tmp_path, config=config) as started,
+        Cluster(started.bootstrap, client_id="busy") as client,
+    ):
+        topic = client.create_topic(unique("t"))
+        assert alter(client, entry({"client-id": "busy"}, request_percentage=percent)) == ["none"]
+        sent(client, topic, data)
+        client.receive()
+        since, before = time.monotonic(), checked_s()
+        throttles = []
+        while time.monotonic() - since < seconds:
+            sent(client, topic, data)
+            throttles.append(client.receive()["throttle_time"])
+        took = checked_s() - before
+        elapsed = time.monotonic() - since
+    print(f"{took:.2f} s of {elapsed:.2f} s, {len(throttles)} batches")
+    assert sum(throttles) > 1000
+    # What one window lets through comes first.
+    assert took <= percent / 100 * (elapsed + 2)
+
+
+def checked_s() -> float:
+    """Processor time of the threads that check batches."""
+    return sum(
+        time.clock_gettime(time.pthread_getcpuclockid(one.ident))
+        for one in threading.enumerate()
+        if one.name.startswith("check_") and one.ident is not None
+    )
+
+
 def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=99) as client:
@@ -452,7 +532,7 @@ def test_a_client_that_is_not_read_for_too_long_is_idle(broker, admin, clock, to
         client.receive()
         (connection,) = muted(broker, client)
         limit_s = broker.served.server.limits.max_idle_ms / 1000
-        sweep(broker, connection, limit_s)
+        sweep(broker, connection, limit_s - 1)  # exactly as long is longer once it is rounded
         assert muted(broker, client) == [connection]
         sweep(broker, connection, limit_s + 1)
         with pytest.raises(ConnectionLostError):

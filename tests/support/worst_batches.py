@@ -1,0 +1,71 @@
+"""The batches that take a broker longest, of those that it accepts."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Final
+
+from fencepost.logcore.batch import batch_of_payload
+from fencepost.logcore.compression import Codec, compress
+from fencepost.logcore.varint import encode
+
+MOST_RECORDS: Final = 1_250_000
+"""Empty ones, about as many as a megabyte of zstd holds; the limit is 2,000,000."""
+
+MOST_BYTES: Final = 100_000_000
+"""In records of a megabyte; the limit is 128 MiB inflated."""
+
+FIRST_MS: Final = int(time.time() * 1000) - 1_000_000
+"""The time of all records but the last."""
+
+MAX_MESSAGE_BYTES: Final = 16_000_000
+"""``max.message.bytes`` that lets all of them in."""
+
+
+@functools.cache
+def empty_records(count: int, later_ms: int = 0) -> bytes:
+    """``count`` records without key and value; the last one is ``later_ms`` later."""
+    records = []
+    for delta in range(count):
+        time_ms = later_ms if delta == count - 1 else 0
+        body = b"\0" + encode(time_ms) + encode(delta) + b"\1\1\0"
+        records.append(encode(len(body)) + body)
+    return b"".join(records)
+
+
+@functools.cache
+def large_records(size: int, each: int = 1_000_000) -> bytes:
+    """Records of ``each`` bytes of one letter, ``size`` bytes together."""
+    records = []
+    for delta in range(size // each):
+        body = b"\0\0" + encode(delta) + encode(1) + b"k" + encode(each) + b"a" * each + b"\0"
+        records.append(encode(len(body)) + body)
+    return b"".join(records)
+
+
+def batch_of(records: bytes, count: int, codec: Codec, later_ms: int = 0) -> bytes:
+    """A batch of encoded records, as a producer sends it."""
+    return batch_of_payload(
+        compress(codec, records),
+        count,
+        codec=codec,
+        base_timestamp_ms=FIRST_MS,
+        max_timestamp_ms=FIRST_MS + later_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        transactional=False,
+    )
+
+
+@functools.cache
+def most_records(codec: Codec, count: int = MOST_RECORDS) -> bytes:
+    """A batch of as many records as may be; the last one alone has the largest time."""
+    return batch_of(empty_records(count, later_ms=1), count, codec, later_ms=1)
+
+
+@functools.cache
+def most_bytes(codec: Codec, size: int = MOST_BYTES) -> bytes:
+    """A batch that inflates to as much as may be."""
+    return batch_of(large_records(size), size // 1_000_000, codec)

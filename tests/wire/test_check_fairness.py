@@ -1,0 +1,79 @@
+"""An ordinary batch does not wait for the large ones of other connections that came before it."""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.runtime.fair_threads import CREDIT_S
+from fencepost.logcore.batch import LogRecord, encode_batch
+from fencepost.logcore.compression import Codec
+from tests.support.cluster import Cluster, unique
+from tests.support.daemon import Daemon
+from tests.support.waits import until
+from tests.support.worst_batches import FIRST_MS, most_records
+from tests.wire.test_batch_stalls import produce
+
+HOSTILE = 16
+RECORDS = 700_000
+"""Of each hostile batch: most of a second of checks, and more than ten of all together."""
+
+WAIT_S = 300
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    started = Daemon(tmp_path).start()
+    yield started
+    started.stop()
+
+
+def cpu_s(daemon: Daemon) -> float:
+    assert daemon.child is not None
+    fields = Path(f"/proc/{daemon.child.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ordinary_batch() -> bytes:
+    """400 KB that do not compress further: too many for a turn of the loop."""
+    noise = random.Random(7)
+    records = [LogRecord(at, FIRST_MS, None, noise.randbytes(1_000)) for at in range(400)]
+    batch = encode_batch(records, codec=Codec.SNAPPY)
+    assert 400_000 < len(batch) < 500_000
+    return batch
+
+
+def test_batch_of_one_connection_is_checked_before_large_ones_of_sixteen(daemon: Daemon) -> None:
+    with Cluster(daemon.bootstrap) as admin:
+        topics = [admin.create_topic(unique("t")) for _ in range(HOSTILE + 1)]
+    host, port = daemon.bootstrap.split(":")
+    clients = [socket.create_connection((host, int(port)), WAIT_S) for _ in topics]
+    *hostile, ordinary = clients
+    large, small = most_records(Codec.ZSTD, RECORDS), ordinary_batch()
+    begun_s = cpu_s(daemon)
+    for client, topic in zip(hostile, topics, strict=False):
+        client.sendall(produce(topic, large))
+    # Up to the credit of one that comes later all share alike.
+    until(
+        lambda: cpu_s(daemon) - begun_s > 2 * HOSTILE * CREDIT_S,
+        "the large ones are under way",
+        deadline_s=WAIT_S,
+    )
+    ordinary.sendall(produce(topics[-1], small))
+    order: list[object] = []
+    with selectors.DefaultSelector() as answers:
+        for client in clients:
+            answers.register(client, selectors.EVENT_READ)
+        while ordinary not in order:
+            for key, _ in answers.select(WAIT_S):
+                answers.unregister(key.fileobj)
+                order.append(key.fileobj)
+    for client in clients:
+        client.close()
+    assert order == [ordinary]

@@ -71,6 +71,12 @@ class History:
                     yield entry
         self._next[place[1]] = at
 
+    def entries(self, scope: str, subject: str) -> list[Entry]:
+        """The entries of one subject, oldest first."""
+        with self._lock:
+            entries = list(self._entries)
+        return [one for one in entries if one.scope == scope and one.subject == subject]
+
     def rows(self, keep: Callable[[Entry], bool], limit: int = TIMELINE_ENTRIES) -> list[Row]:
         """The newest ``limit`` entries that ``keep`` wants, newest first."""
         found: list[Row] = []

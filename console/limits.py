@@ -23,6 +23,12 @@ MIN_INTERVAL_S = 0.5
 REST_FACTOR = 4
 """A view that took so long to compute is left alone for that many times as long."""
 
+PULSE_S = 0.5
+"""Between two looks whether the brokers answer, while a page is open."""
+
+PULSE_TIMEOUT_S = 1.0
+"""How long a broker may take to answer before a page says that it does not."""
+
 KEEPALIVE_S = 15.0
 """Between two comments of a stream that has nothing to tell."""
 

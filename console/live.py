@@ -13,11 +13,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from fencepost.console.limits import KEEPALIVE_S, MAX_CLIENTS, MIN_INTERVAL_S, REST_FACTOR
+from fencepost.console.limits import (
+    KEEPALIVE_S,
+    MAX_CLIENTS,
+    MIN_INTERVAL_S,
+    PULSE_S,
+    REST_FACTOR,
+)
 
 Look = Callable[[], Awaitable[Mapping[str, Any]]]
 Explain = Callable[[Exception], Mapping[str, Any]]
 KEEPALIVE = ": nothing new\n\n"
+ALL_WELL: Mapping[str, Any] = {"silent": [], "away": None}
+"""Every broker answers: what a page takes for granted until it hears of something else."""
 
 
 def event(name: str, data: Mapping[str, Any]) -> str:
@@ -37,6 +45,7 @@ class Watch:
         self._explain = explain
         self._seen: object = None
         self._frame: str | None = None
+        self._beat: str | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.subscribers = 0
@@ -47,12 +56,17 @@ class Watch:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         told: str | None = None
+        felt: str | None = None
         try:
             while True:
                 changed = self._changed
                 if self._frame is not None and self._frame is not told:
                     told = self._frame
                     yield told
+                    continue
+                if self._beat is not None and self._beat is not felt:
+                    felt = self._beat
+                    yield felt
                     continue
                 try:
                     await asyncio.wait_for(changed.wait(), KEEPALIVE_S)
@@ -66,6 +80,15 @@ class Watch:
                 # Whoever comes next shall not begin with what was long ago.
                 self._frame = self._seen = None
 
+    def feel(self, beat: str | None) -> None:
+        """Have subscribers told which brokers answer, while a look may take longer to find out."""
+        self._beat = beat
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     async def _run(self) -> None:
         while True:
             began = time.monotonic()
@@ -78,18 +101,37 @@ class Watch:
             if (kind, found) != self._seen:
                 self._seen = (kind, found)
                 self._frame = event(kind, {"at_ms": time.time_ns() // 1_000_000, "data": found})
-                self._changed.set()
-                self._changed = asyncio.Event()
+                self._wake()
             cost = time.monotonic() - began
             await asyncio.sleep(max(MIN_INTERVAL_S, REST_FACTOR * cost if kind == "data" else 0))
 
 
 class Watches:
-    """All that is watched, by view and parameters."""
+    """All that is watched, by view and parameters.
 
-    def __init__(self) -> None:
+    While there is any, ``feel`` is asked which brokers do not answer; it may take a second or so.
+    """
+
+    def __init__(self, feel: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         self._watches: dict[tuple[str, ...], Watch] = {}
+        self._feel = feel
+        self._beat: str | None = None
+        self._pulse: asyncio.Task[None] | None = None
         self.clients = 0
+
+    async def _run(self) -> None:
+        seen: Mapping[str, Any] = ALL_WELL
+        while True:
+            try:
+                found = await self._feel()
+            except Exception:  # noqa: BLE001 - the view itself says what is wrong
+                found = ALL_WELL
+            if found != seen:
+                seen = found
+                self._beat = event("pulse", found)
+                for watch in self._watches.values():
+                    watch.feel(self._beat)
+            await asyncio.sleep(PULSE_S)
 
     @contextlib.contextmanager
     def client(self) -> Any:
@@ -107,6 +149,9 @@ class Watches:
     ) -> AsyncIterator[str]:
         """The frames of the watch of ``key``, which begins now if nobody watched."""
         watch = self._watches.setdefault(key, Watch(look, explain))
+        watch.feel(self._beat)
+        if self._pulse is None:
+            self._pulse = asyncio.create_task(self._run())
         frames = watch.frames()
         try:
             async for frame in frames:
@@ -115,3 +160,6 @@ class Watches:
             await frames.aclose()  # type: ignore[attr-defined]
             if not watch.subscribers:
                 self._watches.pop(key, None)
+            if not self._watches and self._pulse is not None:
+                self._pulse.cancel()
+                self._pulse = self._beat = None

@@ -9,6 +9,8 @@ from typing import Any
 from fencepost.console.history import History
 from fencepost.console.paging import Params
 from fencepost.console.transactions import FENCES, counts, held, listed
+from fencepost.coordinator.cli.queries.awaited import REBALANCING, awaited_by
+from fencepost.coordinator.cli.queries.group_view import look_at
 from fencepost.coordinator.cli.queries.replicas import active_controller, brokers, quorum
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import GROUP, Entry
@@ -24,6 +26,9 @@ REBALANCES = frozenset({"rebalance-started", "group-epoch-bumped"})
 
 MANY_REBALANCES = 5
 """Rebalances of one group within :data:`RECENT_MS` that nobody plans."""
+
+MANY_GROUPS = 10
+"""Groups in a rebalance that are named one by one."""
 
 SHOWN = 20
 """Entries of what happened last."""
@@ -67,6 +72,7 @@ def overview_view(session: Session, params: Params, history: History) -> dict[st
                 if one.fenced
             ),
             *_partitions(list(topics)),
+            *_rebalancing(session, groups, history),
             *_held(held_back),
             *_rebalances(recent),
             *_fences(recent),
@@ -117,6 +123,25 @@ def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 "why": last["why"],
                 "at_ms": last["at_ms"],
             }
+
+
+def _rebalancing(session: Session, listed: list[Any], history: History) -> Iterator[dict[str, Any]]:
+    """Groups that wait for members to join or to take their assignment, and for which."""
+    waiting = [row for row in listed if getattr(row, "group_state", "") in REBALANCING]
+    for row in waiting[:MANY_GROUPS]:
+        name = str(row.group_id)
+        found = awaited_by(history.entries(GROUP, name))
+        members = look_at(session, name).members
+        yield {
+            "kind": "rebalancing",
+            "level": "warn",
+            "group": name,
+            "state": row.group_state,
+            "awaited": None if found is None else str(found),
+            "members": [f"{one.client_id}@{one.host}" for one in members[:SHOWN]],
+            "count": len(members),
+            "more": len(waiting) - MANY_GROUPS,
+        }
 
 
 def _fences(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

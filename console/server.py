@@ -21,9 +21,10 @@ from fencepost.console import groups, limits, messages, overview, topics, transa
 from fencepost.console.door import Door
 from fencepost.console.guard import API, HEADERS, Guard, Handler, Refusal, is_loopback
 from fencepost.console.history import History
-from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_S
+from fencepost.console.limits import MAX_BODY_BYTES, MAX_SEARCHES, MIN_INTERVAL_S, PULSE_TIMEOUT_S
 from fencepost.console.live import KEEPALIVE, TooManyClientsError, Watches, event
 from fencepost.console.paging import Params
+from fencepost.console.pulse import Pulse
 from fencepost.console.sessions import Sessions
 from fencepost.coordinator.cli.printing import say
 from fencepost.coordinator.cli.queries.session import Session
@@ -136,7 +137,10 @@ class Console:
         self.searchers = ask(MAX_SEARCHES)
         self.door: Door | None = None
         self.history = History()
-        self.watches = Watches()
+        self.pulse = Pulse(
+            settings.bootstrap, min(settings.timeout_s, PULSE_TIMEOUT_S), settings.security
+        )
+        self.watches = Watches(self.pulse.feel)
         self.searches = 0
         host = settings.listen.rpartition(":")[0]
         names = {"127.0.0.1", "localhost", "::1", host, *settings.hosts} - {"0.0.0.0", "::", ""}  # noqa: S104 - no name
@@ -158,6 +162,7 @@ class Console:
     async def _closed(self, _app: web.Application) -> None:
         self.sessions.close()
         self.searchers.close()
+        self.pulse.close()
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -87,6 +87,7 @@ export async function follow(name, params, on, signal) {
         (event, frame) => {
           pause = FIRST_PAUSE_MS;
           if (event === "data") on.data(frame.data, frame.at_ms);
+          else if (event === "pulse") on.pulse(frame);
           else on.away(frame.data);
         },
         signal,

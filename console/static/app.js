@@ -6,7 +6,7 @@ import { h, morphChildren } from "./dom.js";
 import { duration, time } from "./format.js";
 import { groupPage, groupsPage } from "./groups.js";
 import { overviewPage } from "./overview.js";
-import { icon, link, skeleton, to } from "./parts.js";
+import { empty, icon, link, skeleton, to } from "./parts.js";
 import { topicPage, topicsPage } from "./topics.js";
 import { transactionPage, transactionsPage } from "./transactions.js";
 
@@ -36,6 +36,7 @@ const app = {
   data: null,
   about: null,
   away: null,
+  pulse: { silent: [], away: null },
   refused: null,
   local: {},
   help: false,
@@ -69,7 +70,7 @@ let watched = "";
 
 function routed() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const view = Object.hasOwn(PAGES, path) ? path : "overview";
+  const view = path === "" ? "overview" : Object.hasOwn(PAGES, path) ? path : "unknown";
   const params = Object.fromEntries(new URLSearchParams(query ?? ""));
   if (view !== app.view || params.id !== app.params.id || params.name !== app.params.name) {
     for (const one of Object.values(app.local)) one?.abort?.abort();
@@ -78,6 +79,7 @@ function routed() {
     scrollTo(0, 0);
   }
   app.view = view;
+  app.path = path;
   app.params = params;
   watch();
   PAGES[view].routed?.(app);
@@ -85,7 +87,14 @@ function routed() {
 }
 
 function watch() {
-  const wanted = PAGES[app.view].watch(app.params);
+  const wanted = PAGES[app.view].watch?.(app.params);
+  if (!wanted) {
+    stop.abort();
+    watched = "";
+    app.data = {};
+    app.refused = app.away = null;
+    return;
+  }
   const key = JSON.stringify([app.view, wanted]);
   if (key === watched) return;
   watched = key;
@@ -103,6 +112,12 @@ function watch() {
         app.skew = at - Date.now();
         app.at = at;
         app.away = app.refused = null;
+        render();
+      },
+      pulse(told) {
+        if (signal.aborted) return;
+        const since = app.pulse.since ?? Date.now();
+        app.pulse = { ...told, since: told.away ? since : null };
         render();
       },
       away(told) {
@@ -126,9 +141,13 @@ function watch() {
 
 // --- what is seen ---
 
+// The short question may know before the view does that no broker answers.
+const away = () => app.away ?? (app.pulse.away ? { error: "unreachable", message: app.pulse.away, since: app.pulse.since } : null);
+
 function banner() {
-  if (!app.away) return null;
-  const title = app.away.error === "console" ? "The console does not answer" : app.away.error === "too-many" ? "Too many pages are open" : "No broker can be reached";
+  const told = away();
+  if (!told) return null;
+  const title = told.error === "console" ? "The console does not answer" : told.error === "too-many" ? "Too many pages are open" : "No broker can be reached";
   return h(
     "div",
     { class: "banner", role: "alert" },
@@ -137,10 +156,10 @@ function banner() {
       "div",
       {},
       h("b", {}, title),
-      h("span", {}, ` for ${duration(Date.now() - app.away.since)}. `),
+      h("span", {}, ` for ${duration(Date.now() - told.since)}. `),
       app.data ? `What you see is of ${time(app.at)}. ` : "",
       "It is tried again all the time.",
-      h("div", { class: "note mono" }, app.away.message),
+      h("div", { class: "note mono" }, told.message),
     ),
   );
 }
@@ -159,20 +178,45 @@ function tokenForm() {
       },
     },
     h("h2", {}, "Which token?"),
+    token.get()
+      ? h("div", { class: "banner bad", role: "alert" }, h("div", {}, h("b", {}, "That token is wrong. "), "It may be one of an earlier start of the console."))
+      : null,
     h("p", {}, "This console answers only to whom it knows. Paste the token, or the whole URL, that ", h("code", {}, "fencepost console"), " printed when it started. A new start has a new token."),
     h("input", { name: "token", type: "password", autocomplete: "off", "aria-label": "token", autofocus: true }),
     h("button", { class: "primary" }, "Enter"),
   );
 }
 
+const KINDS = { group: ["groups", "group"], topic: ["topics", "topic"], transaction: ["transactions", "transactional id"] };
+
+function missing() {
+  const [list, kind] = KINDS[app.view];
+  const name = app.params.id ?? app.params.name ?? "";
+  return [
+    h("p", { class: "crumb" }, link(list, {}, PAGES[list].title(app)), " / "),
+    h("h1", { class: "mono" }, name),
+    h("section", { class: "card", role: "alert" }, empty(name ? `There is no ${kind} of this name` : `Which ${kind}?`, [`${app.refused.message}. It may have been deleted, or the name is misspelt. `, link(list, {}, `All ${PAGES[list].title(app).toLowerCase()}`)])),
+  ];
+}
+
+const unknownPage = {
+  title: () => "No such page",
+  view: () => [
+    h("h1", {}, "No such page"),
+    h("section", { class: "card", role: "alert" }, empty(`The console has no page “${app.path}”`, [...NAV.map(([view, text], at) => [at ? ", " : "There are ", link(view, {}, text)]), "."])),
+  ],
+};
+PAGES.unknown = unknownPage;
+
 function content() {
   const page = PAGES[app.view];
   if (app.refused?.status === 401) return tokenForm();
+  if (app.refused && KINDS[app.view] && (/-not-found$|^unknown-topic/.test(app.refused.word) || !(app.params.id ?? app.params.name))) return missing();
   const gone = app.refused
     ? h("div", { class: "banner bad", role: "alert" }, h("div", {}, h("b", {}, "That was refused. "), app.refused.message))
     : null;
   if (!app.data)
-    return [h("h1", {}, page.title(app)), gone ?? (app.away ? null : skeleton())];
+    return [h("h1", {}, page.title(app)), gone ?? (away() ? null : skeleton())];
   return [gone, page.view(app)];
 }
 
@@ -210,7 +254,7 @@ const parent = { transaction: "transactions", group: "groups", topic: "topics" }
 
 function shell() {
   const here = parent[app.view] ?? app.view;
-  const state = app.away ? "away" : app.refused?.status === 401 ? "locked" : app.data ? "live" : "wait";
+  const state = away() ? "away" : app.refused?.status === 401 ? "locked" : app.data ? "live" : "wait";
   return h(
     "div",
     { class: "shell" },
@@ -227,7 +271,7 @@ function shell() {
       h(
         "div",
         { class: "foot" },
-        h("div", { class: `status ${state}`, role: "status" }, h("i", {}), { live: "live", away: "away", wait: "connecting", locked: "locked" }[state]),
+        h("div", { class: `status ${state}`, role: "status" }, h("i", {}), { live: app.pulse.silent.length ? `live, broker ${app.pulse.silent.join(", ")} silent` : "live", away: "away", wait: "connecting", locked: "locked" }[state]),
         h("div", { class: "note mono clip", title: app.about?.bootstrap }, app.about?.bootstrap ?? ""),
         app.about ? h("div", { class: "note" }, app.about.allow_writes ? "may write" : "read only") : null,
         h(

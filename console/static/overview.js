@@ -26,6 +26,17 @@ function attention(app, row) {
       "Open transaction holds readers back",
       [place, " waits for ", id ?? `producer ${row.producer_id}`, `, open for ${duration(open)}: ${plural(row.behind, "offset")} are not readable yet.`, stuck],
     ],
+    silent: () => ["bad", "Broker does not answer", [mono(row.broker), " gave no answer within a second. The controller fences it once its session has ended."]],
+    rebalancing: () => [
+      "warn",
+      row.state === "PreparingRebalance" ? "Group waits for members" : "Group waits for its assignment",
+      [
+        link("group", { id: row.group, tab: "why" }, row.group, { class: "mono clip" }),
+        ` is ${row.state}`,
+        row.awaited ? [" and waits for ", h("b", { class: "mono" }, row.awaited)] : [`; no broker tells which of its ${plural(row.count, "member")} it waits for`, row.members.length ? `: ${row.members.join(", ")}` : ""],
+        row.more > 0 ? `. So do ${row.more} more groups.` : ".",
+      ],
+    ],
     down: () => ["bad", "Broker is down", [mono(row.broker), " is fenced: it has no session with the controller, leads nothing and is in no ISR."]],
     leaderless: () => ["bad", "Partitions without a leader", [place, ` has ${plural(row.count, "partition")} that nobody leads.`]],
     "under-replicated": () => ["warn", "Under-replicated", [place, ` has ${plural(row.count, "partition")} with replicas that are behind.`]],
@@ -43,7 +54,9 @@ export const overviewPage = {
   watch: () => ({}),
   view(app) {
     const data = app.data;
-    const needs = data.attention.map((row) => attention(app, row)).sort((a, b) => RANK[a[0]] - RANK[b[0]]);
+    const down = new Set(data.attention.filter((row) => row.kind === "down").map((row) => row.broker));
+    const silent = app.pulse.silent.filter((broker) => !down.has(broker)).map((broker) => ({ kind: "silent", broker }));
+    const needs = [...silent, ...data.attention].map((row) => attention(app, row)).sort((a, b) => RANK[a[0]] - RANK[b[0]]);
     const open = Object.entries(data.transactions).reduce((all, [name, count]) => all + (["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"].includes(name) ? count : 0), 0);
     return [
       h("h1", {}, "Overview", h("span", { class: "sub mono" }, data.cluster ?? "")),

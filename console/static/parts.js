@@ -75,8 +75,62 @@ export const empty = (title, text) => h("div", { class: "empty" }, h("p", { clas
 export const skeleton = (rows = 6) =>
   h("div", { class: "skeleton", role: "status", "aria-label": "loading" }, Array.from({ length: rows }, () => h("div", {})));
 
-/** A table. `columns`: [title, cell(row), {right, grow, title}]; `key(row)` names a row. */
+/** The table that is sorted, by which column, and how: what a person has chosen stands in the URL. */
+const chosenOrder = () => {
+  const [caption, title, way] = (new URLSearchParams(location.hash.split("?")[1] ?? "").get("sort") ?? "").split("~");
+  return { caption, title, way };
+};
+
+function order(caption, title) {
+  const [path, query] = location.hash.split("?");
+  const params = new URLSearchParams(query ?? "");
+  const now = chosenOrder();
+  const mine = now.caption === caption && now.title === title;
+  // A third time brings the first order back.
+  if (mine && now.way === "down") params.delete("sort");
+  else params.set("sort", [caption, title, mine ? "down" : "up"].join("~"));
+  location.hash = `${path}${params.size ? `?${params}` : ""}`;
+}
+
+/** What a cell is sorted by: a moment, a number, else its text; nothing known comes last. */
+function weight(cell) {
+  const time = cell.querySelector("time")?.getAttribute("datetime");
+  if (time) return [0, Date.parse(time)];
+  const text = cell.textContent.trim();
+  if (text === "" || text === "–" || text === "unknown") return [2, 0];
+  const number = /^[≤\s]*(-?[\d,]+(?:\.\d+)?)/.exec(text);
+  return number && cell.className.includes("right") ? [0, Number(number[1].replaceAll(",", ""))] : [1, text];
+}
+
+function compared(one, other) {
+  if (one[0] !== other[0]) return one[0] - other[0];
+  return typeof one[1] === "string" ? one[1].localeCompare(other[1], "en", { numeric: true }) : one[1] - other[1];
+}
+
+/** A table. `columns`: [title, cell(row), {right, grow, title, by}]; `key(row)` names a row, `by(row)` is a number to sort by. Its heads sort the rows that are shown. */
 export function table(columns, rows, key, caption) {
+  const now = chosenOrder();
+  const by = now.caption === caption ? columns.findIndex(([title]) => title === now.title) : -1;
+  const lines = rows.map((row) =>
+    h(
+      "tr",
+      { "data-key": key(row) },
+      columns.map(([, cell, more]) =>
+        h("td", { class: [more?.right ? "right" : "", more?.grow ? "grow" : ""].join(" ").trim() || null }, cell(row)),
+      ),
+    ),
+  );
+  if (by >= 0) {
+    const value = columns[by][2]?.by;
+    const weights = new Map(lines.map((line, at) => [line, value ? [0, value(rows[at])] : weight(line.children[by])]));
+    const sign = now.way === "down" ? -1 : 1;
+    // What is not known stays last either way.
+    lines.sort((a, b) => {
+      const [one, other] = [weights.get(a), weights.get(b)];
+      return (one[0] === 2 || other[0] === 2 ? 1 : sign) * compared(one, other);
+    });
+  }
+  const sorted = (at) => (at === by ? (now.way === "down" ? "descending" : "ascending") : null);
   return h(
     "div",
     { class: "table-wrap", role: "region", "aria-label": caption, tabindex: "0" },
@@ -89,22 +143,16 @@ export function table(columns, rows, key, caption) {
         h(
           "tr",
           {},
-          columns.map(([title, , more]) => h("th", { scope: "col", class: more?.right ? "right" : null, title: more?.title }, title)),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((row) =>
-          h(
-            "tr",
-            { "data-key": key(row) },
-            columns.map(([, cell, more]) =>
-              h("td", { class: [more?.right ? "right" : "", more?.grow ? "grow" : ""].join(" ").trim() || null }, cell(row)),
+          columns.map(([title, , more], at) =>
+            h(
+              "th",
+              { scope: "col", class: more?.right ? "right" : null, title: more?.title, "aria-sort": sorted(at) },
+              rows.length > 1 ? h("button", { type: "button", class: "sort", onclick: () => order(caption, title) }, title, h("span", { "aria-hidden": "true" }, { ascending: " ↑", descending: " ↓" }[sorted(at)] ?? "")) : title,
             ),
           ),
         ),
       ),
+      h("tbody", {}, lines),
     ),
   );
 }

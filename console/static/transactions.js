@@ -104,7 +104,7 @@ export const transactionsPage = {
                 ["State", (row) => badge(row.state)],
                 ["Producer", producer, { title: "producer id : epoch" }],
                 ["Open for", (row) => (row.started_ms ? age(app, row.started_ms) : "–")],
-                ["Timeout", (row) => (row.timeout_ms ? duration(row.timeout_ms) : "–"), { right: true }],
+                ["Timeout", (row) => (row.timeout_ms ? duration(row.timeout_ms) : "–"), { right: true, by: (row) => row.timeout_ms ?? 0 }],
                 ["Partitions", (row) => (row.partitions?.length ? places(row.partitions) : "–")],
               ],
               transactions.rows,

@@ -112,6 +112,33 @@ def fence(bootstrap: str, topic: str, name: str) -> None:
 
 
 @contextlib.contextmanager
+def stuck_rebalance(bootstrap: str, group: str, topic: str) -> Iterator[None]:
+    """A group that waits for the member ``polls-no-more``, which has all partitions."""
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        conf = {"group_id": group, "max_poll_interval_ms": 120_000, "session_timeout_ms": 60_000}
+        first, second = (
+            stack.enter_context(confluent_consumer(bootstrap, client_id=name, **conf))
+            for name in ("polls-no-more", "newcomer")
+        )
+        first.subscribe([topic])
+        until(lambda: first.poll(0.1) is None and first.assignment(), "its partitions")
+        second.subscribe([topic])
+
+        def poll() -> None:
+            while not stop.is_set():
+                second.poll(0.05)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextlib.contextmanager
 def members(
     bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic"
 ) -> Iterator[None]:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -20,7 +20,16 @@ from fencepost.console import history, limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
 from fencepost.console.server import VIEWS, Console, Settings
 from fencepost.coordinator.cli.queries.session import Session
-from tests.console.scenes import MARKUP, TOKEN, commit, fence, members, open_transaction, write
+from tests.console.scenes import (
+    MARKUP,
+    TOKEN,
+    commit,
+    fence,
+    members,
+    open_transaction,
+    stuck_rebalance,
+    write,
+)
 from tests.support.cluster import Cluster, unique
 from tests.support.processes import Child
 from tests.support.targets import SETTINGS
@@ -639,7 +648,7 @@ async def test_who_watches_the_same_shares_one_question(monkeypatch):
         asked += 1
         return {"n": asked // 10}
 
-    watches = live.Watches()
+    watches = live.Watches(well)
     async with asyncio.timeout(20):
         one = watches.follow(("v",), look, lambda error: {"message": str(error)})
         two = watches.follow(("v",), look, lambda error: {"message": str(error)})
@@ -658,6 +667,71 @@ async def test_who_watches_the_same_shares_one_question(monkeypatch):
         await third.aclose()
 
 
+async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
+    console, bootstrap, topic
+):
+    group = unique("waits")
+    with stuck_rebalance(bootstrap, group, topic):
+
+        async def look() -> Any:
+            found = (await get(console, "overview"))["attention"]
+            rows = [row for row in found if row["kind"] == "rebalancing" and row["group"] == group]
+            return rows and rows[0]["awaited"] and rows[0]
+
+        row = await until_async(look, "the group among what needs attention")
+        assert row["state"] == "PreparingRebalance"
+        assert row["awaited"].startswith("polls-no-more@")
+        assert row["count"] == 2
+        told = await get(console, "plan", 400, id=group)
+        assert "rebalances (PreparingRebalance); it waits for polls-no-more@" in told["message"]
+
+
+async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstrap, topic):
+    write(bootstrap, topic, ["a", "b"])
+    group = unique("reads")
+    with members(bootstrap, group, topic, "reader"):
+        found = await get(console, "group", id=group)
+        assert (found["total"]["lag"], found["total"]["unknown"]) == (None, 1)
+        (row,) = found["offsets"]
+        assert (row["lag"], row["lag_at_most"], row["unknown"]) == (None, 2, True)
+        listed = (await get(console, "groups", q=group))["groups"]["rows"]
+        assert (listed[0]["lag"], listed[0]["unknown"]) == (None, 1)
+
+
+async def well() -> Mapping[str, Any]:
+    return live.ALL_WELL
+
+
+async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
+    monkeypatch.setattr(live, "PULSE_S", 0.01)
+    beat: Mapping[str, Any] = live.ALL_WELL
+    looking, never = asyncio.Event(), asyncio.Event()
+
+    async def feel() -> Mapping[str, Any]:
+        return beat
+
+    async def look() -> dict[str, int]:
+        looking.set()
+        await never.wait()
+        return {}
+
+    watches = live.Watches(feel)
+    frames = watches.follow(("v",), look, lambda error: {"message": str(error)})
+    async with asyncio.timeout(20):
+        first = asyncio.ensure_future(anext(frames))
+        await looking.wait()
+        beat = {"silent": [2], "away": None}
+        assert json.loads((await first).partition("data: ")[2]) == beat
+        # A page that is opened later hears of it as well.
+        late = watches.follow(("w",), look, lambda error: {"message": str(error)})
+        assert '"silent": [2]' in await anext(late)
+        beat = live.ALL_WELL
+        assert '"silent": []' in await anext(frames)
+        await frames.aclose()
+        await late.aclose()
+    assert watches._pulse is None, "nothing is asked while nothing is watched"
+
+
 async def test_a_broker_that_is_away_is_told_and_comes_back(monkeypatch):
     monkeypatch.setattr(live, "MIN_INTERVAL_S", 0.01)
     away = True
@@ -667,7 +741,7 @@ async def test_a_broker_that_is_away_is_told_and_comes_back(monkeypatch):
             raise ConnectionError("gone")
         return {"well": True}
 
-    frames = live.Watches().follow(("v",), look, lambda error: {"message": str(error)})
+    frames = live.Watches(well).follow(("v",), look, lambda error: {"message": str(error)})
     async with asyncio.timeout(20):
         assert (await anext(frames)).startswith("event: away")
         away = False

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from fencepost.testing import Cluster as BrokerCluster
 from tests.console.browsing import Tab, chromium, tab
 from tests.console.scenes import (
     MARKUP,
@@ -20,6 +24,7 @@ from tests.console.scenes import (
     members,
     open_transaction,
     running,
+    stuck_rebalance,
     write,
 )
 from tests.support.cluster import Cluster, unique
@@ -287,6 +292,131 @@ def test_a_wrong_token_is_asked_for(another, url):
     assert "token" not in page.page.url, "it does not stay in the address"
 
 
+def test_a_wrong_token_is_told_to_be_wrong(another, url):
+    page = another(url).enter("wrong")
+    page.reads("That token is wrong")
+    page.page.get_by_label("token").fill("wrong again")
+    page.page.get_by_role("button", name="Enter").click()
+    page.reads("That token is wrong")
+    nothing = another(url)
+    nothing.page.goto(nothing.url)
+    nothing.reads("Which token?")
+    expect(nothing.page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("view", "params", "told", "back"),
+    [
+        ("group", {"id": "no-such"}, "There is no group of this name", "All groups"),
+        ("topic", {"name": "no-such"}, "There is no topic of this name", "All topics"),
+        ("transaction", {"id": "no-such"}, "There is no transactional id", "All transactions"),
+        ("group", {}, "Which group?", "All groups"),
+        ("no-such-page", {}, "The console has no page “no-such-page”", "Topics"),
+    ],
+)
+def test_what_is_missing_has_a_page_that_says_so(page, view, params, told, back):
+    page.reads("Needs attention")
+    page.go(view, **params)
+    page.reads(told)
+    page.keep(f"missing-{view}{len(params)}")
+    page.page.locator("main").get_by_role("link", name=back).click()
+    page.reads(re.compile("Consumer groups|Offsets kept|No topics|Held back now"))
+
+
+def test_a_group_that_is_deleted_while_it_is_shown_is_missing(page, bootstrap, cluster, topic):
+    group = unique("deleted")
+    commit(bootstrap, group, topic, 0)
+    page.go("group", id=group)
+    expect(page.page.locator("#total-lag")).to_have_text("0")
+    cluster.call("delete_groups", 2, groups_names=[group])
+    page.reads("There is no group of this name")
+
+
+def test_columns_sort_and_the_address_keeps_the_order(page, bootstrap, cluster):
+    stem = unique("sorted")
+    for number, count in ((1, 9), (2, 1_200), (3, 30)):
+        write(bootstrap, cluster.create_topic(f"{stem}-{number}"), ["x"] * count)
+    page.go("topics", q=stem)
+    names = page.page.locator("tbody tr td:first-child a")
+    expect(names).to_have_text([f"{stem}-{number}" for number in (1, 2, 3)])
+    page.page.get_by_role("button", name="Offsets kept").click()
+    expect(names).to_have_text([f"{stem}-{number}" for number in (1, 3, 2)])
+    head = page.page.get_by_role("columnheader", name="Offsets kept")
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    page.page.get_by_role("button", name="Offsets kept").click()
+    expect(names).to_have_text([f"{stem}-{number}" for number in (2, 3, 1)])
+    expect(head).to_have_attribute("aria-sort", "descending")
+    page.page.reload()
+    expect(names).to_have_text([f"{stem}-{number}" for number in (2, 3, 1)])
+    page.page.get_by_role("button", name="Offsets kept").click()
+    expect(names).to_have_text([f"{stem}-{number}" for number in (1, 2, 3)])
+    assert "sort" not in page.page.url.partition("?")[2].replace(stem, "")
+
+
+def test_a_lag_that_is_not_known_is_said_to_be_so(page, bootstrap, topic):
+    write(bootstrap, topic, ["a", "b"])
+    group = unique("reads")
+    with members(bootstrap, group, topic, "reader"):
+        page.go("group", id=group)
+        lag = page.page.locator("#total-lag")
+        expect(lag).to_have_text("unknown")
+        expect(lag.locator(".lag")).to_have_attribute("title", re.compile("at most 2 records"))
+        page.keep("lag-unknown")
+        with open_transaction(bootstrap, topic):
+            page.go("transactions")
+            row = page.page.locator("tr", has_text=f"{topic}:0").filter(has_text="Ongoing")
+            expect(row.first).to_contain_text(group)
+
+
+def test_a_rebalance_that_waits_names_the_member(page, bootstrap, topic):
+    group = unique("waits")
+    with stuck_rebalance(bootstrap, group, topic):
+        page.go("overview")
+        matter = page.page.locator(".attention", has_text=group)
+        expect(matter).to_contain_text("Group waits for members")
+        expect(matter).to_contain_text("waits for polls-no-more@")
+        page.keep("rebalance-waits")
+
+
+TOO_WIDE = """
+() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("*")]
+  .filter((one) => one.getBoundingClientRect().right > innerWidth)
+  .filter((one) => !one.closest(".table-wrap, nav"))
+  .map((one) => `${one.tagName}.${one.className}`)
+"""
+"""The elements that make a page scroll sideways; tables and tabs scroll by themselves."""
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_no_page_is_wider_than_a_narrow_screen(page, bootstrap, cluster, width):
+    topic, group = cluster.create_topic(unique("a-rather-long-name-of-a-topic")), unique("group")
+    write(bootstrap, topic, ["x" * 300], key="k" * 100)
+    page.page.set_viewport_size({"width": width, "height": 800})
+    with (
+        members(bootstrap, group, topic, "member-with-a-rather-long-client-id"),
+        open_transaction(bootstrap, topic) as (name, _),
+    ):
+        for view, params, text in (
+            ("overview", {}, "Needs attention"),
+            ("transactions", {}, "Held back now"),
+            ("transaction", {"id": name}, "What happened"),
+            ("groups", {}, "Consumer groups"),
+            *(
+                ("group", {"id": group, "tab": tab}, group)
+                for tab in ("lag", "members", "why", "plan", "reset")
+            ),
+            ("topics", {}, "Offsets kept"),
+            ("topic", {"name": topic}, "xxx"),
+            ("topic", {"name": topic, "tab": "partitions"}, topic),
+            ("group", {"id": "no-such"}, "There is no group"),
+        ):
+            page.go(view, **params)
+            page.reads(text)
+            assert not page.page.evaluate(TOO_WIDE), (view, params)
+            if width == 390:
+                page.keep(f"narrow-{view}-{params.get('tab', '')}")
+
+
 def test_a_foreign_name_of_this_machine_is_refused(another, url):
     page = another(url.replace("127.0.0.1", "127.0.0.2")).page
     # Chromium may not reach it at all where nothing listens; by name it reaches us.
@@ -392,6 +522,42 @@ def test_a_broker_that_goes_and_comes_back(another, tmp_path):
             page.reads("after-the-start")
     finally:
         daemon.stop()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_broker_that_does_not_answer_is_noticed_within_three_seconds(another, tmp_path, how):
+    daemon = Daemon(tmp_path / "data").start()
+    assert daemon.child is not None
+    try:
+        with running(daemon.bootstrap, timeout_s=10.0) as url:  # as the command has it
+            page = another(url).enter()
+            page.reads("live", ".foot")
+            began = time.monotonic()
+            os.kill(daemon.child.pid, how)
+            expect(page.page.locator(".status")).to_have_text("away")
+            assert time.monotonic() - began < 3
+            page.reads("No broker can be reached")
+            if how == signal.SIGSTOP:
+                os.kill(daemon.child.pid, signal.SIGCONT)
+                page.reads("live", ".foot")
+    finally:
+        daemon.kill()
+
+
+def test_one_silent_broker_of_several_is_noticed_within_three_seconds(another, tmp_path):
+    config = {"broker.session.timeout.ms": "60000"}
+    with BrokerCluster(2, tmp_path, config) as cluster, running(cluster.bootstrap) as url:
+        page = another(url).enter()
+        page.reads("live", ".foot")
+        page.reads("controller", ".tile")
+        began = time.monotonic()
+        cluster.kill(2)
+        expect(page.page.locator(".status")).to_have_text("live, broker 2 silent")
+        assert time.monotonic() - began < 3
+        page.go("overview")
+        page.reads("Broker does not answer")
+        cluster.restart(2)
+        expect(page.page.locator(".status")).to_have_text("live")
 
 
 def test_ten_thousand_topics_stay_a_page(another, tmp_path):

@@ -1,0 +1,78 @@
+"""Which brokers answer now, asked with a short timeout: a view may wait much longer to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from fencepost.coordinator.wire.client.channel import BrokerUnreachable, ConnectionLostError
+from fencepost.coordinator.wire.client.client import WireClient
+from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
+
+_NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
+
+
+class Pulse:
+    """A connection to each broker, in a thread of its own.
+
+    The question is a Metadata request without topics, which costs a broker nothing however many
+    there are. A broker that the others no longer name is not asked.
+    """
+
+    def __init__(self, bootstrap: str, timeout_s: float, security: Security = PLAINTEXT) -> None:
+        self._bootstrap, self._timeout_ms, self._security = bootstrap, timeout_s * 1000, security
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pulse")
+        self._clients: dict[tuple[int, str], WireClient] = {}
+        """By id and address."""
+
+    async def feel(self) -> Mapping[str, Any]:
+        """Ask each broker: ``silent`` are those without an answer; ``away`` says that all are."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._feel)
+
+    def _feel(self) -> Mapping[str, Any]:
+        silent: list[tuple[int, str]] = []
+        named: set[tuple[int, str]] = set()
+        problem = ""
+        clients = self._clients or {(-1, self._bootstrap): self._client(self._bootstrap)}
+        for broker, client in clients.items():
+            try:
+                answer = client.call("Metadata", check=False, topics=())
+                named |= {(one.node_id, _address(one.host, one.port)) for one in answer.brokers}
+            except _NO_ANSWER as error:
+                silent.append(broker)
+                problem = str(error)
+        if not self._clients:
+            for client in clients.values():
+                client.close()
+        if named:
+            self._follow(named)
+            silent = [one for one in silent if one in named]
+        ids = sorted(node for node, _ in silent if node >= 0)
+        return {"silent": ids, "away": None if named else problem}
+
+    def _follow(self, named: set[tuple[int, str]]) -> None:
+        for broker in self._clients.keys() - named:
+            self._clients.pop(broker).close()
+        for broker in named - self._clients.keys():
+            self._clients[broker] = self._client(broker[1])
+
+    def _client(self, address: str) -> WireClient:
+        return WireClient(
+            address,
+            client_id="fencepost-console",
+            timeout_ms=self._timeout_ms,
+            security=self._security,
+        )
+
+    def close(self) -> None:
+        """End; a question that is under way runs into it."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -35,6 +35,16 @@ def empty_records(count: int, later_ms: int = 0) -> bytes:
 
 
 @functools.cache
+def keyed_records(count: int) -> bytes:
+    """``count`` records of one key with empty values: compaction keeps the last one."""
+    records = []
+    for delta in range(count):
+        body = b"\0\0" + encode(delta) + encode(1) + b"k" + b"\0\0"
+        records.append(encode(len(body)) + body)
+    return b"".join(records)
+
+
+@functools.cache
 def large_records(size: int, each: int = 1_000_000) -> bytes:
     """Records of ``each`` bytes of one letter, ``size`` bytes together."""
     records = []

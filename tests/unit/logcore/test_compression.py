@@ -7,6 +7,7 @@ import functools
 import gzip
 import os
 import struct
+import sys
 import time
 import tracemalloc
 import zlib
@@ -17,7 +18,14 @@ from aiokafka import codec as aiokafka_codec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fencepost.logcore.compression import Codec, codec_for_id, compress, decompress
+from fencepost.logcore.compression import (
+    Codec,
+    _zstd_library,
+    codec_for_id,
+    compress,
+    compressed_pieces,
+    decompress,
+)
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 CODECS = [codec for codec in Codec if codec is not Codec.NONE]
@@ -154,6 +162,22 @@ def test_bombs_stay_within_the_limit(name: str) -> None:
         tracemalloc.stop()
     # The output, its last doubling, and copies of the input.
     assert peak < 3 * limit + 2 * len(data)
+
+
+def test_zstd_without_a_library_that_works_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    _zstd_library.cache_clear()
+    try:
+        assert _zstd_library() is None
+        for size in (0, 1, 150_000):
+            packed = b"".join(compressed_pieces(Codec.ZSTD, (TEXT[:size],)))
+            assert decompress(Codec.ZSTD, packed, size) == TEXT[:size]
+        for data, limit in ((compress(Codec.ZSTD, TEXT), len(TEXT) - 1), (packed[:-9], MIB)):
+            with pytest.raises(CorruptRecordError):
+                decompress(Codec.ZSTD, data, limit)
+    finally:
+        _zstd_library.cache_clear()
 
 
 def test_many_tiny_gzip_members_take_linear_time() -> None:

@@ -22,6 +22,7 @@ from fencepost.logcore.file_range import FileRange
 from fencepost.logcore.flush import Flush, FlushQueue
 from fencepost.logcore.fs import FileSystem, ReadableBuffer
 from fencepost.logcore.index import MappedIndexes
+from fencepost.logcore.legacy import RUN_BYTES
 from fencepost.logcore.segment import (
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
@@ -258,6 +259,10 @@ class Log:
                 end = segment.size if located is None else located
             if start >= end:
                 break
+            if not segment.is_new(start):
+                # They are converted in this turn of the event loop, so there are not many.
+                at_least_one = at_least_one or segment.batch_size(start) <= max_bytes
+                max_bytes = min(max_bytes, RUN_BYTES)
             stop, bound = self._range(
                 segment, start, end, max_bytes, min(limit, next_base), at_least_one
             )

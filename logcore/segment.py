@@ -383,14 +383,14 @@ class Segment:
         From ``min_range_bytes`` on they stay in the file, as a range of it.
         CorruptRecordError, InvalidRecordError if they can't be read or converted.
         """
-        if end - start >= min_range_bytes and self._is_new(start):
+        if end - start >= min_range_bytes and self.is_new(start):
             return FileRange(self.file, start, end)
         raw = self.file.read(start, end)
         if len(raw) > MAGIC_POS and raw[MAGIC_POS] < MAGIC:
             return to_v2(raw)
         return raw
 
-    def _is_new(self, position: int) -> bool:
+    def is_new(self, position: int) -> bool:
         """Whether v2 batches stand from ``position`` on: older formats can only come first."""
         if self._first_magic is None:
             self._first_magic = self._magic(0)

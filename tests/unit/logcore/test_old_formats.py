@@ -13,6 +13,7 @@ from fencepost.logcore.batch import LogRecord, decode_records, iter_headers
 from fencepost.logcore.compression import Codec
 from fencepost.logcore.legacy import (
     MIN_MESSAGE_SIZE,
+    RUN_BYTES,
     leading_messages,
     magic_at,
 )
@@ -70,6 +71,38 @@ def test_it_opens_and_serves_v2(tmp_path: Path, mixture: str, clean: bool) -> No
     walked = [one for _, batch in partition.reader.read_all() for one in decoded(bytes(batch))]
     assert walked == records
     assert fetch_bytes(partition, 24, 100, Isolation.READ_COMMITTED).records == b""
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+def test_a_read_converts_no_more_than_a_turn_has_time_for(tmp_path: Path, codec: Codec) -> None:
+    records = [LogRecord(at, T0, b"", b"v%d" % at) for at in range(20_000)]
+    sets = [records[at : at + 100] for at in range(0, len(records), 100)]
+    raw = b"".join(encode_message_set(one, 1, codec=codec) for one in sets)
+    assert len(raw) > 2 * RUN_BYTES
+    (tmp_path / "orders-0").mkdir()
+    (tmp_path / "orders-0" / f"{0:020d}.log").write_bytes(raw)
+    partition = open_partition(tmp_path, config=config(index_interval_bytes=4096))
+    found: list[LogRecord] = []
+    while len(found) < len(records):
+        read = fetch_bytes(partition, len(found), len(raw), Isolation.READ_COMMITTED)
+        some = decoded(read.records)
+        assert len(encode_message_set(some, 1)) <= RUN_BYTES or codec is not Codec.NONE
+        assert len(some) < len(records)
+        assert some[0].offset <= len(found) < some[-1].offset + 1
+        found += [one for one in some if one.offset >= len(found)]
+    assert found == records
+
+
+def test_a_wrapper_larger_than_a_turn_is_read_where_it_fits(tmp_path: Path) -> None:
+    records = [LogRecord(at, T0, b"", bytes(1000)) for at in range(100)]
+    raw = encode_message_set(records, 1, codec=Codec.GZIP, level=0)
+    assert len(raw) > RUN_BYTES
+    (tmp_path / "orders-0").mkdir()
+    (tmp_path / "orders-0" / f"{0:020d}.log").write_bytes(raw)
+    partition = open_partition(tmp_path)
+    for most, count in ((len(raw), 100), (len(raw) - 1, 0)):
+        read = fetch_bytes(partition, 0, most, Isolation.READ_COMMITTED, at_least_one=False)
+        assert len(decoded(read.records)) == count
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)

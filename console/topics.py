@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fencepost.console.history import History
@@ -10,7 +11,7 @@ from fencepost.coordinator.cli.queries.open_transactions import producers
 from fencepost.coordinator.cli.queries.replicas import partition_states
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.wire.client.cluster import TopicMetadata
-from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
+from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partition
 
 TOPIC_RESOURCE = 2
 DEFAULT_SOURCES = frozenset({5})
@@ -35,6 +36,12 @@ def topics_view(session: Session, params: Params, history: History) -> dict[str,
     ]
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
     stable = session.offsets(places, LATEST, committed=True)
+
+    def total(row: TopicMetadata, of: Callable[[Partition], int]) -> int | None:
+        """A sum over the partitions; None if one has no leader, for then it is not known."""
+        known = [(row.name, index) for index, part in row.partitions.items() if part.leader >= 0]
+        return sum(map(of, known)) if len(known) == len(row.partitions) else None
+
     found["rows"] = [
         {
             "topic": row.name,
@@ -45,9 +52,9 @@ def topics_view(session: Session, params: Params, history: History) -> dict[str,
             "under_replicated": sum(
                 len(part.in_sync) < len(part.replicas) for part in row.partitions.values()
             ),
-            "offsets": sum(end[p] - first[p] for p in places if p[0] == row.name),
-            "end": sum(end[p] for p in places if p[0] == row.name),
-            "held_back": sum(end[p] - stable[p] for p in places if p[0] == row.name),
+            "offsets": total(row, lambda p: end[p] - first[p]),
+            "end": total(row, lambda p: end[p]),
+            "held_back": total(row, lambda p: end[p] - stable[p]),
         }
         for row in chosen
     ]

@@ -24,7 +24,7 @@ function attention(app, row) {
     "held-back": () => [
       stuck && open > row.old_ms ? "bad" : open > row.old_ms ? "warn" : "info",
       "Open transaction holds readers back",
-      [place, " waits for ", id ?? `producer ${row.producer_id}`, `, open for ${duration(open)}: ${plural(row.behind, "offset")} are not readable yet.`, stuck],
+      [place, " waits for ", id ?? `producer ${row.producer_id}`, `${row.since_ms ? `, open for ${duration(open)}` : ""}: ${plural(row.behind, "offset")} are not readable yet.`, stuck],
     ],
     silent: () => ["bad", "Broker does not answer", [mono(row.broker), " gave no answer within a second. The controller fences it once its session has ended."]],
     rebalancing: () => [

@@ -20,6 +20,7 @@ from fencepost.console import history, limits, live, messages, server
 from fencepost.console.guard import CONTENT_SECURITY_POLICY, is_loopback
 from fencepost.console.server import VIEWS, Console, Settings
 from fencepost.coordinator.cli.queries.session import Session
+from fencepost.testing import Cluster as BrokerCluster
 from tests.console.scenes import (
     MARKUP,
     TOKEN,
@@ -696,6 +697,37 @@ async def test_a_partition_without_a_commit_has_an_unknown_lag(console, bootstra
         assert (row["lag"], row["lag_at_most"], row["unknown"]) == (None, 2, True)
         listed = (await get(console, "groups", q=group))["groups"]["rows"]
         assert (listed[0]["lag"], listed[0]["unknown"]) == (None, 1)
+
+
+async def test_sums_over_partitions_without_a_leader_are_not_known(tmp_path, headers):
+    def cluster() -> BrokerCluster:
+        started = BrokerCluster(2, tmp_path).start()
+        started.topic("t", 2, replicas=1)
+        write(started.bootstrap, "t", ["x"])
+        return started
+
+    started = await asyncio.to_thread(cluster)
+    try:
+        settings = Settings(bootstrap=started.bootstrap, token=TOKEN)
+        app = Console(settings).application()
+        async with TestClient(TestServer(app), headers=headers) as client:
+
+            async def row() -> Any:
+                return (await get(client, "topics"))["topics"]["rows"][0]
+
+            before = await row()
+            assert (before["offsets"], before["held_back"], before["leaderless"]) == (1, 0, 0)
+            await asyncio.to_thread(started.kill, started.leader("t", 1))
+
+            async def leaderless() -> Any:
+                with contextlib.suppress(AssertionError):  # until the broker is fenced
+                    found = await row()
+                    return found if found["leaderless"] else None
+
+            after = await until_async(leaderless, "a partition without a leader")
+            assert (after["offsets"], after["held_back"], after["leaderless"]) == (None, None, 1)
+    finally:
+        await asyncio.to_thread(started.close)
 
 
 async def well() -> Mapping[str, Any]:

@@ -9,8 +9,13 @@ from typing import Any
 from fencepost.console.history import History
 from fencepost.console.paging import Params
 from fencepost.console.transactions import FENCES, counts, held, listed
-from fencepost.coordinator.cli.queries.awaited import REBALANCING, awaited_by
-from fencepost.coordinator.cli.queries.group_view import look_at
+from fencepost.coordinator.cli.queries.awaited import (
+    REBALANCING,
+    RECONCILING,
+    awaited_by,
+    unreconciled,
+)
+from fencepost.coordinator.cli.queries.group_view import CONSUMER, look_at
 from fencepost.coordinator.cli.queries.replicas import active_controller, brokers, quorum
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import GROUP, Entry
@@ -127,11 +132,16 @@ def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _rebalancing(session: Session, listed: list[Any], history: History) -> Iterator[dict[str, Any]]:
     """Groups that wait for members to join or to take their assignment, and for which."""
-    waiting = [row for row in listed if getattr(row, "group_state", "") in REBALANCING]
+    states = REBALANCING | RECONCILING
+    waiting = [row for row in listed if getattr(row, "group_state", "") in states]
     for row in waiting[:MANY_GROUPS]:
         name = str(row.group_id)
-        found = awaited_by(history.entries(GROUP, name))
-        members = look_at(session, name).members
+        group = look_at(session, name)
+        members = group.members
+        if group.kind == CONSUMER:
+            found = unreconciled(group)
+        else:
+            found = awaited_by(history.entries(GROUP, name))
         yield {
             "kind": "rebalancing",
             "level": "warn",

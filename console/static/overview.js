@@ -29,7 +29,7 @@ function attention(app, row) {
     silent: () => ["bad", "Broker does not answer", [mono(row.broker), " gave no answer within a second. The controller fences it once its session has ended."]],
     rebalancing: () => [
       "warn",
-      row.state === "PreparingRebalance" ? "Group waits for members" : "Group waits for its assignment",
+      row.state === "CompletingRebalance" ? "Group waits for its assignment" : "Group waits for members",
       [
         link("group", { id: row.group, tab: "why" }, row.group, { class: "mono clip" }),
         ` is ${row.state}`,

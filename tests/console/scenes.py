@@ -112,17 +112,24 @@ def fence(bootstrap: str, topic: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def stuck_rebalance(bootstrap: str, group: str, topic: str) -> Iterator[None]:
+def stuck_rebalance(
+    bootstrap: str, group: str, topic: str, protocol: str = "classic"
+) -> Iterator[None]:
     """A group that waits for the member ``polls-no-more``, which has all partitions."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
-        conf = {"group_id": group, "max_poll_interval_ms": 120_000, "session_timeout_ms": 60_000}
-        first, second = (
-            stack.enter_context(confluent_consumer(bootstrap, client_id=name, **conf))
-            for name in ("polls-no-more", "newcomer")
-        )
+
+        def enter(name: str) -> confluent_kafka.Consumer:
+            conf = {"client_id": name, "max_poll_interval_ms": 120_000}
+            if protocol == "consumer":
+                return stack.enter_context(member(bootstrap, group, topic, **conf))
+            more = {"group_id": group, "session_timeout_ms": 60_000}
+            return stack.enter_context(confluent_consumer(bootstrap, **conf, **more))
+
+        first = enter("polls-no-more")
         first.subscribe([topic])
         until(lambda: first.poll(0.1) is None and first.assignment(), "its partitions")
+        second = enter("newcomer")
         second.subscribe([topic])
 
         def poll() -> None:

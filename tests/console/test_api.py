@@ -668,11 +668,12 @@ async def test_who_watches_the_same_shares_one_question(monkeypatch):
         await third.aclose()
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
-    console, bootstrap, topic
+    console, bootstrap, cluster, protocol
 ):
-    group = unique("waits")
-    with stuck_rebalance(bootstrap, group, topic):
+    topic, group = cluster.create_topic(unique("topic"), 4), unique("waits")
+    with stuck_rebalance(bootstrap, group, topic, protocol):
 
         async def look() -> Any:
             found = (await get(console, "overview"))["attention"]
@@ -680,9 +681,12 @@ async def test_a_group_that_rebalances_needs_attention_and_names_the_member(
             return rows and rows[0]["awaited"] and rows[0]
 
         row = await until_async(look, "the group among what needs attention")
-        assert row["state"] == "PreparingRebalance"
         assert row["awaited"].startswith("polls-no-more@")
         assert row["count"] == 2
+        if protocol == "consumer":
+            assert row["state"] == "Reconciling"
+            return
+        assert row["state"] == "PreparingRebalance"
         told = await get(console, "plan", 400, id=group)
         assert "rebalances (PreparingRebalance); it waits for polls-no-more@" in told["message"]
 

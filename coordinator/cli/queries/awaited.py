@@ -15,7 +15,11 @@ from fencepost.coordinator.history.entries import GROUP, Entry, encode_key
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.cli.queries.group_view import Group
     from fencepost.coordinator.cli.queries.session import Session
+
+RECONCILING = frozenset({"Assigning", "Reconciling"})
+"""States of a consumer group in which partitions move."""
 
 REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
 """States of a classic group in which no broker tells what its members subscribe to."""
@@ -52,6 +56,19 @@ def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
         elif entry.what in _ENDS:
             found = None
     return found
+
+
+def unreconciled(group: Group) -> Awaited | None:
+    """The members of a consumer group that hold partitions they must give up, by its description.
+
+    Without any, those that have not got all of theirs.
+    """
+    members = [one for one in group.members if one.target is not None]
+    late = [one for one in members if set(one.assigned) - set(one.target or ())]
+    late = late or [one for one in members if set(one.assigned) != set(one.target or ())]
+    names = tuple(one.member_id for one in late)
+    clients = tuple(f"{one.client_id}@{one.host}" for one in late)
+    return Awaited(names, clients, len(late)) if late else None
 
 
 def awaited(session: Session, group: str) -> Awaited | None:

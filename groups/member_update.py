@@ -38,7 +38,7 @@ from fencepost.groups.errors import (
 from fencepost.groups.events import EventKind
 from fencepost.groups.expressions import refresh_regexes
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
-from fencepost.groups.regex import TopicRegex
+from fencepost.groups.regex_syntax import parse
 from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
 from fencepost.logcore.values import dataclass
@@ -176,7 +176,7 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         classic=update.classic,
     )
     if new.subscribed_topic_regex != base.subscribed_topic_regex and new.subscribed_topic_regex:
-        TopicRegex(new.subscribed_topic_regex)  # refused here, before anything is decided
+        parse(new.subscribed_topic_regex)  # refused here, before anything is decided
     if new == old:
         return
     before = member_bytes(update.member_id, old) if old else 0

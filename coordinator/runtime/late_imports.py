@@ -14,6 +14,7 @@ GROUP_MODULES = (
     "groups.records",
     "groups.consumer_records",
     "groups.reconcile",
+    "groups.regex_syntax",
     "groups.regex",
     "groups.consumer_group",
     "groups.classic_group",

@@ -160,7 +160,21 @@ def consumer_heartbeat(d: Draw, about: Slot, *, epoch: int | None = None) -> Req
     version = d.version("consumer_group_heartbeat")
     made = f"{about[0][:200]}-{about[1]}-{d.rng.randrange(3)}"
     names = _subscribed(d)
-    regex = d.pick(["topic-[ab]", f"{d.pools.stem}topic-.*", "(", "", ".*", "a{1,3}b|__.*"])
+    regex = d.pick(
+        [
+            "topic-[ab]",
+            f"{d.pools.stem}topic-.*",
+            "(",
+            "",
+            ".*",
+            "a{1,3}b|__.*",
+            r"(?i:TOPIC)-\pL+\b",
+            "(?s).*",
+            r"\p{Greek}|topic-a",
+            "(?=a)",
+            "{*",
+        ]
+    )
     # When Apache Kafka has matched an expression depends on the time.
     by_regex = version >= 1 and d.chance(0.2) and not d.calm
     with_names = not by_regex or d.chance(0.3)

@@ -43,7 +43,9 @@ class Pools:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        return tuple(f"{self.stem}topic-{letter}" for letter in "abcd")
+        """Two short names, one as long as many, and the longest that is legal."""
+        a, b, c, d = (f"{self.stem}topic-{letter}" for letter in "abcd")
+        return a, b, c.ljust(60, "c"), d.ljust(249, "d")
 
     @property
     def missing_topic(self) -> str:

@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost.groups.errors import InvalidRegularExpressionError
-from fencepost.groups.regex import MAX_NESTING, MAX_STATES, TopicRegex
+from fencepost.groups.limits import GroupLimits
+from fencepost.groups.regex import RegexScan, TopicRegex
+from fencepost.groups.regex_syntax import MAX_PIECES
 
+LONGEST = GroupLimits().max_string_bytes
+TURN_S = 0.1
+"""Twice what a turn may take: the machines that run this are shared."""
+WORST = ("a", "a*", "|", "a|", "()", "[a]", r"\d", r"\pL", "(", "(?i:a)", "a{0,3}", "[[:alpha:]]")
+"""Repeated up to the greatest length."""
 TEXTS = [
     "",
     "a",
@@ -26,7 +33,6 @@ TEXTS = [
     "a1",
     "_",
     "a b",
-    "é",
     "{",
 ]
 
@@ -83,8 +89,8 @@ def test_re2_syntax(pattern, yes, no):
             "(?<=a)b",
             "(?<!a)",
         ),
-        *(r"\b", r"\p{L}", "a{3,2}", "a{1001}", "[b-a]", r"[a-\d]", "\\", "[[:nope:]]", r"\xzz"),
-        *(r"\x{110000}", "(?P<a-b>x)", "a(?i)b", r"\x{", "(?<", "(?x)a", "a{999999}"),
+        *(r"\C", r"\p{Nope}", "a{3,2}", "a{1001}", "[b-a]", r"[a-\d]", "\\", "[[:nope:]]", r"\xzz"),
+        *(r"\x{110000}", "(?P<a-b>x)", r"a\Eb", r"\x{", "(?<", "(?x)a", "a{999999}"),
     ],
 )
 def test_what_is_refused(pattern):
@@ -92,17 +98,30 @@ def test_what_is_refused(pattern):
         TopicRegex(pattern)
 
 
-def test_limits():
-    TopicRegex("(" * MAX_NESTING + ")" * MAX_NESTING)
-    with pytest.raises(InvalidRegularExpressionError, match="nested"):
-        TopicRegex("(" * (MAX_NESTING + 1) + ")" * (MAX_NESTING + 1))
-    TopicRegex("a" * (MAX_STATES - 1))
-    with pytest.raises(InvalidRegularExpressionError, match="states"):
-        TopicRegex("a" * MAX_STATES)
-    with pytest.raises(InvalidRegularExpressionError, match="states"):
+def test_size_is_bounded_by_repetitions_alone():
+    TopicRegex("(?:a{99}){655}")
+    with pytest.raises(InvalidRegularExpressionError, match=str(MAX_PIECES)):
+        TopicRegex("(?:a{99}){656}")
+    with pytest.raises(InvalidRegularExpressionError, match=str(MAX_PIECES)):
         TopicRegex("((a{100}){100}){100}")
     TopicRegex("((((){1000}){1000}){1000}){1000}")
     TopicRegex("(((a{0}){1000}){1000}){1000}")
+
+
+@pytest.mark.parametrize("pattern", WORST)
+def test_no_slice_of_an_expression_of_the_greatest_length_holds_the_loop(pattern):
+    """In processor time: that of a turn, for an expression of 32,767 bytes and long names."""
+    regex = (pattern * LONGEST)[: LONGEST // len(pattern) * len(pattern)]
+    if pattern == "(":
+        regex = "(" * (LONGEST // 2) + ")" * (LONGEST // 2)
+    scan = RegexScan([regex], ["a" * 249, "team.orders-abcdef", "x" * 100], 1)
+    longest, is_done = 0.0, False
+    while not is_done:
+        begun = time.process_time()
+        is_done = scan.go_on(GroupLimits().max_regex_steps_per_turn)
+        longest = max(longest, time.process_time() - begun)
+    assert not scan.refused
+    assert longest < TURN_S
 
 
 def test_the_classic_killer_is_harmless():

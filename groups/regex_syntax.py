@@ -1,0 +1,507 @@
+r"""The syntax of a subscription's regular expression: RE2/J's, which judges them in Kafka.
+
+Every expression that RE2/J takes is taken, but for those whose counted repetitions multiply to more
+than :data:`MAX_PIECES`. A topic's name has characters of ASCII alone, so a class of characters is a
+set of those: bit ``c`` of a number stands for the character ``c``. That is also why of a Unicode
+script or category only the part in ASCII is known. Captures and greediness make no difference to
+whether a whole name matches.
+
+Source: ``com.google.re2j.Parser`` and its tables, version 1.8, with the flags of
+``Pattern.compile``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, NoReturn
+from unicodedata import category
+
+from fencepost.groups.errors import InvalidRegularExpressionError
+
+MAX_PIECES: Final = 65_536
+"""Pieces of one expression with its repetitions multiplied. Without a counted repetition a string
+of a record cannot hold an expression of so many."""
+MAX_REPEAT: Final = 1_000
+"""The largest n and m in ``{n,m}``: RE2's."""
+SHOWN_CHARS: Final = 200
+"""Characters of an expression in the refusal."""
+
+ASCII: Final = (1 << 128) - 1
+_UNICODE_END: Final = 0x10FFFF
+_LONG_S: Final = 0x17F
+_KELVIN: Final = 0x212A
+"""With the long s the only characters outside of ASCII whose other case is in it: s and k."""
+
+
+class Assertion(IntEnum):
+    """A condition on the place between two characters."""
+
+    TEXT_BEGIN = 0
+    TEXT_END = 1
+    LINE_BEGIN = 2
+    LINE_END = 3
+    WORD_BOUNDARY = 4
+    NO_WORD_BOUNDARY = 5
+
+
+class Sequence:
+    """Pieces one after another."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, parts: list[Piece]) -> None:
+        self.parts = parts
+        self.size = 1 + sum(map(size_of, parts))
+
+
+class Choice:
+    """One of several pieces."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, parts: list[Piece]) -> None:
+        self.parts = parts
+        self.size = 1 + sum(map(size_of, parts))
+
+
+class Repetition:
+    """A piece ``least`` to ``most`` times; without ``most`` as often as it comes."""
+
+    __slots__ = ("least", "most", "part", "size")
+
+    def __init__(self, part: Piece, least: int, most: int | None) -> None:
+        self.part, self.least, self.most = part, least, most
+        size = size_of(part)
+        optional = 1 if most is None else most - least
+        self.size = 1 + least * size + optional * (size + 1)
+
+
+Piece = int | Assertion | Sequence | Choice | Repetition
+"""A number is a set of characters, of which one must come."""
+
+
+def size_of(piece: Piece) -> int:
+    """Return how many pieces a piece is made of, its repetitions multiplied."""
+    return 1 if isinstance(piece, int) else piece.size
+
+
+_EMPTY: Final = Sequence([])
+"""What matches where there is nothing."""
+
+
+# --- sets of characters --------------------------------------------------------------------------
+
+
+def _set_of(codes: Iterable[int]) -> int:
+    return sum(1 << code for code in codes)
+
+
+def _range(low: int, high: int) -> int:
+    """Return the part in ASCII of a range of code points."""
+    return ASCII & ((1 << min(high + 1, 128)) - (1 << min(low, 128)))
+
+
+_UPPER: Final = _range(65, 90)
+_LOWER: Final = _range(97, 122)
+_LETTERS: Final = _UPPER | _LOWER
+_DIGITS: Final = _range(48, 57)
+WORD: Final = _LETTERS | _DIGITS | 1 << 95
+NEWLINE: Final = 1 << 10
+_PERL: Final = {"d": _DIGITS, "s": _set_of(b"\t\n\f\r "), "w": WORD}
+_GRAPHIC: Final = _range(33, 126)
+_POSIX: Final = {
+    "alnum": _LETTERS | _DIGITS,
+    "alpha": _LETTERS,
+    "ascii": ASCII,
+    "blank": _set_of(b"\t "),
+    "cntrl": _range(0, 31) | 1 << 127,
+    "digit": _DIGITS,
+    "graph": _GRAPHIC,
+    "lower": _LOWER,
+    "print": _GRAPHIC | 1 << 32,
+    "punct": _GRAPHIC & ~(_LETTERS | _DIGITS),
+    "space": _range(9, 13) | 1 << 32,
+    "upper": _UPPER,
+    "word": WORD,
+    "xdigit": _DIGITS | _range(65, 70) | _range(97, 102),
+}
+_CATEGORY_NAMES: Final = (
+    "C Cc Cf Co Cs L Ll Lm Lo Lt Lu M Mc Me Mn N Nd Nl No P Pc Pd Pe Pf Pi Po Ps S Sc Sk Sm So Z Zl"
+    " Zp Zs"
+)
+_CATEGORIES: Final = frozenset(_CATEGORY_NAMES.split())
+_FOLDED_CATEGORIES: Final = {"Ll": _set_of(b"KS"), "Lu": _LOWER}
+"""What case adds to a category: RE2/J's tables, of which the first lacks most letters."""
+_SCRIPT_NAMES: Final = (
+    "Arabic Armenian Avestan Balinese Bamum Batak Bengali Bopomofo Brahmi Braille Buginese Buhid"
+    " Canadian_Aboriginal Carian Cham Cherokee Common Coptic Cuneiform Cypriot Cyrillic Deseret"
+    " Devanagari Egyptian_Hieroglyphs Ethiopic Georgian Glagolitic Gothic Greek Gujarati Gurmukhi"
+    " Han Hangul Hanunoo Hebrew Hiragana Imperial_Aramaic Inherited Inscriptional_Pahlavi"
+    " Inscriptional_Parthian Javanese Kaithi Kannada Katakana Kayah_Li Kharoshthi Khmer Lao Latin"
+    " Lepcha Limbu Linear_B Lisu Lycian Lydian Malayalam Mandaic Meetei_Mayek Mongolian Myanmar"
+    " New_Tai_Lue Nko Ogham Ol_Chiki Old_Italic Old_Persian Old_South_Arabian Old_Turkic Oriya"
+    " Osmanya Phags_Pa Phoenician Rejang Runic Samaritan Saurashtra Shavian Sinhala Sundanese"
+    " Syloti_Nagri Syriac Tagalog Tagbanwa Tai_Le Tai_Tham Tai_Viet Tamil Telugu Thaana Thai"
+    " Tibetan Tifinagh Ugaritic Unknown Vai Yi"
+)
+_SCRIPTS: Final = frozenset(_SCRIPT_NAMES.split())
+_IN_ASCII: Final = {"Any": ASCII, "Common": ASCII & ~_LETTERS, "Latin": _LETTERS}
+
+
+@lru_cache(maxsize=256)
+def _unicode_set(name: str) -> int | None:
+    """Return the part in ASCII of a category or script; None for a name that RE2/J lacks."""
+    if name in _CATEGORIES:
+        return _set_of(code for code in range(128) if category(chr(code)).startswith(name))
+    return _IN_ASCII.get(name, 0 if name in _SCRIPTS else None)
+
+
+def _folded(characters: int) -> int:
+    """Return a set with the other case of its letters."""
+    return characters | (characters & _UPPER) << 32 | (characters & _LOWER) >> 32
+
+
+def _folded_range(low: int, high: int) -> int:
+    """Return the part in ASCII of a range of code points without regard to case."""
+    found = _folded(_range(low, high))
+    if low <= _LONG_S <= high:
+        found |= _set_of(b"Ss")
+    if low <= _KELVIN <= high:
+        found |= _set_of(b"Kk")
+    return found
+
+
+# --- the parser ----------------------------------------------------------------------------------
+
+_ESCAPES: Final = {"a": 7, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11}
+_ASSERTIONS: Final = {
+    "A": Assertion.TEXT_BEGIN,
+    "z": Assertion.TEXT_END,
+    "b": Assertion.WORD_BOUNDARY,
+    "B": Assertion.NO_WORD_BOUNDARY,
+}
+_PLAIN: Final = re.compile(r"[^\\.+*?()|\[{^$]+")
+_COUNT: Final = re.compile(r"\{(0|[1-9][0-9]*)(?:(,)(0|[1-9][0-9]*)?)?\}")
+_REPEATS: Final = frozenset("*+?{")
+_HEX: Final = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
+_OCTAL: Final = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
+_GROUP_NAME: Final = re.compile(r"\(\?P?<([0-9A-Za-z_]+)>")
+_FLAGS: Final = re.compile(r"\(\?([imsU]*)(?:-([imsU]+))?([:)])")
+
+
+class _Group:
+    """A group that is not closed yet, or the whole expression."""
+
+    __slots__ = ("choices", "flags", "parts")
+
+    def __init__(self, flags: frozenset[str]) -> None:
+        self.flags = flags
+        """Those that hold behind it."""
+        self.choices: list[Piece] = []
+        self.parts: list[Piece] = []
+        """Of the alternative that is being read."""
+
+    def end_choice(self) -> None:
+        """The alternative is over."""
+        if not self.parts:
+            self.choices.append(_EMPTY)
+            return
+        self.choices.append(self.parts[0] if len(self.parts) == 1 else Sequence(self.parts))
+        self.parts = []
+
+    def piece(self) -> Piece:
+        """Return the whole group as one piece."""
+        self.end_choice()
+        return self.choices[0] if len(self.choices) == 1 else Choice(self.choices)
+
+
+class _Parser:
+    """One pass over an expression, with the open groups on a stack: nesting has no limit."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        self._flags: frozenset[str] = frozenset()
+        self._names: set[str] = set()
+        self._groups = [_Group(self._flags)]
+        self._steps: dict[str, Callable[[], None]] = {
+            "(": self._open,
+            ")": self._close,
+            "|": self._bar,
+            "[": self._class,
+            "\\": self._escape,
+            ".": self._dot,
+            "^": self._caret,
+            "$": self._dollar,
+        }
+
+    def parse(self) -> Piece:
+        pattern, end = self._pattern, len(self._pattern)
+        while self._at < end:
+            plain = _PLAIN.match(pattern, self._at)
+            if plain is not None:
+                self._at = plain.end()
+                self._literals(plain.group())
+                continue
+            char = pattern[self._at]
+            step = self._steps.get(char)
+            if step is not None:
+                step()
+            else:
+                self._repeat()
+        if len(self._groups) > 1:
+            self._refuse("missing closing )")
+        piece = self._groups[0].piece()
+        self._require_small(size_of(piece))
+        return piece
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InvalidRegularExpressionError(
+            f"regular expression {self._pattern[:SHOWN_CHARS]!r}: {why} at position {self._at}"
+        )
+
+    def _require_small(self, size: int) -> None:
+        if size > MAX_PIECES:
+            self._refuse(f"its repetitions make over {MAX_PIECES} pieces")
+
+    def _put(self, piece: Piece) -> None:
+        self._groups[-1].parts.append(piece)
+
+    # --- literals and assertions ---
+
+    def _literals(self, text: str) -> None:
+        parts = self._groups[-1].parts
+        if "i" in self._flags or not text.isascii():
+            parts += [self._span(code, code) for code in map(ord, text)]
+        else:
+            parts += [1 << code for code in text.encode()]
+
+    def _span(self, low: int, high: int) -> int:
+        return _folded_range(low, high) if "i" in self._flags else _range(low, high)
+
+    def _dot(self) -> None:
+        self._at += 1
+        self._put(ASCII if "s" in self._flags else ASCII & ~NEWLINE)
+
+    def _caret(self) -> None:
+        self._at += 1
+        self._put(Assertion.LINE_BEGIN if "m" in self._flags else Assertion.TEXT_BEGIN)
+
+    def _dollar(self) -> None:
+        self._at += 1
+        self._put(Assertion.LINE_END if "m" in self._flags else Assertion.TEXT_END)
+
+    # --- groups ---
+
+    def _open(self) -> None:
+        pattern = self._pattern
+        if not pattern.startswith("(?", self._at):
+            self._at += 1
+            self._groups.append(_Group(self._flags))
+            return
+        name = _GROUP_NAME.match(pattern, self._at)
+        if name is not None:
+            if name[1] in self._names:
+                self._refuse(f"duplicate group name {name[1]!r}")
+            self._names.add(name[1])
+            self._at = name.end()
+            self._groups.append(_Group(self._flags))
+            return
+        found = _FLAGS.match(pattern, self._at)
+        if found is None:
+            self._refuse("invalid or unsupported group")
+        self._at = found.end()
+        if found[3] == ":":
+            self._groups.append(_Group(self._flags))
+        self._flags = self._flags.union(found[1]).difference(found[2] or "")
+
+    def _close(self) -> None:
+        if len(self._groups) == 1:
+            self._refuse("unmatched )")
+        self._at += 1
+        group = self._groups.pop()
+        self._flags = group.flags
+        self._put(group.piece())
+
+    def _bar(self) -> None:
+        self._at += 1
+        self._groups[-1].end_choice()
+
+    # --- repetitions ---
+
+    def _repeat(self) -> None:
+        """Read ``*``, ``+``, ``?``, a count, or a brace that stands for itself."""
+        found = self._bounds()
+        parts = self._groups[-1].parts
+        if found is None:
+            self._at += 1
+            self._literals("{")
+        elif not parts:
+            self._refuse("nothing to repeat")
+        else:
+            parts[-1] = self._repeated(parts[-1], *found)
+            if self._pattern.startswith("?", self._at):
+                self._at += 1
+        # RE2/J refuses it behind a brace, too.
+        at = self._at
+        if self._pattern[at : at + 1] in _REPEATS and self._bounds() is not None:
+            self._refuse("a repetition of a repetition")
+        self._at = at
+
+    def _repeated(self, part: Piece, least: int, most: int | None) -> Piece:
+        if most == 0:
+            return _EMPTY
+        if part is _EMPTY:
+            return part  # repeating nothing adds nothing but time
+        repeated = Repetition(part, least, most)
+        self._require_small(repeated.size)
+        return repeated
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        char = self._pattern[self._at : self._at + 1]
+        if char and char in "*+?":
+            self._at += 1
+            return int(char == "+"), 1 if char == "?" else None
+        found = _COUNT.match(self._pattern, self._at)
+        if found is None:
+            return None
+        low, comma, high = found.groups()
+        longest = max(len(low), len(high or ""))
+        least = int(low) if longest <= 4 else MAX_REPEAT + 1
+        most = least if not comma else None if high is None else int(high[:5])
+        if least > MAX_REPEAT or (most is not None and not least <= most <= MAX_REPEAT):
+            self._refuse("invalid repeat count")
+        self._at = found.end()
+        return least, most
+
+    # --- escapes and classes ---
+
+    def _escape(self) -> None:
+        pattern = self._pattern
+        char = pattern[self._at + 1 : self._at + 2]
+        if char == "Q":
+            end = pattern.find("\\E", self._at)
+            end = len(pattern) if end < 0 else end
+            text = pattern[self._at + 2 : end]
+            self._at = min(end + 2, len(pattern))
+            self._literals(text)
+        elif char in _ASSERTIONS:
+            self._at += 2
+            self._put(_ASSERTIONS[char])
+        else:
+            found = self._escaped_set()
+            if found is None:
+                code = self._escaped_code()
+                found = self._span(code, code)
+            self._put(found)
+
+    def _escaped_set(self) -> int | None:
+        r"""Read ``\pN``, ``\p{Name}``, ``\d`` and the like; None where none of them stands."""
+        char = self._pattern[self._at + 1 : self._at + 2]
+        if not self._pattern.startswith("\\", self._at) or not char:
+            return None
+        if char in "pP":
+            return self._unicode_class(negated=char == "P")
+        found = _PERL.get(char.lower())
+        if found is None:
+            return None
+        self._at += 2
+        # Without regard to case \w has the long s and the Kelvin sign as well, which are not ASCII.
+        return ASCII & ~found if char.isupper() else found
+
+    def _unicode_class(self, *, negated: bool) -> int:
+        pattern, begin = self._pattern, self._at + 2
+        name = pattern[begin : begin + 1]
+        end = begin + 1
+        if name == "{":
+            end = pattern.find("}", begin) + 1
+            name = pattern[begin + 1 : end - 1]
+        if not name or not end:
+            self._refuse("invalid character class")
+        if name.startswith("^"):
+            negated, name = not negated, name[1:]
+        found = _unicode_set(name)
+        if found is None:
+            self._refuse(f"no Unicode class {name[:SHOWN_CHARS]!r}")
+        if "i" in self._flags:
+            found |= _FOLDED_CATEGORIES.get(name, 0)
+        self._at = end
+        return ASCII & ~found if negated else found
+
+    def _escaped_code(self) -> int:
+        """Read the escape of one character, inside or outside of a class."""
+        begin = self._at + 1
+        char = self._pattern[begin : begin + 1]
+        found = _HEX.match(self._pattern, begin)
+        if found is not None:
+            digits = (found[1] or found[2]).lstrip("0")
+            if len(digits) <= 6 and int(digits or "0", 16) <= _UNICODE_END:
+                self._at = found.end()
+                return int(digits or "0", 16)
+        found = _OCTAL.match(self._pattern, begin)
+        if found is not None:
+            self._at = found.end()
+            return int(found.group(), 8)
+        if not char or (char.isascii() and char.isalnum() and char not in _ESCAPES):
+            self._refuse("invalid escape sequence")
+        self._at = begin + 1
+        return _ESCAPES.get(char) or ord(char)
+
+    def _class(self) -> None:
+        pattern = self._pattern
+        self._at += 1
+        negated = pattern.startswith("^", self._at)
+        self._at += negated
+        found, first = 0, True
+        while first or not pattern.startswith("]", self._at):
+            first = False
+            part = self._posix_class()
+            if part is None:
+                part = self._escaped_set()
+            found |= self._class_range() if part is None else part
+        self._at += 1
+        self._put(ASCII & ~found if negated else found)
+
+    def _posix_class(self) -> int | None:
+        if not self._pattern.startswith("[:", self._at):
+            return None
+        end = self._pattern.find(":]", self._at)
+        if end < 0:
+            return None
+        name = self._pattern[self._at + 2 : end]
+        found = _POSIX.get(name.removeprefix("^"))
+        if found is None:
+            self._refuse("unknown character class")
+        self._at = end + 2
+        if "i" in self._flags:
+            found = _folded(found)
+        return ASCII & ~found if name.startswith("^") else found
+
+    def _class_range(self) -> int:
+        low = high = self._class_code()
+        if self._pattern.startswith("-", self._at) and not self._pattern.startswith("-]", self._at):
+            self._at += 1
+            high = self._class_code()
+            if high < low:
+                self._refuse("invalid character class range")
+        return self._span(low, high)
+
+    def _class_code(self) -> int:
+        if self._at >= len(self._pattern):
+            self._refuse("missing closing ]")
+        if self._pattern[self._at] == "\\":
+            return self._escaped_code()
+        self._at += 1
+        return ord(self._pattern[self._at - 1])
+
+
+def parse(pattern: str) -> Piece:
+    """Read an expression.
+
+    Raises :class:`fencepost.groups.errors.InvalidRegularExpressionError` for one that RE2/J does
+    not know, and for one of more than :data:`MAX_PIECES`.
+    """
+    return _Parser(pattern).parse()

@@ -6,6 +6,8 @@ import functools
 import time
 from typing import Final
 
+import cramjam
+
 from fencepost.logcore.batch import batch_of_payload
 from fencepost.logcore.compression import Codec, compress
 from fencepost.logcore.varint import encode
@@ -54,10 +56,12 @@ def large_records(size: int, each: int = 1_000_000) -> bytes:
     return b"".join(records)
 
 
-def batch_of(records: bytes, count: int, codec: Codec, later_ms: int = 0) -> bytes:
-    """A batch of encoded records, as a producer sends it."""
+def batch_of(
+    records: bytes, count: int, codec: Codec, later_ms: int = 0, stored: bytes | None = None
+) -> bytes:
+    """A batch of encoded records, as a producer sends it; ``stored`` are they, compressed."""
     return batch_of_payload(
-        compress(codec, records),
+        compress(codec, records) if stored is None else stored,
         count,
         codec=codec,
         base_timestamp_ms=FIRST_MS,
@@ -79,3 +83,11 @@ def most_records(codec: Codec, count: int = MOST_RECORDS) -> bytes:
 def most_bytes(codec: Codec, size: int = MOST_BYTES) -> bytes:
     """A batch that inflates to as much as may be."""
     return batch_of(large_records(size), size // 1_000_000, codec)
+
+
+@functools.cache
+def one_snappy_block(size: int = 20_000_000) -> bytes:
+    """The largest call of a codec that the default ``max.message.bytes`` lets through."""
+    records = large_records(size)
+    stored = bytes(cramjam.snappy.compress_raw(records))
+    return batch_of(records, size // 1_000_000, Codec.SNAPPY, stored=stored)

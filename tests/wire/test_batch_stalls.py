@@ -11,6 +11,7 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.messages import request_factory
 from fencepost.logcore.compression import Codec
+from fencepost.logcore.config import LogConfig
 from tests.support.cluster import Cluster
 from tests.support.stalls import LockWatch, watched_loop
 from tests.support.worst_batches import (
@@ -20,12 +21,14 @@ from tests.support.worst_batches import (
     MOST_RECORDS,
     most_bytes,
     most_records,
+    one_snappy_block,
 )
 from tests.wire.test_stalls import MOST_ASKED, Client, LikeTheDaemon, framed
 
 CODECS = list(Codec)[1:]
 COUNTS = {"records": MOST_RECORDS, "bytes": MOST_BYTES // 1_000_000}
 SHAPES: dict[str, Callable[[Codec], bytes]] = {"records": most_records, "bytes": most_bytes}
+DEFAULT_MAX_MESSAGE_BYTES = LogConfig().max_message_bytes
 LEVELS = {"gzip": (1, 9), "lz4": (1, 9, 12, 17), "zstd": (1, 19, 22)}
 
 
@@ -138,7 +141,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
             for codec, levels in LEVELS.items()
             for level in levels
         }
-        client.ask(create(logs | other))
+        client.ask(create(logs | other | {"snappy-block": {}}))
         yield broker
 
 
@@ -175,6 +178,15 @@ def test_every_api_reads_the_worst_batch_in_short_turns(
         (found,) = cluster.call("list_offsets", 7, replica_id=-1, topics=topics)["topics"]
     last = COUNTS[shape] - 1
     assert found["partitions"][0]["offset"] == (last if shape == "records" else 50)
+
+
+@pytest.mark.slow
+def test_every_api_reads_the_largest_block_of_snappy_in_short_turns(full: BrokerThread) -> None:
+    batch = one_snappy_block()
+    assert len(batch) <= DEFAULT_MAX_MESSAGE_BYTES
+    check(full, produce("snappy-block", batch), "produce")
+    for label, read in READS.items():
+        check(full, read("snappy-block"), label)
 
 
 @pytest.mark.slow

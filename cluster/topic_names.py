@@ -36,8 +36,9 @@ def check_name(name: str) -> None:
         )
 
 
-def nearest_topic(name: str, topics: Iterable[str]) -> str | None:
-    """The topic that a name which no topic has is most like, if any is much like it."""
+def hint(name: str, topics: Iterable[str]) -> str:
+    """The end of a sentence about a missing topic: which one may be meant, or nothing."""
     import difflib  # noqa: PLC0415 - only errors need it
 
-    return next(iter(difflib.get_close_matches(name, list(topics), n=1)), None)
+    close = difflib.get_close_matches(name, list(topics), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -15,7 +15,7 @@ import structlog
 from aiokafka.errors import TopicAuthorizationFailedError
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.topic_names import check_name, nearest_topic
+from fencepost.cluster.topic_names import check_name, hint
 from fencepost.coordinator.wire.client.client import AsyncWireClient
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 from fencepost.logcore.machine import DomainError
@@ -182,10 +182,7 @@ class Topics:
     async def absence(self, missing: Iterable[str]) -> str:
         """Say that topics do not exist, and which ones may be meant."""
         there = (await self._client.metadata(refresh=True)).topics
-        told = []
-        for name in missing:
-            near = nearest_topic(name, there)
-            told.append(f"{name!r}" + (f" (did you mean {near!r}?)" if near else ""))
+        told = (f"{name!r}{hint(name, there)}" for name in missing)
         return f"no such input topic: {', '.join(told)}"
 
     # --- asking ---

@@ -47,7 +47,7 @@ ALLOWED_IMPORTS = {
         *_TOPIC_NAMES,
     ),
     # Spark's side works without aiokafka, which the rest needs.
-    "pipelines/spark": ("pipelines.spark", *_BATCHES),
+    "pipelines/spark": ("pipelines.spark", *_BATCHES, *_TOPIC_NAMES),
     "pyspark_fencepost": ("pipelines.spark",),
     # A client of any broker, as the commands are.
     "console": (

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.topic_names import hint
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.client.access import missing_right
 from fencepost.coordinator.wire.client.client import (
@@ -160,7 +161,7 @@ class Connection:
         known = self.topics().get(topic) or self.topics(refresh=True).get(topic)
         if known is None or known.error:
             self.check_visible([topic])
-            raise BrokerError(f"topic {topic!r} does not exist")
+            raise BrokerError(f"topic {topic!r} does not exist{hint(topic, self.topics())}")
         return sorted(known.partitions)
 
     def leader(self, partition: Partition) -> int:

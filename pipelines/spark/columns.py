@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from fencepost.logcore.batch import BatchHeader
 from fencepost.logcore.errors import InvalidRecordError
 from fencepost.logcore.varint import encode, read_varint
+from fencepost.pipelines.spark.errors import SparkPipelineError
 from fencepost.pipelines.spark.partitioner import binary_parts
 
 HEADERS = pa.list_(
@@ -352,15 +353,25 @@ def _varint_column(count: int, *fields: _Varints) -> Any:
 
 
 def encode_headers(column: Any) -> Any:
-    """The bytes of each record's headers with their count; None if no record has any."""
+    """The bytes of each record's headers with their count; None if no record has any.
+
+    Raises :class:`SparkPipelineError` for a header that is null, or whose key is.
+    """
     if column is None or column.null_count == len(column):
         return None
+    # Their names may be in any case, as for the stock sink.
+    key_name, value_name = (field.name for field in column.type.value_type)
     encoded: list[bytes] = []
     for row in column.to_pylist():
         parts = [encode(len(row or ()))]
         for header in row or ():
-            key = (header["key"] or "").encode()
-            value = header["value"]
+            if header is None or header[key_name] is None:
+                told = "a header" if header is None else "the key of a header"
+                raise SparkPipelineError(
+                    f"{told} is null in a row's column headers: every header of a record has a key"
+                )
+            key = header[key_name].encode()
+            value = header[value_name]
             parts += [encode(len(key)), key, encode(-1 if value is None else len(value))]
             if value is not None:
                 parts.append(value)

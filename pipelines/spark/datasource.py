@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
+from fencepost.pipelines.spark.errors import speaks_plainly
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceReader,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+@speaks_plainly
 class FencepostDataSource(DataSource):
     """A topic as a table or as a stream, with the options of Spark's own Kafka connector."""
 

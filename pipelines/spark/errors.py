@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
 
 class SparkPipelineError(Exception):
     """Base of everything that the source and the sink raise on purpose."""
@@ -29,3 +37,48 @@ class AccessError(SparkPipelineError):
 
 class BrokerError(SparkPipelineError):
     """The broker refused a request, or could not be reached in time."""
+
+
+# --- how Spark tells them ---
+
+
+def speaks_plainly(cls: type[T]) -> type[T]:
+    """Have Spark begin with the sentence of what a class's methods raise on purpose.
+
+    A worker of Spark's puts its traceback before an exception, and ends behind it. Only errors
+    that are no sentence keep the traceback.
+    """
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, _plain(method))
+    return cls
+
+
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(method):
+
+        @functools.wraps(method)
+        def generate(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            try:
+                yield from method(*args, **kwargs)
+            except SparkPipelineError:
+                _hide_traceback()
+                raise
+
+        return generate
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except SparkPipelineError:
+            _hide_traceback()
+            raise
+
+    return call
+
+
+def _hide_traceback() -> None:
+    """Ask PySpark's ``handle_worker_exception`` for the exception alone, in a worker."""
+    if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"

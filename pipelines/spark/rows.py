@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     StringType,
     StructType,
@@ -36,13 +37,14 @@ from fencepost.pipelines.spark.tally import Tally
 PREPARED = "fencepost"
 """Key of the column metadata by which ``prepare`` tells the sink what it has done."""
 
-_TYPES = {
-    "key": (BinaryType, StringType),
-    "value": (BinaryType, StringType),
-    "topic": (StringType,),
-    "partition": (IntegerType,),
-    "headers": (ArrayType,),
-    "timestamp": (TimestampType,),
+_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+_TYPES: Mapping[str, tuple[DataType, ...]] = {
+    "key": (BinaryType(), StringType()),
+    "value": (BinaryType(), StringType()),
+    "topic": (StringType(),),
+    "partition": (IntegerType(),),
+    "headers": (_HEADERS,),
+    "timestamp": (TimestampType(),),
 }
 
 
@@ -55,6 +57,25 @@ class Prepared:
 
     topic: str
     writers: int
+
+
+def _fits(found: DataType, wanted: Sequence[DataType]) -> bool:
+    """Whether a type is one of those wanted, at every level, but for nulls and the case of names.
+
+    Source: ``KafkaWriter.expression``, ``DataTypeUtils.sameType``.
+    """
+    return any(_same(found, one) for one in wanted)
+
+
+def _same(found: DataType, wanted: DataType) -> bool:
+    if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
+        return _same(found.elementType, wanted.elementType)
+    if isinstance(found, StructType) and isinstance(wanted, StructType):
+        return len(found) == len(wanted) and all(
+            one.name.lower() == other.name.lower() and _same(one.dataType, other.dataType)
+            for one, other in zip(found, wanted, strict=True)
+        )
+    return isinstance(found, type(wanted))
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
@@ -70,10 +91,12 @@ def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
     if topic is None and "topic" not in names:
         raise OptionError("neither the option topic nor a column 'topic' says where rows go")
     for field in schema.fields:
-        if field.name in wanted and not isinstance(field.dataType, _TYPES[field.name]):
-            kinds = " or ".join(kind.typeName() for kind in _TYPES[field.name])
+        if field.name in wanted and not _fits(field.dataType, _TYPES[field.name]):
+            kinds = " or ".join(kind.simpleString() for kind in _TYPES[field.name])
+            first = _TYPES[field.name][0].simpleString()
             raise OptionError(
-                f"column {field.name} is {field.dataType.simpleString()}, not {kinds}"
+                f"column {field.name} is {field.dataType.simpleString()}, not {kinds}: is"
+                f" CAST({field.name} AS {first}) what is meant?"
             )
     told = schema["partition"].metadata.get(PREPARED) if "partition" in names else None
     return Prepared(str(told["topic"]), int(told["writers"])) if told else None

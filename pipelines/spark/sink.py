@@ -31,6 +31,7 @@ from fencepost.pipelines.spark.errors import (
     OptionError,
     SharedTransactionError,
     SparkPipelineError,
+    speaks_plainly,
 )
 from fencepost.pipelines.spark.offsets import Partition
 from fencepost.pipelines.spark.options import SinkOptions, sink_options
@@ -91,6 +92,7 @@ def check_mode(options: SinkOptions, prepared: Prepared | None) -> Prepared | No
     return None if options.mode == "staged" else prepared
 
 
+@speaks_plainly
 class StreamWriter(DataSourceStreamArrowWriter):
     """The streaming sink."""
 
@@ -196,6 +198,7 @@ def _abort(plan: Plan, messages: Iterable[WriterCommitMessage | None], subject: 
     return bool(tickets)
 
 
+@speaks_plainly
 class BatchWriter(DataSourceArrowWriter):
     """The batch sink: the whole DataFrame as one transaction."""
 

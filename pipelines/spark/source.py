@@ -25,9 +25,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from fencepost.cluster.topic_names import hint
 from fencepost.pipelines.spark import offsets as plan
 from fencepost.pipelines.spark.broker import LATEST, RETRY_PAUSE_S
-from fencepost.pipelines.spark.errors import BrokerError, DataLossError, OptionError
+from fencepost.pipelines.spark.client_options import tell_once
+from fencepost.pipelines.spark.errors import (
+    BrokerError,
+    DataLossError,
+    OptionError,
+    speaks_plainly,
+)
 from fencepost.pipelines.spark.offsets import Offsets, Partition, Range
 from fencepost.pipelines.spark.options import Bound, SourceOptions, source_options
 from fencepost.pipelines.spark.read import read_range
@@ -76,7 +83,9 @@ class Planner:
                 break
             time.sleep(RETRY_PAUSE_S)
         if missing:
-            raise BrokerError(f"topics do not exist: {', '.join(missing)}")
+            there = self.options.link.topics()
+            told = (f"{name}{hint(name, there)}" for name in missing)
+            raise BrokerError(f"topics do not exist: {', '.join(told)}")
         return found
 
     def _look(self) -> tuple[list[Partition], list[str]]:
@@ -94,6 +103,8 @@ class Planner:
                 for name in sorted(topics)
                 if matching.search(name) and not topics[name].is_internal
             ]
+            if not names:
+                tell_once(f"no topic matches subscribePattern {self.options.pattern!r}")
         missing = [
             name
             for name in self.options.topics
@@ -174,6 +185,7 @@ class Planner:
         return [RangePartition(one) for one in found]
 
 
+@speaks_plainly
 class BatchReader(DataSourceReader):
     """``spark.read.format("fencepost")``: the offsets are looked up once, when it is planned."""
 
@@ -198,6 +210,7 @@ class BatchReader(DataSourceReader):
             yield from read_range(self._planner.options, partition.wanted)
 
 
+@speaks_plainly
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """``spark.readStream.format("fencepost")``."""
 

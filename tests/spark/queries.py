@@ -36,6 +36,29 @@ KEEP = {"retention.ms": "-1"}
 """The records of these tests carry one fixed, and by now old, timestamp."""
 
 
+HEADER_SHAPES = {
+    "array(named_struct('key', 'a', 'value', CAST('b' AS BINARY)))": True,
+    "array(named_struct('key', 'a', 'value', CAST(NULL AS BINARY)))": True,
+    "array(named_struct('KEY', 'a', 'Value', CAST('b' AS BINARY)))": True,
+    "CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>)": True,
+    "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)": True,
+    "array(named_struct('key', CAST(NULL AS STRING), 'value', CAST('b' AS BINARY)))": False,
+    "array(CAST(NULL AS STRUCT<key: STRING, value: BINARY>))": False,
+    "array(named_struct('key', 'a', 'value', 'b'))": False,
+    "array(named_struct('key', CAST('a' AS BINARY), 'value', CAST('b' AS BINARY)))": False,
+    "array(named_struct('k', 'a', 'v', CAST('b' AS BINARY)))": False,
+    "array(named_struct('value', CAST('b' AS BINARY), 'key', 'a'))": False,
+    "array(named_struct('key', 'a', 'value', CAST('b' AS BINARY), 'more', 1))": False,
+    "array(named_struct('key', 'a'))": False,
+    "array('a')": False,
+    "array(array(named_struct('key', 'a', 'value', CAST('b' AS BINARY))))": False,
+    "map('a', CAST('b' AS BINARY))": False,
+    "named_struct('key', 'a', 'value', CAST('b' AS BINARY))": False,
+    "'a'": False,
+}
+"""Columns ``headers``, and whether the sinks take them, Spark's own one as well."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A copy of one topic into another, in micro-batches."""

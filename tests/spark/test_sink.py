@@ -16,6 +16,7 @@ from fencepost.pipelines.spark.prepare import prepare
 from fencepost.pipelines.spark.supervise import run_supervised
 from tests.spark.conftest import ROOT
 from tests.spark.queries import (
+    HEADER_SHAPES,
     KEEP,
     PARTITIONS,
     PER_BATCH,
@@ -146,6 +147,41 @@ def test_what_can_not_be_written_is_refused(
     with pytest.raises(Exception, match=message):
         write(spark.sql(sql), bootstrap, topic, **options)
     assert not seen(cluster, topic, READ_COMMITTED)
+
+
+def test_headers_of_other_types_are_refused_and_none_is_repaired(
+    spark: SparkSession, cluster: Cluster, bootstrap: str
+) -> None:
+    topic = cluster.create_topic(unique("headers"), 1, KEEP)
+    written = 0
+    for shape, is_taken in HEADER_SHAPES.items():
+        rows = spark.sql(f"SELECT 'v' AS value, {shape} AS headers")
+        if is_taken:
+            write(rows, bootstrap, topic)
+            written += 1
+            continue
+        # Spark begins with our sentence: no traceback, no stack of the JVM stands before it.
+        told = r"Error: (column headers is |a header is null|the key of a header is null)"
+        with pytest.raises(Exception, match=told) as refusal:
+            write(rows, bootstrap, topic)
+        assert "Traceback" not in str(refusal.value), shape
+    assert len(cluster.values(topic, isolation=READ_COMMITTED)) == written
+
+
+def test_missing_topics_are_named_first(
+    spark: SparkSession, cluster: Cluster, bootstrap: str
+) -> None:
+    there = cluster.create_topic(unique("orders"), 1, KEEP)
+    wrong = there.replace("orders", "ordres")
+    told = f"topics? .*{wrong}.* .did you mean '{there}'"
+    reader = spark.read.format("fencepost").option("kafka.bootstrap.servers", bootstrap)
+    rows = reader.option("subscribe", wrong).load()
+    with pytest.raises(Exception, match=told) as refusal:
+        rows.collect()
+    assert "Traceback" not in str(refusal.value)
+    with pytest.raises(Exception, match=told) as refusal:
+        write(spark.sql("SELECT 'v' AS value"), bootstrap, wrong)
+    assert "Traceback" not in str(refusal.value)
 
 
 def test_rows_that_were_moved_after_prepare_are_refused(

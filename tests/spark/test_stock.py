@@ -21,6 +21,7 @@ from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.pipelines.spark.client_options import is_known
 from fencepost.pipelines.spark.lag import behind_latest
 from tests.spark.queries import (
+    HEADER_SHAPES,
     KEEP,
     PARTITIONS,
     RECORDS,
@@ -341,6 +342,32 @@ def test_every_option_of_the_java_clients_is_known(spark: SparkSession) -> None:
         others = [name for name in names if not name.startswith(PREFIXES)]
         assert [name for name in others if not is_known(f"kafka.{name}")] == []
     assert not is_known("kafka.no.such.option")
+
+
+def test_the_sinks_take_the_same_columns(
+    spark: SparkSession, bootstrap: str, cluster: Cluster
+) -> None:
+    topic = cluster.create_topic(unique("shapes"), 1, KEEP)
+    columns = {
+        **{f"'v' AS value, {shape} AS headers": taken for shape, taken in HEADER_SHAPES.items()},
+        "'v' AS value, CAST(NULL AS STRING) AS key": True,
+        "'v' AS value, 1 AS key": False,
+        "1 AS value": False,
+        "'v' AS value, 0L AS partition": False,
+        "'v' AS value, CAST(0 AS SMALLINT) AS partition": False,
+        "'v' AS value, CAST(NULL AS INT) AS partition": True,
+    }
+    for kind in BOTH:
+        taken = {}
+        for selected in columns:
+            writer = spark.sql(f"SELECT {selected}").write.format(kind)
+            writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic)
+            try:
+                writer.mode("append").save()
+                taken[selected] = True
+            except Exception:  # noqa: BLE001 - Spark's errors have no base of their own
+                taken[selected] = False
+        assert taken == columns, kind
 
 
 @pytest.mark.parametrize("topic_column", [False, True])

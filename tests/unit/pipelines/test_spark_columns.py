@@ -25,7 +25,14 @@ from fencepost.logcore.batch import (  # noqa: E402
 )
 from fencepost.logcore.errors import InvalidRecordError  # noqa: E402
 from fencepost.pipelines.spark import spool  # noqa: E402
-from fencepost.pipelines.spark.columns import HEADERS, Piece, Rows, decode, encode_rows  # noqa: E402
+from fencepost.pipelines.spark.columns import (  # noqa: E402
+    HEADERS,
+    Piece,
+    Rows,
+    decode,
+    encode_headers,
+    encode_rows,
+)
 from fencepost.pipelines.spark.errors import SparkPipelineError  # noqa: E402
 from fencepost.pipelines.spark.options import sink_options  # noqa: E402
 from fencepost.pipelines.spark.partitioner import murmur2, partitions_of  # noqa: E402
@@ -272,3 +279,17 @@ def test_where_no_folder_can_be_made_nothing_is_spooled(
 ) -> None:
     monkeypatch.setattr(spool.tempfile, "tempdir", str(machine / "missing"))
     assert Spool.new("query") is None
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [({"key": None, "value": b"v"}, "the key of a header is null"), (None, "a header is null")],
+)
+def test_a_header_without_a_key_is_refused(header: dict[str, object] | None, told: str) -> None:
+    good = {"key": "", "value": None}
+    with pytest.raises(SparkPipelineError, match=told):
+        encode_headers(pa.array([[good], None, [good, header]], HEADERS))
+    assert encode_headers(pa.array([[good], None], HEADERS)).to_pylist() == [
+        b"\x02\x00\x01",
+        b"\x00",
+    ]

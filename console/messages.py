@@ -13,7 +13,7 @@ import codecs
 import datetime as dt
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +29,16 @@ from fencepost.console.limits import (
 from fencepost.console.paging import Params, is_on, number, required
 from fencepost.console.sessions import knows
 from fencepost.coordinator.cli.queries.open_transactions import producers
-from fencepost.coordinator.cli.queries.reader import batches
+from fencepost.coordinator.cli.queries.reader import headers
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
-from fencepost.logcore.batch import BatchHeader, ControlType, LogRecord, parse_control
+from fencepost.logcore.batch import (
+    BatchHeader,
+    ControlType,
+    LogRecord,
+    iter_records,
+    parse_control,
+)
 
 PLAIN, COMMITTED, ABORTED, OPEN, UNDECIDED, CONTROL = (
     *("plain", "committed", "aborted", "open"),
@@ -99,20 +105,20 @@ def row_of(
 
 def judged(
     data: bytes, aborted: list[tuple[int, int]], stable: int, open_from: Mapping[int, int]
-) -> Iterator[tuple[BatchHeader, list[LogRecord], str]]:
-    """The batches of a Fetch with what each is.
+) -> Iterator[tuple[BatchHeader, Iterator[LogRecord], str]]:
+    """Yield the batches of a Fetch with what each is; their records are inflated when taken.
 
     ``aborted`` holds (first offset, producer id) up to ``stable``; ``open_from`` says where the
     open transaction of a producer begins.
     """
-    found = list(batches(data))
+    found = list(headers(data))
     dead: set[int] = set()
     waiting = sorted(aborted)
-    for number_, (header, records) in enumerate(found):
+    for number_, (at, header) in enumerate(found):
         while waiting and waiting[0][0] <= header.last_offset:
             dead.add(waiting.pop(0)[1])
         if header.is_control:
-            if parse_control(records[0]).type == ControlType.ABORT:
+            if _marker(data, at, header) == ControlType.ABORT:
                 dead.discard(header.producer_id)
             state = CONTROL
         elif not header.is_transactional:
@@ -122,15 +128,21 @@ def judged(
         elif header.base_offset >= open_from.get(header.producer_id, 2**63):
             state = OPEN
         else:
-            state = _end(header.producer_id, found[number_ + 1 :])
-        yield header, records, state
+            state = _end(header.producer_id, data, found[number_ + 1 :])
+        yield header, iter_records(data, at, header), state
 
 
-def _end(producer_id: int, later: list[tuple[BatchHeader, list[LogRecord]]]) -> str:
-    """How the next marker of a producer ends its transaction."""
-    for header, records in later:
+def _marker(data: bytes, at: int, header: BatchHeader) -> ControlType:
+    """Return the kind of a control batch, UNKNOWN where compaction has left no record in it."""
+    first = next(iter_records(data, at, header), None)
+    return ControlType.UNKNOWN if first is None else parse_control(first).type
+
+
+def _end(producer_id: int, data: bytes, later: Iterable[tuple[int, BatchHeader]]) -> str:
+    """Tell how the next marker of a producer ends its transaction."""
+    for at, header in later:
         if header.is_control and header.producer_id == producer_id:
-            kind = parse_control(records[0]).type
+            kind = _marker(data, at, header)
             return {ControlType.ABORT: ABORTED, ControlType.COMMIT: COMMITTED}.get(kind, UNDECIDED)
     return UNDECIDED
 
@@ -322,7 +334,7 @@ class Search:
         return self._kept(index, found, row)
 
     def _kept(
-        self, index: int, found: Iterator[tuple[BatchHeader, list[LogRecord], str]], row: Any
+        self, index: int, found: Iterator[tuple[BatchHeader, Iterator[LogRecord], str]], row: Any
     ) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         began, end = self.at[index], self.ends[index]
@@ -331,7 +343,7 @@ class Search:
             for record in records:
                 if record.offset < began or record.offset >= end:
                     continue
-                if self.matched >= self.limit:
+                if self.matched >= self.limit or self.scanned >= BUDGET_RECORDS:
                     self.at[index] = record.offset
                     return rows
                 self.scanned += 1

@@ -206,7 +206,9 @@ class _Dump:
                 verify_crc(batch, 0, header)
                 found = iter_records(batch, 0, header)
             for record in found:
-                row = self._record_row(header, record)
+                # What an ordinary record says nobody here understands.
+                if self._records or self._decoder is not None or header.is_control:
+                    row = self._record_row(header, record)
                 if self._records:
                     yield row
         except DomainError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.cli.queries.reader import visible
+from fencepost.coordinator.cli.queries.reader import visible_chunks
 from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.cli.queries.unknown import UnknownNameError, unknown_topic
 from fencepost.coordinator.wire.client.client import ApiError
@@ -81,8 +81,9 @@ class TopicReader:
         aborted = sorted(
             (one.first_offset, one.producer_id) for one in row.aborted_transactions or ()
         )
-        records, self._positions[place] = visible(row.records or b"", position, aborted)
-        self.found += (Record(place[0], place[1], *record[:5]) for record in records)
+        for records, behind in visible_chunks(row.records or b"", position, aborted):
+            self.found += (Record(place[0], place[1], *record[:5]) for record in records)
+            self._positions[place] = behind
         return self._positions[place] > position
 
     def told(self) -> str:

@@ -225,6 +225,8 @@ class Consumption:
             if not member.is_settled():
                 return False
             position = self.out.show(index, records, reader.positions[index])
+            if reader.has_more and not self.out.is_full:
+                continue
             if position != told[index]:
                 told[index] = position
                 if not member.commit({index: position}):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from pathlib import Path
 
 import click
 
 from fencepost.coordinator.cli.decoding import decoder_of_file, plain
 from fencepost.coordinator.cli.output import EXIT_REFUSED, emit, format_option
-from fencepost.coordinator.cli.printing import say
+from fencepost.coordinator.cli.printing import say, say_json_array
 
 COLUMNS = {
     "batch": (
@@ -35,6 +35,12 @@ COLUMNS = {
 }
 """Columns of a table, by the kind of its rows; a kind that is not listed shows everything."""
 
+TABLE_ROWS = 1_000
+"""Rows of one table: more follow under a head of their own, for a file may have millions."""
+
+TABLE_CHARACTERS = 1 << 20
+"""Of the keys and values in one table, but for those of its last row."""
+
 
 @click.command("dump-log")
 @click.argument(
@@ -55,40 +61,56 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
     from fencepost.logcore.dump import dump_file, is_problem
     from fencepost.logcore.fs import OsFileSystem
 
-    fs, wrong = OsFileSystem(), False
-    everything: list[dict[str, object]] = []
+    fs = OsFileSystem()
+    dumps: list[tuple[Path, Iterator[dict[str, object]]]] = []
+    wrong = 0
     for path in files:
-        directory = path.absolute().parent
+        directory, decoder = str(path.absolute().parent), decoder_of_file(path)
         try:
-            rows = [
-                {"file": str(path), **{name: plain(value) for name, value in row.items()}}
-                for row in dump_file(
-                    fs,
-                    str(directory),
-                    path.name,
-                    verify=verify,
-                    records=records,
-                    decoder=decoder_of_file(path),
-                )
-            ]
+            rows = dump_file(
+                fs, directory, path.name, verify=verify, records=records, decoder=decoder
+            )
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        dumps.append((path, rows))
+
+    def rows_of(path: Path, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
+        nonlocal wrong
+        try:
+            for row in rows:
+                wrong += is_problem(row)
+                yield {"file": str(path), **{name: plain(value) for name, value in row.items()}}
         except (OSError, ValueError) as error:
             raise click.ClickException(str(error)) from error
-        wrong |= any(is_problem(row) for row in rows)
-        if form == "json":
-            everything += rows
-        else:
-            _show(path, rows)
+
     if form == "json":
-        emit(everything, (), form)
+        say_json_array(chain.from_iterable(rows_of(*one) for one in dumps))
+    else:
+        for path, rows in dumps:
+            _show(path, rows_of(path, rows))
     if wrong:
         raise click.exceptions.Exit(EXIT_REFUSED)
 
 
 def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
-    """Print the rows of one file, a table for each run of one kind."""
+    """Print the rows of one file, tables for each run of one kind."""
     say(f"{path}:")
-    for kind, run in groupby(rows, key=lambda row: str(row["kind"])):
-        some = list(run)
+    for kind, some in runs(rows):
         columns = COLUMNS.get(kind) or [name for name in some[0] if name not in {"file", "kind"}]
         used = [name for name in columns if any(name in row for row in some)]
         emit(some, used, "table")
+
+
+def runs(rows: Iterable[dict[str, object]]) -> Iterator[tuple[str, list[dict[str, object]]]]:
+    """Yield rows of one kind that follow one another, as many at once as one table has."""
+    for kind, run in groupby(rows, key=lambda row: str(row["kind"])):
+        some: list[dict[str, object]] = []
+        room = TABLE_CHARACTERS
+        for row in run:
+            some.append(row)
+            room -= sum(len(value) for value in row.values() if isinstance(value, str))
+            if room <= 0 or len(some) == TABLE_ROWS:
+                yield kind, some
+                some, room = [], TABLE_CHARACTERS
+        if some:
+            yield kind, some

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -42,6 +43,15 @@ def say(*lines: str, err: bool = False) -> None:
 def say_json(value: object) -> None:
     """Print ``value`` as one line of JSON."""
     click.echo(json_text(value))
+
+
+def say_json_array(values: Iterable[object]) -> None:
+    """Print ``values`` as one JSON array on one line, each as it comes."""
+    before = "["
+    for value in values:
+        click.echo(before + json_text(value), nl=False)
+        before = ", "
+    click.echo("[]" if before == "[" else "]")
 
 
 def json_text(value: object) -> str:

@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.coordinator.cli.queries.reader import aborted_of, headers, readable
 from fencepost.coordinator.wire.client.client import ApiError
 from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST
-from fencepost.logcore.batch import BatchHeader, decode_records
+from fencepost.logcore.batch import BatchHeader, iter_records
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -180,4 +180,4 @@ def _records(data: bytes, at: int, header: BatchHeader, first: int, end: int) ->
     """How many records of a batch lie from ``first`` to ``end``."""
     if header.base_offset >= first and header.next_offset <= end:
         return header.record_count
-    return sum(first <= record.offset < end for record in decode_records(data, at, header))
+    return sum(first <= record.offset < end for record in iter_records(data, at, header))

@@ -268,8 +268,9 @@ def began(session: Session, producer: Producer) -> int | None:
 
     Neither the leader nor, once it hangs, a coordinator tells it; the record itself does.
     """
-    from fencepost.coordinator.cli.queries.reader import batches
+    from fencepost.coordinator.cli.queries.reader import headers
     from fencepost.coordinator.wire.client.client import ApiError
+    from fencepost.logcore.batch import iter_records
 
     try:
         row = session.fetch(*producer.place, producer.start_offset, committed=False, max_bytes=1)
@@ -277,9 +278,12 @@ def began(session: Session, producer: Producer) -> int | None:
         if error.code == ErrorCode.offset_out_of_range:
             return None
         raise
-    header, records = next(batches(row.records or b""), (None, []))
-    is_its_own = header is not None and header.producer_id == producer.producer_id
-    return records[0].timestamp_ms if is_its_own and records else None
+    data = row.records or b""
+    at, header = next(headers(data), (0, None))
+    if header is None or header.producer_id != producer.producer_id:
+        return None
+    first = next(iter_records(data, at, header), None)
+    return None if first is None else first.timestamp_ms
 
 
 def abort(session: Session, producer: Producer) -> None:

@@ -16,8 +16,10 @@ from fencepost.logcore.batch import (
     ControlType,
     LogRecord,
     decode_records,
+    iter_records,
     parse_control,
     parse_header,
+    record_chunks,
 )
 
 MAX_WAIT_MS = 500
@@ -39,6 +41,8 @@ class Reader:
         """Where the topic does not have what ``seek`` was asked for, in a sentence each."""
         self.is_early = False
         """Whether ``seek`` was asked for a time from which on no partition has a record yet."""
+        self.has_more = False
+        """Whether the last Fetch has records behind those that :meth:`rounds` yielded last."""
         self.pins: dict[int, int] = {}
         """Partition → its last stable offset, where the last Fetch saw one below the end."""
 
@@ -134,8 +138,11 @@ class Reader:
             start = max(first, low - step)
             position, found = start, []
             while position < low:
-                records, position = self._read(index, position, 0)
-                found += [record.offset for record in records if record.offset < low]
+                for records, behind in self._read(index, position, 0):
+                    found += [record.offset for record in records if record.offset < low]
+                    position = behind
+                    if position >= low:
+                        break
             seen = found + seen
             low, step = start, 2 * step
         return (seen[-count] if len(seen) >= count else first) if count else end
@@ -165,18 +172,30 @@ class Reader:
             if not pending:
                 return
             for index in pending:
-                position, end = self._positions[index], self._ends[index]
-                records, position = self._read(index, position, MAX_WAIT_MS // len(pending))
-                self._positions[index] = position if end is None else min(position, end)
-                floor = self._floors[index]
-                shown = [
-                    record
-                    for record in records
-                    if floor <= record.offset and (end is None or record.offset < end)
-                ]
-                yield index, shown
+                yield from ((index, shown) for shown in self._round(index, len(pending)))
 
-    def _read(self, index: int, position: int, wait_ms: int) -> tuple[list[LogRecord], int]:
+    def _round(self, index: int, pending: int) -> Iterator[list[LogRecord]]:
+        """Yield the records of one Fetch, in chunks; an empty list alone where it has none."""
+        end, floor, position = self._ends[index], self._floors[index], self._positions[index]
+        last: list[LogRecord] = []
+        for records, behind in self._read(index, position, MAX_WAIT_MS // pending):
+            shown = [
+                record
+                for record in records
+                if floor <= record.offset and (end is None or record.offset < end)
+            ]
+            if shown and last:
+                self._positions[index], self.has_more = position, True
+                yield last
+            last, position = shown or last, behind if end is None else min(behind, end)
+            if position == end:
+                break
+        self._positions[index], self.has_more = position, False
+        yield last
+
+    def _read(
+        self, index: int, position: int, wait_ms: int
+    ) -> Iterator[tuple[list[LogRecord], int]]:
         row = self._session.fetch(
             self._topic, index, position, committed=self._committed, max_wait_ms=wait_ms
         )
@@ -184,7 +203,7 @@ class Reader:
             self.pins[index] = row.last_stable_offset
         else:
             self.pins.pop(index, None)
-        return visible(row.records or b"", position, aborted_of(row))
+        return visible_chunks(row.records or b"", position, aborted_of(row))
 
 
 def aborted_of(row: Any) -> list[tuple[int, int]]:
@@ -195,17 +214,28 @@ def aborted_of(row: Any) -> list[tuple[int, int]]:
 def visible(
     data: bytes, position: int, aborted: list[tuple[int, int]]
 ) -> tuple[list[LogRecord], int]:
-    """The records of ``data`` that a reader at ``position`` may see, and where he goes on.
+    """Return all records of ``data`` that :func:`visible_chunks` yields, and where to go on."""
+    seen: list[LogRecord] = []
+    for records, behind in visible_chunks(data, position, aborted):
+        seen += records
+        position = behind
+    return seen, position
 
-    ``aborted`` is that of :func:`readable`.
+
+def visible_chunks(
+    data: bytes, position: int, aborted: list[tuple[int, int]]
+) -> Iterator[tuple[list[LogRecord], int]]:
+    """Yield the records of ``data`` that a reader at ``position`` may see, with where to go on.
+
+    They come in chunks: a batch of some kilobytes may hold more than fits in memory. The last chunk
+    is empty. ``aborted`` is that of :func:`readable`.
     """
-    seen = [
-        record
-        for at, header in readable(data, aborted)
-        for record in decode_records(data, at, header)
-        if record.offset >= position
-    ]
-    return seen, max([position, *(header.next_offset for _, header in headers(data))])
+    for at, header in readable(data, aborted):
+        for chunk in record_chunks(data, at, header):
+            seen = [record for record in chunk if record.offset >= position]
+            if seen:
+                yield seen, seen[-1].offset + 1
+    yield [], max([position, *(header.next_offset for _, header in headers(data))])
 
 
 def readable(
@@ -222,8 +252,9 @@ def readable(
         while waiting and waiting[0][0] <= header.last_offset:
             dead.add(waiting.pop(0)[1])
         if header.is_control:
-            (marker, *_) = decode_records(data, at, header)
-            if parse_control(marker).type == ControlType.ABORT:
+            # Compaction may have left the header alone.
+            marker = next(iter_records(data, at, header), None)
+            if marker is not None and parse_control(marker).type == ControlType.ABORT:
                 dead.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in dead):
             yield at, header

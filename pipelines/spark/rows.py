@@ -93,10 +93,8 @@ def check_schema(schema: StructType, options: SinkOptions) -> Prepared | None:
     for field in schema.fields:
         if field.name in wanted and not _fits(field.dataType, _TYPES[field.name]):
             kinds = " or ".join(kind.simpleString() for kind in _TYPES[field.name])
-            first = _TYPES[field.name][0].simpleString()
             raise OptionError(
-                f"column {field.name} is {field.dataType.simpleString()}, not {kinds}: is"
-                f" CAST({field.name} AS {first}) what is meant?"
+                f"column {field.name} is {field.dataType.simpleString()}, not {kinds}"
             )
     told = schema["partition"].metadata.get(PREPARED) if "partition" in names else None
     return Prepared(str(told["topic"]), int(told["writers"])) if told else None

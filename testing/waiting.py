@@ -15,6 +15,7 @@ from fencepost.coordinator.wire.client.client import (
     ConnectionLostError,
 )
 from fencepost.logcore.clock import monotonic_s
+from fencepost.logcore.printable import printable
 
 T = TypeVar("T")
 
@@ -75,7 +76,8 @@ def wait(
         if found:
             return found
         if monotonic_s() >= end:
-            raise TimeoutError(f"not within {timeout} s: {told()}{trouble}{_advice()}")
+            # Names of groups and members come from clients, and a terminal obeys what is in them.
+            raise TimeoutError(printable(f"not within {timeout} s: {told()}{trouble}{_advice()}"))
         time.sleep(POLL_S)
 
 

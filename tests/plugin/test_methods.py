@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,6 +146,56 @@ def test_records_waits_for_what_others_write(own: Kafka) -> None:
     timer.join()
     with pytest.raises(TimeoutError, match=r"4 records of awaited .*there were 3.*value=b'third'"):
         own.records(topic, at_least=4, timeout=0.05)
+
+
+@contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[None]:
+    """Do ``work`` in a thread, a moment later."""
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(lambda: (threading.Event().wait(0.05), work()))
+        yield
+        done.result()
+
+
+def test_records_waits_for_a_topic_that_does_not_exist_yet(own: Kafka) -> None:
+    with meanwhile(lambda: own.produce("in-a-moment", "tea")):
+        assert values(own.records("in-a-moment", at_least=1)) == [b"tea"]
+
+
+def test_records_waits_for_a_broker_that_is_started_again(kafka: Kafka) -> None:
+    def restart() -> None:
+        kafka.crash()
+        kafka.restart()
+        kafka.produce("orders", "coffee")
+
+    kafka.produce("orders", "tea")
+    with meanwhile(restart):
+        assert values(kafka.records("orders", at_least=2)) == [b"tea", b"coffee"]
+
+
+def test_records_begins_again_with_a_topic_that_is_made_again(kafka: Kafka) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+
+    def make_again() -> None:
+        (deleted,) = admin.delete_topics(["t"]).values()
+        deleted.result(30)
+        kafka.produce("t", "new", "newer", "newest")
+
+    kafka.produce("t", "old", "older")
+    with meanwhile(make_again):
+        assert values(kafka.records("t", at_least=3)) == [b"new", b"newer", b"newest"]
+
+
+def test_a_wait_escapes_what_clients_are_called(kafka: Kafka) -> None:
+    with member(kafka, **{"client.id": "\x1b[31mred"}):
+        kafka.topic("orders")
+        kafka.wait_for_group("shop", members=1)
+        with pytest.raises(TimeoutError) as caught:
+            kafka.wait_for_group("shop", members=2, timeout=0)
+    assert "red@127.0.0.1" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
 
 
 def test_what_is_not_there(own: Kafka) -> None:

@@ -91,6 +91,19 @@ def test_faults_of_any_broker_and_of_one(kafka_cluster: Cluster) -> None:
     assert kafka_cluster.faults.all == []
 
 
+@pytest.mark.kafka(topics=["orders"])
+def test_clear_lets_go_of_what_any_broker_holds(kafka_cluster: Cluster) -> None:
+    held = kafka_cluster.faults.add(api="Produce", drop="request")
+    settings = {"bootstrap.servers": kafka_cluster.bootstrap, "log_level": 0}
+    producer = Producer({**settings, "request.timeout.ms": 60_000})
+    producer.produce("orders", b"tea")
+    producer.poll(0)
+    held.wait(30)
+    kafka_cluster.faults.clear()
+    assert producer.flush(30) == 0
+    assert len(kafka_cluster.records("orders")) == 1
+
+
 @pytest.mark.kafka(topics=["orders"], config={"replica.lag.time.max.ms": 60_000})
 def test_a_clock_that_is_moved_leaves_the_brokers_alive(kafka_cluster: Cluster) -> None:
     settings = {"transactional.id": "till", "transaction.timeout.ms": 60_000}

@@ -372,3 +372,10 @@ def test_a_client_gives_up_where_it_may_not_repeat(broker: OwnBroker) -> None:
     broker.faults.add(api="InitProducerId", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
     with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
         producer.init_transactions(30)
+
+
+def test_a_match_that_raises_matches_nothing_and_is_told(broker: OwnBroker, client: Any) -> None:
+    fault = broker.faults.add(api="InitProducerId", error=ERROR, match=lambda one: one.nothing)
+    assert init(client)["error_code"] == "none"
+    with pytest.raises(RuntimeError, match=r"match of InitProducerId .* raised AttributeError"):
+        fault.wait(10)

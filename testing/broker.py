@@ -55,6 +55,8 @@ class OwnBroker:
         self.clock = clock
         self.faults = Faults() if faults is None else faults
         """They stay over a restart."""
+        self.ends = 0
+        """How often it has ended so far; connections of before are of no use then."""
         self._listen = listen
         self._forces = forces
         self._add_scram = tuple(add_scram)
@@ -173,6 +175,7 @@ class OwnBroker:
             finally:
                 self.faults.detach(broker)
                 self._broker = None
+                self.ends += 1
 
     async def _die(self) -> None:
         if self._broker is not None:

@@ -406,6 +406,10 @@ class Cluster(KafkaUnderTest):
 
     # --- inside ---
 
+    @property
+    def _ends(self) -> int:
+        return sum(broker.ends for broker in self.brokers.values())
+
     def _check_running(self) -> None:
         if self._is_closed:
             raise BrokerDownError("the cluster is closed")

@@ -124,6 +124,10 @@ class Kafka(OwnBroker, KafkaUnderTest):
 
     # --- inside ---
 
+    @property
+    def _ends(self) -> int:
+        return self.ends
+
     def _check_running(self) -> None:
         if not self.is_running:
             raise BrokerDownError("the broker is down; kafka.restart() starts it again")

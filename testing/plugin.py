@@ -352,7 +352,6 @@ def _own_name(config: pytest.Config) -> Callable[[str], str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test begins: names are its own, and so is what happens from now on."""
-    _check_fixtures(item)
     run = item.config.stash[_RUN]
     run.tests += 1
     name = _NOT_IN_A_NAME.sub("-", item.name).strip("-")[:MAX_TEST_NAME]
@@ -362,6 +361,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         broker.clock.auto = True
         broker.serve_again()
     run.began_ms = {id(one): one.clock.now_ms() for one in run.brokers}
+    _check_fixtures(item)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -91,6 +91,8 @@ class KafkaUnderTest(ABC):
         self._access = access
         self._rename = rename
         self._idle: list[Session] = []
+        self._idle_since = 0
+        """How many ends of brokers there had been when these were opened."""
         self._turns: dict[str, int] = defaultdict(int)
 
     @property
@@ -114,6 +116,11 @@ class KafkaUnderTest(ABC):
     @abstractmethod
     def trouble(self) -> str:
         """Which of it is down or paused, in a sentence; empty if nothing is."""
+
+    @property
+    @abstractmethod
+    def _ends(self) -> int:
+        """How often a broker has ended."""
 
     @abstractmethod
     def _check_running(self) -> None:
@@ -445,6 +452,9 @@ class KafkaUnderTest(ABC):
     def _session(self, limit_s: float = TIMEOUT_S) -> Iterator[Session]:
         """A connection that no other thread uses meanwhile."""
         self._check_running()
+        if self._idle_since != self._ends:
+            self._hang_up()
+            self._idle_since = self._ends
         try:
             session = self._idle.pop()
         except IndexError:

@@ -20,5 +20,5 @@ async def test_on(kafka, anyio_backend_name):
     await kafka.aio.crash()
     await kafka.aio.restart()
     assert await kafka.aio.records(orders) == seen
-    with pytest.raises(TimeoutError, match="it is Dead"):
+    with pytest.raises(TimeoutError, match="there is no group"):
         await kafka.aio.wait_for_group("shop", timeout=0.05)

@@ -7,7 +7,7 @@ import structlog
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.logcore.bounds import MAX_PRODUCER_ID
+from fencepost.logcore.bounds import MAX_LEADER_EPOCH, MAX_PRODUCER_ID
 
 MAX_EPOCH = (1 << 31) - 2
 """The highest epoch of the log, a partition or a leader behind which another one can begin."""
@@ -16,9 +16,26 @@ RESET_IDS = (
     "stop the broker and run fencepost log reset-producer-ids --data-dir DIRECTORY, which looks for"
     " the ids in use"
 )
-"""What an operator does where an earlier release took over the producer id of a client's record."""
+"""The remedy where an earlier release took over the producer id of a client's record."""
 
 _log = structlog.get_logger(__name__)
+
+
+def check_taken_over(image: MetadataImage) -> None:
+    """Raise MetadataError for figures that another node would go on from, and run out of."""
+    following = image.next_producer_id
+    if not 0 <= following <= MAX_PRODUCER_ID + 1:
+        raise MetadataError(
+            f"the next producer id is {following}, and none above {MAX_PRODUCER_ID} is taken over:"
+            f" {RESET_IDS}"
+        )
+    for topic in image.topics.values():
+        for index, partition in enumerate(topic.partitions):
+            if partition.leader_epoch > MAX_LEADER_EPOCH:
+                raise MetadataError(
+                    f"{topic.name}-{index} is in leader epoch {partition.leader_epoch}, and none"
+                    f" above {MAX_LEADER_EPOCH} is taken over: {_BACKUP}"
+                )
 
 
 def check_figures(image: MetadataImage) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.coordinator.metadata.errors import MetadataError
+from fencepost.coordinator.metadata.figures import check_taken_over
 from fencepost.coordinator.metadata.framing import values_of
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.snapshots import load_snapshot, snapshots
@@ -72,7 +73,9 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
                 last_ms = header.max_timestamp
     except LogError as error:
         raise MetadataError(f"{directory} is not understood: {error}") from error
-    return StoppedMetadata(loader.publish(), last_ms)
+    image = loader.publish()
+    check_taken_over(image)
+    return StoppedMetadata(image, last_ms)
 
 
 def _whole_batches(fs: FileSystem, path: str, is_last: bool) -> Iterator[tuple[BatchHeader, bytes]]:

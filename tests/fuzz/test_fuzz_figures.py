@@ -17,6 +17,8 @@ from fencepost.coordinator.cli import main
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.figures import MAX_EPOCH
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.stopped import read_stopped
 from fencepost.coordinator.tools.figures import ID_GAP
 from fencepost.coordinator.tools.transfer import TransferError, import_directories
 from fencepost.groups import consumer_records, records
@@ -35,6 +37,7 @@ from fencepost.logcore.checkpoints import (
 from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fields import FieldWriter
+from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
@@ -62,7 +65,7 @@ FIELDS = {
     "base sequence": (53, ">i", INT32),
     "record count": (57, ">i", INT32),
 }
-"""Where a batch has its figures, and the first value that their fields can not hold."""
+"""Where a batch has its figures, and the first value that their fields cannot hold."""
 
 CHECKPOINTS = (LOG_START_CHECKPOINT, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
 
@@ -310,6 +313,32 @@ def test_start_with_producer_ids_that_run_out_says_what_to_do(tmp_path: Path) ->
 
 def ask_for_id(client: Cluster) -> Answer:
     return client.call("init_producer_id", 4, transaction_timeout=1_000, producer_id=-1)
+
+
+@pytest.mark.parametrize("following", [MAX_PRODUCER_ID + 1, MAX_PRODUCER_ID + 2, MAX_INT64, -1])
+def test_next_producer_id_that_is_handed_over_is_bounded(tmp_path: Path, following: int) -> None:
+    store = storage(tmp_path)
+    store.metadata.reset_producer_ids(following)
+    store.logs.close()
+    assert_handed_over(tmp_path, 0 <= following <= MAX_PRODUCER_ID + 1)
+
+
+@pytest.mark.parametrize("epoch", [MAX_LEADER_EPOCH, MAX_LEADER_EPOCH + 1])
+def test_leader_epoch_that_is_handed_over_is_bounded(tmp_path: Path, epoch: int) -> None:
+    store = storage(tmp_path)
+    store.metadata.adopt_topic("t", uuid.uuid4(), 1, {}, leader_epoch=epoch)
+    store.logs.close()
+    assert_handed_over(tmp_path, epoch <= MAX_LEADER_EPOCH)
+
+
+def assert_handed_over(directory: Path, expected: bool) -> None:
+    """Whether ``cluster promote`` and ``stand-alone`` take these metadata."""
+    at = f"{directory}/{METADATA_TOPIC}-0"
+    if expected:
+        assert read_stopped(OsFileSystem(), at) is not None
+    else:
+        with pytest.raises(MetadataError, match="taken over"):
+            read_stopped(OsFileSystem(), at)
 
 
 @pytest.mark.parametrize("epoch", [MAX_EPOCH, MAX_EPOCH + 1])

@@ -61,7 +61,7 @@ NAMES_NOTHING = {
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command has printed on the terminal."""
+    """The output of a command on the terminal."""
 
     arguments: tuple[str, ...]
     status: int

@@ -77,7 +77,7 @@ def test_policy_other_than_compact_is_refused(policy: str) -> None:
 
 
 def test_share_state_may_be_deleted_on_request_alone() -> None:
-    """Apache Kafka prunes it by DeleteRecords, and keeps it as long as nobody asks."""
+    """Apache Kafka prunes it by DeleteRecords alone."""
     as_kafka = {"cleanup.policy": "delete", "retention.ms": "-1"}
     check_state_topic(SHARE_GROUP_STATE, as_kafka)
     for other in ({"cleanup.policy": "delete"}, {**as_kafka, "retention.ms": "1"}):

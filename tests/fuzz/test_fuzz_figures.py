@@ -43,7 +43,7 @@ from tests.support.batches import batch
 from tests.support.cluster import Cluster
 from tests.support.raw import Answer
 from tests.unit.coordinator.services import storage
-from tests.wire.command_line import cli
+from tests.wire.test_cli import fencepost
 
 INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
 
@@ -299,8 +299,8 @@ def test_start_with_producer_ids_that_run_out_says_what_to_do(tmp_path: Path) ->
     assert "fencepost log reset-producer-ids" in told["producer ids run out"]["remedy"]
     assert "fencepost log reset-producer-ids" in told["no producer ids"]["cause"]
     words = ["log", "reset-producer-ids", "--data-dir", str(broker), "--format", "json"]
-    assert json.loads(cli("", *words).stdout)[0]["executed"] is False
-    (row,) = json.loads(cli("", *words, "--execute").stdout)
+    assert json.loads(fencepost(*words).stdout)[0]["executed"] is False
+    (row,) = json.loads(fencepost(*words, "--execute").stdout)
     assert (row["highest_in_logs"], row["beyond_bound"]) == (41, 1)
     with (
         capture_logs() as lines,

@@ -120,7 +120,8 @@ def _speed(what: str, value: object) -> None:
         raise ValueError(f"{what} is above 0, not {value}")
 
 
-def _flag(what: str, value: object) -> None:
+def flag(what: str, value: object) -> None:
+    """Raise TypeError for what is no truth value."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} is True or False, not {value!r}")
 
@@ -156,7 +157,7 @@ CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = {
     "broker_id": _integer(-MAX_INT),
     "timestamp_ms": integer,
     "now_ms": _integer(0, LAST_MS),
-    **dict.fromkeys(("tls", "one_way", "auto"), _flag),
+    **dict.fromkeys(("tls", "one_way", "auto"), flag),
     **dict.fromkeys(("look", "rename"), _function),
     "speed": _speed,
     "config": _settings,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fencepost.logcore.clock import Clock, SystemClock, machine_ms, monotonic_ns, monotonic_s
-from fencepost.testing.arguments import LAST_MS, checked
+from fencepost.testing.arguments import LAST_MS, checked, flag
 from fencepost.testing.deadlines import Deadlines, Fired
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class TestClock:
 
     @auto.setter
     def auto(self, runs: bool) -> None:
+        flag("auto", runs)
         with self._lock:
             now, since = _real_ms(), self._running_since
             if since is not None:

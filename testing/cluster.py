@@ -73,6 +73,9 @@ class Cluster(KafkaUnderTest):
     Warnings of brokers are not logged, because the test causes most of them.
     """
 
+    look_s = 2.0
+    """A request to a broker that is gone is given up in time to ask which one leads now."""
+
     def __init__(
         self,
         brokers: int = 3,

@@ -45,7 +45,7 @@ from fencepost.testing.views import (
     header_pairs,
     outgoing,
 )
-from fencepost.testing.waiting import TIMEOUT_S, is_unknown_topic, passes, wait
+from fencepost.testing.waiting import LOOK_S, TIMEOUT_S, is_unknown_topic, passes, wait
 
 if TYPE_CHECKING:
     from fencepost.coordinator.daemon.broker import Broker
@@ -86,6 +86,9 @@ class KafkaUnderTest(ABC):
 
     patience_s = TIMEOUT_S
     """How long a question that gets no answer is asked again."""
+
+    look_s = LOOK_S
+    """The time for a request before its wait looks again."""
 
     def __init__(self, access: Access, rename: Callable[[str], str]) -> None:
         self._access = access
@@ -251,12 +254,13 @@ class KafkaUnderTest(ABC):
         """How many partitions the topic has; it is created if a producer could do so."""
         known = session.client.metadata(refresh=True).topics
         if topic not in known and self._creates_topics():
-            session.client.call(
+            answer = session.client.call(
                 "Metadata",
                 entity=lambda f: f.message(
                     topics=[f.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True
                 ),
             )
+            check(answer.topics[0].error_code, "Metadata", topic)
         return len(describe(session, topic).partitions)
 
     def _partition_of(self, topic: str, message: Outgoing, count: int) -> int:
@@ -489,7 +493,7 @@ class KafkaUnderTest(ABC):
             with self._session(limit_s) as session:
                 return reached(session)
 
-        wait(look, timeout, told, passing)
+        wait(look, timeout, told, passing, self.look_s)
 
     def _ask(self, look: Callable[[Session], T]) -> T:
         """Ask until there is an answer; raises the last error that was in its way."""
@@ -507,7 +511,7 @@ class KafkaUnderTest(ABC):
                 raise
 
         try:
-            return wait(ask, self.patience_s, lambda: "")[0]
+            return wait(ask, self.patience_s, lambda: "", passes, self.look_s)[0]
         except TimeoutError:
             raise error or TimeoutError() from None
 

@@ -25,9 +25,9 @@ TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.01
 """The pause between two looks at a state that does not tell of its change."""
 
-LOOK_S: Final = 1.0
+LOOK_S: Final = 5.0
 """The time for each request of the first look, and the least of a later one; it doubles with each
-that fails. A request to a broker that is gone is given up in time to ask which one leads now."""
+that fails."""
 
 
 class BrokerDownError(RuntimeError):
@@ -55,6 +55,7 @@ def wait(
     timeout: float,
     told: Callable[[], str],
     passing: Callable[[Exception], bool] = passes,
+    look_s: float = LOOK_S,
 ) -> T:
     """Look again and again until there is something.
 
@@ -63,11 +64,11 @@ def wait(
     """
     __tracebackhide__ = True
     end = monotonic_s() + timeout
-    limit_s = LOOK_S
+    limit_s = look_s
     while True:
         trouble = ""
         try:
-            found = look(max(LOOK_S, min(limit_s, end - monotonic_s())))
+            found = look(max(look_s, min(limit_s, end - monotonic_s())))
         except (ApiError, BrokerUnreachable, ConnectionLostError, BrokerDownError) as error:
             if not passing(error):
                 raise

@@ -68,7 +68,7 @@ OF_BOTH: list[tuple[Call, str]] = [
         "state is one of .*; did you mean Stable",
     ),
     (lambda k: k.wait_for_group("shop", members=-1), "members is 0 or more, not -1"),
-    (lambda k: k.wait_for_group("shop", timeout=0), "there is no group 'shop'"),
+    (lambda k: k.wait_for_group("shop", timeout=1), "there is no group 'shop'"),
     (
         lambda k: k.assert_committed("shop", {"ordrs": {0: 1}}, timeout=0),
         r"(?s)ordrs:0 is None, not 1.*there is no group 'shop'.*'ordrs'; did you mean orders",
@@ -80,6 +80,8 @@ OF_BOTH: list[tuple[Call, str]] = [
         "retension.ms: unknown topic configuration; did you mean retention.ms",
     ),
     (lambda k: k.produce("orders", {"a": 1}), "a message is bytes, str, None or a tuple"),
+    (lambda k: k.produce("or/ders", "tea"), "INVALID_TOPIC_EXCEPTION .*: or/ders"),
+    (lambda k: setattr(k.clock, "auto", "no"), "auto is True or False, not 'no'"),
     (lambda k: k.faults.add(api="EndTx", drop=True), "no API 'EndTx'; did you mean EndTxn"),
     (lambda k: k.faults.add(api="Zzzzzz", drop=True), "names are Kafka's, as EndTxn"),
     (
@@ -343,7 +345,7 @@ def _call(method: Any, arguments: dict[str, object], parameter: str) -> str:
 def test_coroutines_have_the_methods_that_threads_have() -> None:
     own = {name for name in vars(KafkaUnderTest) if not name.startswith("_")}
     blocking = own - {"name", "client_config", "ca_file", "bootstrap", "is_running", "aio"}
-    blocking -= {"data_dir", "patience_s", "clock", "faults", "serve_again", "trouble"}
+    blocking -= {"data_dir", "look_s", "patience_s", "clock", "faults", "serve_again", "trouble"}
     for cls in (KafkaAio, ClusterAio):
         assert issubclass(cls, Aio)
         assert not [name for name in blocking if not hasattr(cls, name)]

@@ -178,6 +178,10 @@ def test_waits_go_on_while_a_leader_or_a_coordinator_is_elected(kafka_cluster: C
             kafka_cluster.wait_for_isr("orders")
 
 
+def test_produce_creates_a_topic_and_waits_for_its_leader(kafka_cluster: Cluster) -> None:
+    assert kafka_cluster.produce("made", "tea") == kafka_cluster.records("made")
+
+
 def test_a_wait_that_ends_tells_what_was_missing(kafka_cluster: Cluster) -> None:
     kafka_cluster.topic("orders")
     with pytest.raises(AssertionError, match=r"its leader is \d, its replicas .* down: none"):

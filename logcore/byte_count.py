@@ -12,7 +12,7 @@ from collections.abc import Callable
 class ByteCount:
     """Counts bytes; :meth:`watch` says what happens when there are many.
 
-    Threads may count at the same time. What gets lost between two of them does not matter.
+    Threads may count at the same time. An addition lost between two of them does not matter.
     """
 
     __slots__ = ("_bytes", "_limit", "_on_limit")

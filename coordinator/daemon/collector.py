@@ -7,8 +7,8 @@ set aside for good (``gc.freeze``). Reference counts free that all the same when
 only what dies in a cycle after that stays, so what is numerous here has none. A process that does
 not grow, whoever comes and goes, sets nothing aside.
 
-A cycle of a few objects may hold a request of 100 MB. So garbage is also looked for, among what is
-not set aside, whenever so many bytes were received and inflated.
+A cycle of a few objects may hold a request of 100 MB. So a collection of the objects that are not
+set aside also follows each 64 MiB received and inflated.
 
 For a process that is the broker's own: the settings are those of the whole process.
 """
@@ -32,8 +32,8 @@ those that are left are looked at once more. With CPython's 700 and 10 a Fetch o
 partitions spent a fifth of its time on a search among objects that all were in use."""
 
 COLLECTED_BYTES = 64 << 20
-"""Bytes received and inflated from one full collection to the next: what garbage may hold at most,
-beside the last request. At 100 MB a second it takes some 10 ms of each second."""
+"""Bytes received and inflated from one full collection to the next. Garbage holds no more than that
+and the last request. At 100 MB a second it takes some 10 ms of each second."""
 
 NEVER = 1 << 30
 """No count of collections gets there."""
@@ -77,7 +77,7 @@ class Collector:
             self._loop.call_soon_threadsafe(self.collect)
 
     def collect(self) -> None:
-        """Look for garbage among all that is not set aside, and set nothing aside.
+        """Collect the objects that are not set aside, and set none aside.
 
         A request under way that was set aside, and then refused, could stay for good.
         """

@@ -1,4 +1,4 @@
-"""A refused request leaves no memory behind, whatever its API."""
+"""A refused request of any API leaves no memory behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.targets import SETTINGS
 OURS = "fencepost."
 CONFIG = {
     **SETTINGS,
-    # Rules are asked for and kept, and nobody has to log in.
+    # The APIs of ACLs are served too, and no client has to log in.
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
@@ -39,8 +39,8 @@ INFLATED_BYTES = 5_000_000
 LONG_INFLATED_BYTES = 25_000_000
 
 LEFT_BYTES = 32 << 20
-"""What may be left in memory of a client's hundred requests when it has gone: 19 MiB at the most
-were seen, with requests of 4 MB. Some of it is the allocator's."""
+"""Growth of resident memory after a client with a hundred requests has gone. At most 19 MiB were
+measured, with requests of 4 MB; some of it is the allocator's."""
 
 
 def prepare(bootstrap: str) -> None:

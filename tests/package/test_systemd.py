@@ -65,7 +65,7 @@ def test_unit_starts_the_broker_with_options_that_exist(unit: dict[str, list[str
 def test_memory_limit_is_above_all_that_clients_can_make_it_hold(
     unit: dict[str, list[str]],
 ) -> None:
-    """What the allocator adds to the budgets is said in docs/operating.md."""
+    """docs/operating.md says how much the allocator adds to the budgets."""
     budgets = sum(int(str(BROKER_KEYS[name].default)) for name in BUDGETS)
     buffers = sum(int(str(BROKER_KEYS[name].default)) for name in BUFFERS)
     (limit,) = unit["MemoryMax"]

@@ -17,7 +17,7 @@ from tests.fuzz.entities import INTEGERS, random_leaf, required
 from tests.support.raw import ConnectionLostError, RawClient, errors_in, plain
 
 CLOSED = "closed"
-"""What the broker answers by closing the connection."""
+"""Counted in place of an error where the broker closes the connection."""
 
 KNOWN = "known"
 """A topic, group or transactional id that may exist."""

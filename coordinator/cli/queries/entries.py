@@ -33,7 +33,9 @@ def entries_of(
     while True:
         try:
             (topic,) = session.topics([HISTORY_TOPIC])
-            led = [index for index, row in topic.partitions.items() if row.leader >= 0]
+            # A leader that has just been fenced is not among the brokers any more.
+            alive = session.client.metadata().brokers
+            led = [index for index, row in topic.partitions.items() if row.leader in alive]
             if not led:
                 return
             reader.seek(led, begin=begin, follow=follow)

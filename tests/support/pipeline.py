@@ -21,12 +21,11 @@ class Clients:
         self._common = {"bootstrap.servers": bootstrap, **settings}
 
     def producer(self, transactional_id: str) -> Producer:
-        """Ready for its first transaction.
+        """Return a producer that is ready for its first transaction.
 
-        librdkafka 2.16 waits for ever in ``send_offsets_to_transaction``, whatever its time limit,
-        where Metadata names the group's coordinator no more (its issues 5511 and 5456); Apache
-        Kafka sees the same of it. It looks anew as soon as any connection comes or goes, so those
-        that are idle end soon.
+        librdkafka 2.16 may wait for ever in ``send_offsets_to_transaction`` once Metadata no longer
+        names the group's coordinator (docs/works-with.md). It looks again when any connection opens
+        or closes, so idle ones are closed soon.
         """
         made = Producer(
             {

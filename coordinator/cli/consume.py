@@ -126,7 +126,7 @@ def command(
             work.read(wanted)
         else:
             work.read_as_member(group)
-        if is_whole and not out.count:
+        if is_whole and not out.count and not work.has_hinted:
             say(f"{topic}: no records", err=True)
 
 
@@ -190,6 +190,8 @@ class Consumption:
     follow: bool
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Partition → (its last stable offset, since when the reader waits there)."""
+    has_hinted: bool = False
+    """Whether a transaction was named that holds records back."""
 
     def read(self, wanted: Collection[int]) -> None:
         """Read without a group."""
@@ -288,6 +290,7 @@ class Consumption:
         from fencepost.coordinator.cli.queries.held_back import held_back
 
         found = held_back(self.session, places)
+        self.has_hinted = self.has_hinted or bool(found)
         for row in found:
             say(_hint_text(row), err=True)
         if found:

@@ -20,11 +20,12 @@ from fencepost.coordinator.runtime import errors as shard_errors
 from fencepost.coordinator.zookeeper import errors as zookeeper
 from fencepost.groups import errors as groups
 from fencepost.logcore import errors as logs
-from fencepost.logcore.machine import DomainError
+from fencepost.logcore.machine import DomainError, InvalidRegularExpressionError
 from fencepost.txn import errors as txns
 
 CODES: Mapping[type[DomainError], ErrorCode] = {
     # logcore
+    InvalidRegularExpressionError: ErrorCode.invalid_regular_expression,
     logs.CorruptRecordError: ErrorCode.corrupt_message,
     logs.InvalidRecordError: ErrorCode.invalid_record,
     logs.NotOneBatchError: ErrorCode.invalid_record,
@@ -124,7 +125,6 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     groups.UnstableOffsetCommitError: ErrorCode.unstable_offset_commit,
     groups.InvalidGroupRequestError: ErrorCode.invalid_request,
     groups.UnsupportedAssignorError: ErrorCode.unsupported_assignor,
-    groups.InvalidRegularExpressionError: ErrorCode.invalid_regular_expression,
     groups.FencedMemberEpochError: ErrorCode.fenced_member_epoch,
     groups.StaleMemberEpochError: ErrorCode.stale_member_epoch,
     groups.UnreleasedInstanceIdError: ErrorCode.unreleased_instance_id,
@@ -140,7 +140,6 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     txns.InvalidTransactionStateError: ErrorCode.invalid_txn_state,
     txns.TransactionAbortableError: ErrorCode.transaction_abortable,
     txns.TransactionalIdNotFoundError: ErrorCode.transactional_id_not_found,
-    txns.InvalidIdPatternError: ErrorCode.invalid_regular_expression,
     txns.ProducerIdsUnavailableError: ErrorCode.coordinator_load_in_progress,
     txns.TooManyTransactionalIdsError: ErrorCode.policy_violation,
     txns.TooManyPartitionsError: ErrorCode.policy_violation,

@@ -95,10 +95,6 @@ class UnsupportedAssignorError(GroupError):
     """The server has no assignor of that name (UNSUPPORTED_ASSIGNOR)."""
 
 
-class InvalidRegularExpressionError(GroupError):
-    """A subscription's regular expression can't be used (INVALID_REGULAR_EXPRESSION)."""
-
-
 class FencedMemberEpochError(GroupError):
     """The member must drop its partitions and rejoin with epoch 0 (FENCED_MEMBER_EPOCH)."""
 

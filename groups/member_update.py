@@ -38,9 +38,9 @@ from fencepost.groups.errors import (
 from fencepost.groups.events import EventKind
 from fencepost.groups.expressions import refresh_regexes
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
-from fencepost.groups.regex_syntax import parse
 from fencepost.groups.shard import Shard
 from fencepost.logcore.machine import DecisionBuilder
+from fencepost.logcore.regex_syntax import parse
 from fencepost.logcore.values import dataclass
 
 

@@ -1,252 +1,15 @@
-"""Regular expressions over topic names, matched in linear time.
-
-A subscription's expression comes from a client, so no expression may take longer than its length
-times that of the names, and a long one is worked at in slices (:class:`RegexScan`). Matching is
-Thompson's: all alternatives at once, never backwards, with the sets of states remembered as they
-are met. A match is one of the whole name, as in Kafka. ``regex_syntax.py`` has the syntax.
-
-Source: KIP-848's use of RE2/J; Russ Cox, "Regular Expression Matching Can Be Simple And Fast".
-"""
+"""Which topics the expressions of subscriptions match, found out slice by slice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from fencepost.groups.errors import InvalidRegularExpressionError
-from fencepost.groups.regex_syntax import (
-    NEWLINE,
-    WORD,
-    Assertion,
-    Choice,
-    Piece,
-    Repetition,
-    Sequence,
-    parse,
-)
+from fencepost.logcore.machine import InvalidRegularExpressionError
+from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
 
-AT_ONCE: Final = 2_000
-"""States that are made or looked at before the caller may turn to something else."""
 READ_STEPS: Final = 5
 """Steps that it takes to read a character of an expression."""
-BUILD_STEPS: Final = 5
-"""Steps that it takes to make a state; a step is one look at a state."""
-MAX_CACHED_STATES: Final = 100_000
-"""States in all the sets that are remembered, a few megabytes; then all are forgotten at once."""
-MAX_KEPT_STATES: Final = 20_000
-"""The same between two slices, when many expressions may be half-way."""
-
-_FINAL: Final = 0
-_NOTHING: Final = -1
-"""In the place of a state's characters: it is passed without one. 0 is an empty class."""
-_BEGIN, _WORD, _NEWLINE, _OTHER = range(4)
-"""Kinds of the character on one side of a place; the first one: there is none."""
-
-_BUILD = Generator[tuple[Piece, int], int, int]
-"""Asks for pieces to be built and returns the first state of its own."""
-
-
-def _kind(char: str) -> int:
-    bit = 1 << ord(char)
-    return _WORD if bit & WORD else _NEWLINE if bit & NEWLINE else _OTHER
-
-
-def _holding(before: int, after: int) -> int:
-    """Return which assertions hold between two characters: a bit for each."""
-    is_boundary = (before == _WORD) != (after == _WORD)
-    return (
-        (before == _BEGIN) << Assertion.TEXT_BEGIN
-        | (after == _BEGIN) << Assertion.TEXT_END
-        | (before in {_BEGIN, _NEWLINE}) << Assertion.LINE_BEGIN
-        | (after in {_BEGIN, _NEWLINE}) << Assertion.LINE_END
-        | is_boundary << Assertion.WORD_BOUNDARY
-        | (not is_boundary) << Assertion.NO_WORD_BOUNDARY
-    )
-
-
-class _StateSet:
-    """States that a name may have led to, before what may be passed without a character."""
-
-    __slots__ = ("accepts", "before", "states", "steps")
-
-    def __init__(self, states: frozenset[int], before: int) -> None:
-        self.states, self.before = states, before
-        self.steps: dict[str, _StateSet | None] = {}
-        """By character; None where no name goes on."""
-        self.accepts: bool | None = None
-        """Whether a name may end here, once it is known."""
-
-
-class TopicRegex:
-    """An expression, and once it is built its automaton.
-
-    Raises :class:`fencepost.groups.errors.InvalidRegularExpressionError`; see ``parse``.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
-        self._piece: Piece | None = parse(pattern)
-        # Of each state: the characters that lead on, the assertion that does, and whereto.
-        self._characters = [_NOTHING]
-        self._assertions: list[Assertion | None] = [None]
-        self._nexts: list[tuple[int, ...]] = [()]
-        self._looks_around = False
-        self._cached_states = 0
-        self._sets: dict[tuple[frozenset[int], int], _StateSet] = {}
-        self._first = _StateSet(frozenset((_FINAL,)), _BEGIN)
-
-    # --- building ---
-
-    def build(self) -> Iterator[int]:
-        """Make the automaton little by little: yield the steps that were taken."""
-        if self._piece is None:
-            return
-        stack, first, made, asks = [self._build(self._piece, _FINAL)], 0, 0, 0
-        self._piece = None
-        asked: int | None = None
-        while stack:
-            try:
-                part, after = stack[-1].send(asked) if asked is not None else next(stack[-1])
-            except StopIteration as end:
-                stack.pop()
-                asked = first = end.value
-            else:
-                stack.append(self._build(part, after))
-                asked = None
-            asks += 1
-            done = len(self._nexts) + asks
-            if done - made > AT_ONCE:
-                yield BUILD_STEPS * (done - made)
-                made = done
-        self._first = _StateSet(frozenset((first,)), _BEGIN)
-
-    def _add(self, characters: int, assertion: Assertion | None, *nexts: int) -> int:
-        self._characters.append(characters)
-        self._assertions.append(assertion)
-        self._nexts.append(nexts)
-        return len(self._nexts) - 1
-
-    def _build(self, piece: Piece, after: int) -> _BUILD:
-        """Add the states of a piece, which lead to ``after``."""
-        match piece:
-            case Assertion():
-                self._looks_around |= piece > Assertion.TEXT_END
-                return self._add(_NOTHING, piece, after)
-            case int():
-                return self._add(piece, None, after)
-            case Sequence():
-                for part in reversed(piece.parts):
-                    if type(part) is int:  # most are
-                        after = self._add(part, None, after)
-                    else:
-                        after = yield part, after
-                return after
-            case Choice():
-                firsts: dict[int, None] = {}
-                for part in piece.parts:
-                    firsts[(yield part, after)] = None
-                return self._add(_NOTHING, None, *firsts)
-            case Repetition():
-                return (yield from self._build_repetition(piece, after))
-
-    def _build_repetition(self, piece: Repetition, after: int) -> _BUILD:
-        if piece.most is None:
-            loop = self._add(_NOTHING, None)
-            first = yield piece.part, loop
-            self._nexts[loop] = first, after
-            after = loop
-        else:
-            end = after
-            for _ in range(piece.most - piece.least):
-                first = yield piece.part, after
-                after = self._add(_NOTHING, None, end, first)
-        for _ in range(piece.least):
-            after = yield piece.part, after
-        return after
-
-    # --- matching ---
-
-    def matches(self, text: str) -> bool:
-        """Whether the expression matches all of ``text``."""
-        for _ in self.build():
-            pass
-        walk = self.walk(text)
-        while True:
-            try:
-                next(walk)
-            except StopIteration as end:
-                return bool(end.value)
-
-    def walk(self, text: str) -> Generator[int, None, bool]:
-        """Match ``text`` little by little: yield the steps that were taken, return what came out.
-
-        A step is one look at a state, or one character where it is known what comes of it.
-        """
-        yield 1
-        at = self._first
-        for char in text:
-            if char in at.steps:
-                following = at.steps[char]
-            else:
-                following = yield from self._step(at, char)
-            if following is None:
-                return False
-            at = following
-        yield len(text)
-        if at.accepts is None:
-            seen, _ = yield from self._look(at, 0, _BEGIN)
-            at.accepts = _FINAL in seen
-        return at.accepts
-
-    def forget(self, most_states: int) -> None:
-        """Forget which states follow which, if that takes more than ``most_states``."""
-        if self._cached_states > most_states:
-            for one in (self._first, *self._sets.values()):
-                one.steps.clear()
-            self._sets.clear()
-            self._cached_states = 0
-
-    def _step(self, at: _StateSet, char: str) -> Generator[int, None, _StateSet | None]:
-        """Find out where a character leads."""
-        kind = _kind(char)
-        _, following = yield from self._look(at, 1 << ord(char), kind)
-        found = None
-        if following:
-            self.forget(MAX_CACHED_STATES)
-            key = frozenset(following), kind if self._looks_around else _OTHER
-            found = self._sets.get(key)
-            if found is None:
-                found = self._sets[key] = _StateSet(*key)
-                self._cached_states += len(following)
-        at.steps[char] = found
-        self._cached_states += 1
-        return found
-
-    def _look(
-        self, at: _StateSet, bit: int, after: int
-    ) -> Generator[int, None, tuple[set[int], set[int]]]:
-        """Return the states that are reached without a character, and those with one."""
-        characters, assertions, nexts = self._characters, self._assertions, self._nexts
-        holding = _holding(at.before, after)
-        seen: set[int] = set()
-        following: set[int] = set()
-        todo = list(at.states)
-        while todo:
-            state = todo.pop()
-            if state in seen:
-                continue
-            seen.add(state)
-            if not len(seen) % AT_ONCE:
-                yield AT_ONCE
-            if characters[state] != _NOTHING:
-                if characters[state] & bit:
-                    following.update(nexts[state])
-                continue
-            assertion = assertions[state]
-            if assertion is None or holding >> assertion & 1:
-                todo += nexts[state]
-        yield len(seen) % AT_ONCE
-        return seen, following
 
 
 class RegexScan:
@@ -268,7 +31,7 @@ class RegexScan:
         """The names that match, in order, of each expression that is done."""
         self.refused: dict[str, str] = {}
         """Why an expression can't be used."""
-        self._regex: TopicRegex | None = None
+        self._regex: Regex | None = None
         self._may_see = may_see
         self._work = self._run(sorted(patterns), list(names))
 
@@ -287,7 +50,7 @@ class RegexScan:
             # A long one is read in a turn of its own.
             yield READ_STEPS * len(pattern)
             try:
-                regex = self._regex = TopicRegex(pattern)
+                regex = self._regex = Regex(pattern)
             except InvalidRegularExpressionError as error:
                 self.refused[pattern] = str(error)
                 continue

@@ -44,6 +44,10 @@ class DomainError(Exception):
     """
 
 
+class InvalidRegularExpressionError(DomainError):
+    """A client's regular expression can't be used (INVALID_REGULAR_EXPRESSION)."""
+
+
 class InvariantViolation(Exception):  # noqa: N818 - the name is the design's, and says more
     """Our own bug: a state that must not exist. The shard stops, says so, and reloads."""
 

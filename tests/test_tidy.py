@@ -28,7 +28,10 @@ _BATCHES = (
     *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
 )
 _BESIDE_MACHINES = tuple(
-    f"logcore.{name}" for name in ("budget", "machine", "errors", "fields", "tracebacks", "values")
+    f"logcore.{name}"
+    for name in (
+        *("budget", "machine", "errors", "fields", "regex", "regex_syntax", "tracebacks", "values"),
+    )
 )
 # So is what a topic may be called, which a client had better know before it sends.
 _TOPIC_NAMES = ("cluster.topic_names", "logcore.machine")

@@ -6,6 +6,8 @@ Sources: ``TransactionStateManager.listTransactionStates`` and its expiry task,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fencepost.logcore.machine import DecisionBuilder, Token
 from fencepost.txn import end_txn, records, state
 from fencepost.txn.commands import (
@@ -27,7 +29,7 @@ from fencepost.txn.shard import (
     require_id,
     timeout_deadline_ms,
 )
-from fencepost.txn.state import TransactionState
+from fencepost.txn.state import TransactionMetadata, TransactionState
 
 _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
 
@@ -35,24 +37,32 @@ _STATES_BY_NAME = {one.kafka_name: one for one in TransactionState}
 def list_transactions(
     shard: TxnShardState, decision: DecisionBuilder, token: Token, command: ListTransactions
 ) -> None:
-    """List what passes every filter, in the order of the ids.
+    """List the transactions that pass every filter.
 
     As in Kafka, the duration counts from the start of the last transaction even when that has
     ended, and an id that never began one passes.
     """
     unknown = tuple(name for name in command.states if name not in _STATES_BY_NAME)
+    # A transaction's metadata is only ever replaced, so this list does not change.
+    transactions = list(shard.transactions.items())
+    listed = _filtered(transactions, command, decision.now_ms)
+    decision.reply(token, ListTransactionsResult(listed, unknown))
+
+
+def _filtered(
+    transactions: list[tuple[str, TransactionMetadata]], command: ListTransactions, now_ms: int
+) -> Iterator[ListedTransaction | None]:
     wanted = {_STATES_BY_NAME[name] for name in command.states if name in _STATES_BY_NAME}
     producer_ids = frozenset(command.producer_ids)
-    listed = tuple(
-        ListedTransaction(transactional_id, txn.producer_id, txn.state.kafka_name)
-        for transactional_id, txn in sorted(shard.transactions.items())
-        if (not command.states or txn.state in wanted)
-        and (not producer_ids or txn.producer_id in producer_ids)
-        and (
-            command.min_duration_ms < 0 or decision.now_ms - txn.start_ms > command.min_duration_ms
-        )
-    )
-    decision.reply(token, ListTransactionsResult(listed, unknown))
+    for transactional_id, txn in transactions:
+        if (
+            (not command.states or txn.state in wanted)
+            and (not producer_ids or txn.producer_id in producer_ids)
+            and (command.min_duration_ms < 0 or now_ms - txn.start_ms > command.min_duration_ms)
+        ):
+            yield ListedTransaction(transactional_id, txn.producer_id, txn.state.kafka_name)
+        else:
+            yield None
 
 
 def describe_transaction(

@@ -9,7 +9,7 @@ has it so (:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
 from fencepost.logcore.machine import DomainError, EndMarker, ProducerStamp
@@ -221,7 +221,9 @@ class ListedTransaction:
 class ListTransactionsResult:
     """``unknown_states`` are the filter's names that are no state; they match nothing."""
 
-    transactions: tuple[ListedTransaction, ...]
+    transactions: Iterator[ListedTransaction | None]
+    """As they were when the command was decided, filtered one by one while a reader takes them:
+    there may be many. None stands for one that is filtered out."""
     unknown_states: tuple[str, ...]
 
 

@@ -52,10 +52,6 @@ class TransactionalIdNotFoundError(TxnError):
     """Nothing is known of this id (TRANSACTIONAL_ID_NOT_FOUND)."""
 
 
-class InvalidIdPatternError(TxnError):
-    """The pattern of a listing is not a regular expression (INVALID_REGULAR_EXPRESSION)."""
-
-
 class ProducerIdsUnavailableError(TxnError):
     """No producer id can be given out just now; retry (COORDINATOR_LOAD_IN_PROGRESS)."""
 

@@ -25,8 +25,8 @@ from fencepost.groups.assignors.client.protocol import decode_subscription
 from fencepost.groups.assignors.model import Assignor, AssignorFault, GroupSpec, MemberSpec, run
 from fencepost.groups.assignors.range import RangeAssignor
 from fencepost.groups.assignors.uniform import UniformAssignor
-from fencepost.groups.regex import TopicRegex
 from fencepost.logcore.errors import CorruptRecordError
+from fencepost.logcore.regex import Regex
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _consumer(
     def topic_ids(member: Member) -> frozenset[bytes]:
         names = set(member.topics)
         if member.regex:
-            matches = TopicRegex(member.regex).matches
+            matches = Regex(member.regex).matches
             names |= {name for name in topics if matches(name)}
         return frozenset(ids[name] for name in names if name in ids)
 

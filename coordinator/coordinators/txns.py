@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
 import structlog
@@ -209,8 +210,8 @@ class TxnCoordinator(ShardedCoordinator):
         """
         found = await self._everywhere(command, ListTransactionsResult)
         unknown = dict.fromkeys(state for result in found for state in result.unknown_states)
-        listed = (one for result in found for one in result.transactions)
-        return ListTransactionsResult(tuple(listed), tuple(unknown))
+        listed = chain.from_iterable(result.transactions for result in found)
+        return ListTransactionsResult(listed, tuple(unknown))
 
     # --- verification ----------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """ListTransactions (66): the transactional ids of this broker and their states.
 
-Version 1 filters by duration, 2 by a pattern of the id, which a shard is not asked about: there may
-be many ids, and each may take the pattern a while.
+Version 1 filters by duration, 2 by a pattern of the id (KIP-1152). There may be many ids, and each
+may take the pattern a while, so that is done in steps and not by the shards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
+from typing import TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -14,17 +15,16 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
 from fencepost.txn.commands import ListTransactions, ListTransactionsResult
-from fencepost.txn.id_pattern import compile_pattern
+
+T = TypeVar("T")
 
 
 @handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")
 async def run(ctx: Context) -> Steps[Entity]:
     """List what the client may see; an error of a loading shard is the error of the whole."""
     body = ctx.body
-    # An empty pattern lets everything through, like none.
-    pattern = getattr(body, "transactional_id_pattern", None)
-    matches = compile_pattern(pattern) if pattern else None
     listed = await ctx.broker.txns.list_transactions(
         ListTransactions(
             states=tuple(body.state_filters),
@@ -32,19 +32,25 @@ async def run(ctx: Context) -> Steps[Entity]:
             min_duration_ms=getattr(body, "duration_filter", -1),
         )
     )
-    return _answer(ctx, listed, matches)
+    # An empty pattern lets everything through, like none.
+    return _answer(ctx, listed, getattr(body, "transactional_id_pattern", None) or None)
 
 
-def _answer(
-    ctx: Context, listed: ListTransactionsResult, matches: Callable[[str], bool] | None
-) -> Steps[Entity]:
+def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -> Steps[Entity]:
     respond = ctx.respond
+    regex = None if pattern is None else Regex(pattern)
+    if regex is not None:
+        yield
+        yield from _in_steps(regex, regex.build())
     states = []
     for transaction in listed.transactions:
+        yield
+        if transaction is None:
+            continue
         name = transaction.transactional_id
-        if (matches is None or matches(name)) and ctx.may(
-            Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, audited=False
-        ):
+        if not ctx.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name, audited=False):
+            continue
+        if regex is None or (yield from _in_steps(regex, regex.walk(name))):
             states.append(
                 respond.TransactionState(
                     transactional_id=name,
@@ -52,9 +58,20 @@ def _answer(
                     transaction_state=transaction.state,
                 )
             )
-        yield
     return respond.ListTransactionsResponse(
         error_code=ErrorCode.none,
         unknown_state_filters=listed.unknown_states,
         transaction_states=tuple(states),
     )
+
+
+def _in_steps(regex: Regex, work: Generator[int, None, T]) -> Steps[T]:
+    """Give way between the steps, during which other listings may be half-way as well."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        regex.forget(MAX_KEPT_STATES)
+        yield

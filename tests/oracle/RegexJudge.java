@@ -5,14 +5,16 @@ import java.io.IOException;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.HexFormat;
+import java.util.List;
+import java.util.stream.Stream;
 
 /** Matches names with RE2/J as Kafka's coordinator does: the first line has the names, then an expression on each. */
 public class RegexJudge {
     public static void main(String[] arguments) throws IOException {
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        String[] names = in.readLine().split(" ");
+        List<String> names = Stream.of(in.readLine().split(" ")).map(RegexJudge::decoded).toList();
         for (String line = in.readLine(); line != null; line = in.readLine()) {
-            String regex = new String(HexFormat.of().parseHex(line), StandardCharsets.UTF_8);
+            String regex = decoded(line);
             StringBuilder answer = new StringBuilder();
             try {
                 Pattern pattern = Pattern.compile(regex);
@@ -26,5 +28,9 @@ public class RegexJudge {
             }
             System.out.println(answer);
         }
+    }
+
+    private static String decoded(String hex) {
+        return new String(HexFormat.of().parseHex(hex), StandardCharsets.UTF_8);
     }
 }

@@ -1,8 +1,11 @@
-r"""Subscriptions' regular expressions beside RE2/J, which judges them in Apache Kafka.
+r"""Clients' regular expressions beside RE2/J, which judges them in Apache Kafka.
 
 A table of the grammar, and random expressions: both are taken or refused by both, and match the
-same topic names. ``REGEXES=100000`` and ``SEED`` give more of the random ones.
+same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more of the random
+ones.
 """
+
+# ruff: noqa: RUF001 - letters that look alike are part of what is tested
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.groups.errors import InvalidRegularExpressionError
-from fencepost.groups.regex import TopicRegex
-from fencepost.groups.regex_syntax import MAX_PIECES
+from fencepost.logcore.machine import InvalidRegularExpressionError
+from fencepost.logcore.regex import Regex
+from fencepost.logcore.regex_syntax import MAX_PIECES
 
 NAMES = (
     *("a", "b", "ab", "abc", "A", "AB", "k", "K", "s", "S", "1", "42", "_", "-", ".", "a.b", "a-b"),
@@ -50,8 +53,40 @@ NAMES = (
 )
 """Legal names of topics: characters of ASCII alone."""
 
+_WORDS = "é É \u0101b αβγ Ωμέγα ς σ Σ ſ \u212a \u2126 Å Привет 日本 ß ẞ µ μ Μ ǆ ǅ ı İ ٣ \u0345"
+IDS = (
+    *_WORDS.split(),
+    *(
+        "aé",
+        "éa",
+        "\ue000",
+        "\U0001f300",
+        "\U00010400",
+        "\U00010428",
+        "\u2028",
+        "\u00a0",
+        "\n",
+        "a b",
+    ),
+)
+"""Transactional ids that are no names of topics."""
+
 JUDGE_S = 120.0
 """RE2/J 1.8 loops for ever where (?i) meets a large range, as in (?i)[\\x{100}-\\x{3000}]."""
+
+BEYOND_ASCII = r"""
+    é (?i)é (?i:É) [é] [^é] [à-ü] (?i)[à-ü] [^à-ü]+ . .. .*é (?s). (?i)ς (?i)σ (?i)Σ (?i)k (?i)s
+    (?i)ſ (?i)[^k] (?i)[j-l] (?i)i (?i)ı (?i)İ (?i)ß (?i)µ (?i)ǅ (?i)Å [α-ω]+ (?i)[α-ω]+
+    (?i)[Α-Ω]{3} \p{Greek}+ (?i)\p{Greek}+ \P{Greek} [\p{Greek}a]+ [^\p{Greek}] [\P{Greek}α]
+    (?i)\p{Greek}*\pL \p{Cyrillic}+ \p{Han}+ \p{Latin}+ (?i)\p{Latin}+ \p{Common} (?i)\p{Common}
+    \p{Inherited} (?i)\p{Inherited} \p{Unknown} \p{L}+ (?i)\p{L} \p{Lu} (?i)\p{Lu} \p{Ll} (?i)\p{Ll}
+    \p{Lt} (?i)\p{Lt} \p{Lo} \p{Nd} \P{Nd} \p{Zl} \p{Zs} \p{C} \p{Co} \p{So} \p{Mn} (?i)\p{Mn}
+    \p{Any} \P{Any} \w (?i)\w \W (?i)\W \D+ \S+ \s \S (?i)[[:alpha:]] (?i)[[:^alpha:]]
+    [[:^ascii:]]+ (?i)[^\W] .*\b.* .*\bé é\b é\B aé\b a\bé \x{1f300} [\x{10000}-\x{10FFFF}]
+    [\x{80}-\x{10FFFF}]+ [\x{7f}-\x{10FFFF}]+ [\x{81}-\x{10FFFF}] (?i)\x{10400} \Qé\E
+    [\x00-\x{10FFFF}] [^\x00-\x{10FFFF}] (?i)[\x00-\x{10FFFF}] (?i)[é-ó]+ é*a? (?i)(é|σ)+ [éσk]
+    (?i)[éσk] (?i)[^éσk]
+"""
 
 GRAMMAR = (
     *(
@@ -408,6 +443,7 @@ ATOMS = (
         r"\p{^Latin}",
         r"\pN",
     ),
+    *("[α-ω]", "é", r"\P{Greek}", "[^é]", r"[^\p{Cyrillic}a]", r"(?i:\p{Lu})"),
     *(
         "[[:alpha:]]",
         "[[:^punct:]]",
@@ -465,7 +501,15 @@ def re2j(java_tools: Path) -> Iterator[Path]:
 
 def judged(re2j: Path, regexes: Sequence[str]) -> list[str]:
     """What RE2/J says of each expression: a digit for each name, or why it is refused."""
-    asked = "\n".join([" ".join(NAMES), *(regex.encode().hex() for regex in regexes)]) + "\n"
+    asked = (
+        "\n".join(
+            [
+                " ".join(name.encode().hex() for name in (*NAMES, *IDS)),
+                *(regex.encode().hex() for regex in regexes),
+            ]
+        )
+        + "\n"
+    )
     source = Path(__file__).with_name("RegexJudge.java")
     command = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", str(re2j), str(source)]
     done = subprocess.run(
@@ -476,10 +520,10 @@ def judged(re2j: Path, regexes: Sequence[str]) -> list[str]:
 
 def ours(regex: str) -> str:
     try:
-        found = TopicRegex(regex)
+        found = Regex(regex)
     except InvalidRegularExpressionError as error:
         return f"refused: {error}"
-    return "".join("01"[found.matches(name)] for name in NAMES)
+    return "".join("01"[found.matches(name)] for name in (*NAMES, *IDS))
 
 
 def differences(re2j: Path, regexes: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -495,7 +539,7 @@ def differences(re2j: Path, regexes: Sequence[str]) -> list[tuple[str, str, str]
 
 
 def test_grammar_is_that_of_re2j(re2j: Path) -> None:
-    assert differences(re2j, GRAMMAR) == []
+    assert differences(re2j, (*GRAMMAR, *BEYOND_ASCII.split())) == []
 
 
 def test_random_expressions_mean_what_they_mean_to_re2j(re2j: Path) -> None:

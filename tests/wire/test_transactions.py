@@ -323,3 +323,41 @@ async def test_describing_the_producers_of_a_partition(bootstrap: str, cluster: 
         await producer.commit()
         until(lambda: active()[0]["current_txn_start_offset"] == -1, "the end")
         assert active()[0]["coordinator_epoch"] >= 0
+
+
+def test_listing_takes_the_patterns_of_re2j(cluster: Cluster) -> None:
+    stem = unique("ids")
+    ids = (f"{stem}-orders", f"{stem}-Orders.EU", f"{stem}-αβγ", f"{stem}-é")
+    for name in ids:
+        cluster.init_producer(name)
+
+    def listed(pattern: str) -> str | list[int]:
+        answer = cluster.call("list_transactions", 2, transactional_id_pattern=pattern)
+        found = [row["transactional_id"] for row in answer["transaction_states"]]
+        if answer["error_code"] != "none":
+            assert not found
+            return str(answer["error_code"])
+        return [at for at, name in enumerate(ids) if name in found]
+
+    patterns = {
+        "": [0, 1, 2, 3],
+        ".*": [0, 1, 2, 3],
+        stem: [],
+        f"{stem}-orders": [0],
+        "orders": [],
+        f"{stem}-(?i:orders.*)": [0, 1],
+        f"(?i){stem.upper()}-É": [3],
+        rf"{stem}-\p{{Greek}}+": [2],
+        rf"{stem}-\P{{Greek}}+": [0, 1, 3],
+        rf"{stem}-[\p{{Greek}}é]*": [2, 3],
+        rf"{stem}-.*\b": [0, 1],
+        rf"{stem}\b.*\B": [2, 3],
+        rf"{stem}-\w+": [0],
+        f"{stem}-.": [3],
+        f"{stem}-[^a-z]*": [2, 3],
+        rf"\Q{stem}-\E(orders|é){{1,3}}": [0, 3],
+        f"{stem}-(.*.*)*": [0, 1, 2, 3],
+    }
+    assert {pattern: listed(pattern) for pattern in patterns} == patterns
+    for pattern in ("(", "[a", "a**", r"(a)\1", "(?=a)", r"\p{Klingon}", "a{1001}", "(?x)a", "\\"):
+        assert listed(pattern) == "invalid_regular_expression", pattern

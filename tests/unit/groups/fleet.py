@@ -28,7 +28,7 @@ from fencepost.groups.commands import (
     TopicsDeleted,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
-from fencepost.groups.errors import GroupError
+from fencepost.logcore.machine import DomainError
 
 Partition = tuple[bytes, int]
 REBALANCES = ("group-epoch-bumped", "generation-started")
@@ -155,7 +155,7 @@ class Fleet:
         before = [other for other in self.members if self.instance(other) == instance]
         for other in before:
             if not other.is_classic and not member.is_classic:
-                with contextlib.suppress(GroupError):
+                with contextlib.suppress(DomainError):
                     other.client.leave(-2)
             self.members.remove(other)
         self.members.append(member)
@@ -169,7 +169,7 @@ class Fleet:
             # Those go first that speak what is on its way out.
             self.members.sort(key=lambda one: one.is_classic == (self.classic_share > 0.5))
             member = self.members.pop(self.rng.randrange(min(3, len(self.members))))
-            with contextlib.suppress(GroupError):
+            with contextlib.suppress(DomainError):
                 member.client.leave()
 
     def kill(self) -> None:
@@ -281,7 +281,7 @@ class Fleet:
                 client.beat(lost=not calm and self.rng.random() < 0.05)
                 if calm or self.rng.random() < 0.7:
                     client.catch_up()
-        except GroupError:
+        except DomainError:
             client.owned = frozenset()
             member.is_out = True
             if isinstance(client, Client):
@@ -322,7 +322,7 @@ class Fleet:
             )
             try:
                 result = self.driver.ask(command)
-            except GroupError:
+            except DomainError:
                 return
             assert result.partitions[0][2] is None
             before = self.ledger.get(partition, -1)

@@ -31,7 +31,7 @@ from hypothesis import settings as hypothesis_settings
 
 from fencepost.groups.commands import DeleteGroup, ExpireOffsets, TopicsDeleted
 from fencepost.groups.consumer_group import ConsumerGroup
-from fencepost.groups.errors import GroupError
+from fencepost.logcore.machine import DomainError
 
 NAMES = (("t",), ("t", "u"), ("u",), ("t", "new"))
 
@@ -51,7 +51,7 @@ class Churn:
             *(self.leave, self.vanish, self.subscribe, self.topics, self.wait, self.commit),
             *(self.crash, self.upkeep, self.classic),
         )
-        with contextlib.suppress(GroupError):
+        with contextlib.suppress(DomainError):
             actions[action % len(actions)](who, what)
         self.look()
 
@@ -170,14 +170,14 @@ class Churn:
         group = self.driver.groups.get(G)
         if isinstance(group, ConsumerGroup) and self.clients:
             for client in self.clients:
-                with contextlib.suppress(GroupError):
+                with contextlib.suppress(DomainError):
                     client.beat()
             self.driver.advance(CONSUMER_SESSION - 1)
-            with contextlib.suppress(GroupError):
+            with contextlib.suppress(DomainError):
                 settle(*self.clients, rounds=1)
             self.driver.advance(1)
             self.driver.advance(1_000)
-            with contextlib.suppress(GroupError):
+            with contextlib.suppress(DomainError):
                 settle(*self.clients, rounds=6)
         self.driver.reload()
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=15)

@@ -32,13 +32,13 @@ from fencepost.groups.errors import (
     GroupLimitExceededError,
     GroupMaxSizeReachedError,
     InvalidGroupRequestError,
-    InvalidRegularExpressionError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
     UnsupportedAssignorError,
 )
 from fencepost.groups.limits import GroupLimits
 from fencepost.groups.reconcile import MemberState
+from fencepost.logcore.machine import InvalidRegularExpressionError
 
 ALL_T = ((T, (0, 1, 2, 3)),)
 

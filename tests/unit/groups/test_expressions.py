@@ -11,9 +11,10 @@ from group_driver import Entry, G
 from fencepost.groups import consumer_records as cr
 from fencepost.groups.commands import DeleteGroup, Sight
 from fencepost.groups.consumer_records import ConsumerRecordType as Kind
-from fencepost.groups.errors import InvalidRegularExpressionError
 from fencepost.groups.limits import GroupLimits
-from fencepost.groups.regex import AT_ONCE, BUILD_STEPS, RegexScan, TopicRegex
+from fencepost.groups.regex import RegexScan
+from fencepost.logcore.machine import InvalidRegularExpressionError
+from fencepost.logcore.regex import AT_ONCE, BUILD_STEPS, Regex
 
 TOPICS = 40
 MANY = TopicImage(
@@ -127,7 +128,7 @@ def test_nobody_waits_for_the_rest_any_more(how):
     "pattern", ["(.?){600}", "(((a?){10}){10}){9}", "(" + "[ace]?" * 160 + ")", "(a*)*(a|a)*"]
 )
 def test_a_step_is_small_whatever_the_expression(pattern):
-    regex = TopicRegex(pattern)
+    regex = Regex(pattern)
     assert max(regex.build(), default=0) <= 2 * BUILD_STEPS * AT_ONCE
     assert max(regex.walk("a" * 249)) <= AT_ONCE
     scan = RegexScan([pattern], ["a" * 249, "ab" * 100], 1)

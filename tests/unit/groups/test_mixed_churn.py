@@ -32,8 +32,9 @@ from fencepost.groups.commands import (
     TopicsDeleted,
 )
 from fencepost.groups.consumer_group import ConsumerGroup
-from fencepost.groups.errors import GroupError, MemberIdRequiredError
+from fencepost.groups.errors import MemberIdRequiredError
 from fencepost.groups.limits import GroupLimits
+from fencepost.logcore.machine import DomainError
 
 LIMITS = GroupLimits(
     max_group_size=5,
@@ -68,7 +69,7 @@ class Churn:
             *(self.enter, self.enter_static, self.beat, self.beat, self.leave),
             *(self.commit, self.wait, self.set_clock if what == 0 else self.wait, self.upkeep),
         )
-        with contextlib.suppress(GroupError):
+        with contextlib.suppress(DomainError):
             actions[action % len(actions)](who, what)
         self.hear()
 

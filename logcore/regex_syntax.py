@@ -1,25 +1,33 @@
-r"""The syntax of a subscription's regular expression: RE2/J's, which judges them in Kafka.
+r"""The syntax of clients' regular expressions: RE2/J's, which judges them in Kafka.
 
 Every expression that RE2/J takes is taken, but for those whose counted repetitions multiply to more
-than :data:`MAX_PIECES`. A topic's name has characters of ASCII alone, so a class of characters is a
-set of those: bit ``c`` of a number stands for the character ``c``. That is also why of a Unicode
-script or category only the part in ASCII is known. Captures and greediness make no difference to
-whether a whole name matches.
+than :data:`MAX_PIECES`. Captures and greediness make no difference to whether a whole text matches.
 
-Source: ``com.google.re2j.Parser`` and its tables, version 1.8, with the flags of
+Source: ``com.google.re2j.Parser``, version 1.8, with the flags of
 ``Pattern.compile``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import IntEnum
-from functools import lru_cache
 from typing import Final, NoReturn
-from unicodedata import category
 
-from fencepost.groups.errors import InvalidRegularExpressionError
+from fencepost.logcore.machine import InvalidRegularExpressionError
+from fencepost.logcore.regex_sets import (
+    ANY,
+    NEWLINE,
+    PERL,
+    POSIX,
+    CharSet,
+    Test,
+    complement,
+    folded,
+    range_set,
+    unicode_set,
+    union,
+)
 
 MAX_PIECES: Final = 65_536
 """Pieces of one expression with its repetitions multiplied. Without a counted repetition a string
@@ -28,12 +36,6 @@ MAX_REPEAT: Final = 1_000
 """The largest n and m in ``{n,m}``: RE2's."""
 SHOWN_CHARS: Final = 200
 """Characters of an expression in the refusal."""
-
-ASCII: Final = (1 << 128) - 1
-_UNICODE_END: Final = 0x10FFFF
-_LONG_S: Final = 0x17F
-_KELVIN: Final = 0x212A
-"""With the long s the only characters outside of ASCII whose other case is in it: s and k."""
 
 
 class Assertion(IntEnum):
@@ -79,8 +81,8 @@ class Repetition:
         self.size = 1 + least * size + optional * (size + 1)
 
 
-Piece = int | Assertion | Sequence | Choice | Repetition
-"""A number is a set of characters, of which one must come."""
+Piece = CharSet | Assertion | Sequence | Choice | Repetition
+"""Of a set of characters one must come."""
 
 
 def size_of(piece: Piece) -> int:
@@ -90,88 +92,6 @@ def size_of(piece: Piece) -> int:
 
 _EMPTY: Final = Sequence([])
 """What matches where there is nothing."""
-
-
-# --- sets of characters --------------------------------------------------------------------------
-
-
-def _set_of(codes: Iterable[int]) -> int:
-    return sum(1 << code for code in codes)
-
-
-def _range(low: int, high: int) -> int:
-    """Return the part in ASCII of a range of code points."""
-    return ASCII & ((1 << min(high + 1, 128)) - (1 << min(low, 128)))
-
-
-_UPPER: Final = _range(65, 90)
-_LOWER: Final = _range(97, 122)
-_LETTERS: Final = _UPPER | _LOWER
-_DIGITS: Final = _range(48, 57)
-WORD: Final = _LETTERS | _DIGITS | 1 << 95
-NEWLINE: Final = 1 << 10
-_PERL: Final = {"d": _DIGITS, "s": _set_of(b"\t\n\f\r "), "w": WORD}
-_GRAPHIC: Final = _range(33, 126)
-_POSIX: Final = {
-    "alnum": _LETTERS | _DIGITS,
-    "alpha": _LETTERS,
-    "ascii": ASCII,
-    "blank": _set_of(b"\t "),
-    "cntrl": _range(0, 31) | 1 << 127,
-    "digit": _DIGITS,
-    "graph": _GRAPHIC,
-    "lower": _LOWER,
-    "print": _GRAPHIC | 1 << 32,
-    "punct": _GRAPHIC & ~(_LETTERS | _DIGITS),
-    "space": _range(9, 13) | 1 << 32,
-    "upper": _UPPER,
-    "word": WORD,
-    "xdigit": _DIGITS | _range(65, 70) | _range(97, 102),
-}
-_CATEGORY_NAMES: Final = (
-    "C Cc Cf Co Cs L Ll Lm Lo Lt Lu M Mc Me Mn N Nd Nl No P Pc Pd Pe Pf Pi Po Ps S Sc Sk Sm So Z Zl"
-    " Zp Zs"
-)
-_CATEGORIES: Final = frozenset(_CATEGORY_NAMES.split())
-_FOLDED_CATEGORIES: Final = {"Ll": _set_of(b"KS"), "Lu": _LOWER}
-"""What case adds to a category: RE2/J's tables, of which the first lacks most letters."""
-_SCRIPT_NAMES: Final = (
-    "Arabic Armenian Avestan Balinese Bamum Batak Bengali Bopomofo Brahmi Braille Buginese Buhid"
-    " Canadian_Aboriginal Carian Cham Cherokee Common Coptic Cuneiform Cypriot Cyrillic Deseret"
-    " Devanagari Egyptian_Hieroglyphs Ethiopic Georgian Glagolitic Gothic Greek Gujarati Gurmukhi"
-    " Han Hangul Hanunoo Hebrew Hiragana Imperial_Aramaic Inherited Inscriptional_Pahlavi"
-    " Inscriptional_Parthian Javanese Kaithi Kannada Katakana Kayah_Li Kharoshthi Khmer Lao Latin"
-    " Lepcha Limbu Linear_B Lisu Lycian Lydian Malayalam Mandaic Meetei_Mayek Mongolian Myanmar"
-    " New_Tai_Lue Nko Ogham Ol_Chiki Old_Italic Old_Persian Old_South_Arabian Old_Turkic Oriya"
-    " Osmanya Phags_Pa Phoenician Rejang Runic Samaritan Saurashtra Shavian Sinhala Sundanese"
-    " Syloti_Nagri Syriac Tagalog Tagbanwa Tai_Le Tai_Tham Tai_Viet Tamil Telugu Thaana Thai"
-    " Tibetan Tifinagh Ugaritic Unknown Vai Yi"
-)
-_SCRIPTS: Final = frozenset(_SCRIPT_NAMES.split())
-_IN_ASCII: Final = {"Any": ASCII, "Common": ASCII & ~_LETTERS, "Latin": _LETTERS}
-
-
-@lru_cache(maxsize=256)
-def _unicode_set(name: str) -> int | None:
-    """Return the part in ASCII of a category or script; None for a name that RE2/J lacks."""
-    if name in _CATEGORIES:
-        return _set_of(code for code in range(128) if category(chr(code)).startswith(name))
-    return _IN_ASCII.get(name, 0 if name in _SCRIPTS else None)
-
-
-def _folded(characters: int) -> int:
-    """Return a set with the other case of its letters."""
-    return characters | (characters & _UPPER) << 32 | (characters & _LOWER) >> 32
-
-
-def _folded_range(low: int, high: int) -> int:
-    """Return the part in ASCII of a range of code points without regard to case."""
-    found = _folded(_range(low, high))
-    if low <= _LONG_S <= high:
-        found |= _set_of(b"Ss")
-    if low <= _KELVIN <= high:
-        found |= _set_of(b"Kk")
-    return found
 
 
 # --- the parser ----------------------------------------------------------------------------------
@@ -187,6 +107,7 @@ _PLAIN: Final = re.compile(r"[^\\.+*?()|\[{^$]+")
 _COUNT: Final = re.compile(r"\{(0|[1-9][0-9]*)(?:(,)(0|[1-9][0-9]*)?)?\}")
 _REPEATS: Final = frozenset("*+?{")
 _HEX: Final = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
+_UNICODE_END: Final = 0x10FFFF
 _OCTAL: Final = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
 _GROUP_NAME: Final = re.compile(r"\(\?P?<([0-9A-Za-z_]+)>")
 _FLAGS: Final = re.compile(r"\(\?([imsU]*)(?:-([imsU]+))?([:)])")
@@ -275,16 +196,19 @@ class _Parser:
     def _literals(self, text: str) -> None:
         parts = self._groups[-1].parts
         if "i" in self._flags or not text.isascii():
-            parts += [self._span(code, code) for code in map(ord, text)]
+            parts += [self._range(code, code) for code in map(ord, text)]
         else:
             parts += [1 << code for code in text.encode()]
 
-    def _span(self, low: int, high: int) -> int:
-        return _folded_range(low, high) if "i" in self._flags else _range(low, high)
+    def _range(self, low: int, high: int) -> CharSet:
+        return range_set(low, high, is_folded="i" in self._flags)
+
+    def _with_cases(self, characters: int) -> CharSet:
+        return folded(characters) if "i" in self._flags else characters
 
     def _dot(self) -> None:
         self._at += 1
-        self._put(ASCII if "s" in self._flags else ASCII & ~NEWLINE)
+        self._put(ANY if "s" in self._flags else ANY & ~NEWLINE)
 
     def _caret(self) -> None:
         self._at += 1
@@ -395,24 +319,24 @@ class _Parser:
             found = self._escaped_set()
             if found is None:
                 code = self._escaped_code()
-                found = self._span(code, code)
+                found = self._range(code, code)
             self._put(found)
 
-    def _escaped_set(self) -> int | None:
+    def _escaped_set(self) -> CharSet | None:
         r"""Read ``\pN``, ``\p{Name}``, ``\d`` and the like; None where none of them stands."""
         char = self._pattern[self._at + 1 : self._at + 2]
         if not self._pattern.startswith("\\", self._at) or not char:
             return None
         if char in "pP":
             return self._unicode_class(negated=char == "P")
-        found = _PERL.get(char.lower())
+        found = PERL.get(char.lower())
         if found is None:
             return None
         self._at += 2
-        # Without regard to case \w has the long s and the Kelvin sign as well, which are not ASCII.
-        return ASCII & ~found if char.isupper() else found
+        characters = self._with_cases(found)
+        return complement(characters) if char.isupper() else characters
 
-    def _unicode_class(self, *, negated: bool) -> int:
+    def _unicode_class(self, *, negated: bool) -> CharSet:
         pattern, begin = self._pattern, self._at + 2
         name = pattern[begin : begin + 1]
         end = begin + 1
@@ -423,13 +347,11 @@ class _Parser:
             self._refuse("invalid character class")
         if name.startswith("^"):
             negated, name = not negated, name[1:]
-        found = _unicode_set(name)
+        found = unicode_set(name, is_folded="i" in self._flags)
         if found is None:
             self._refuse(f"no Unicode class {name[:SHOWN_CHARS]!r}")
-        if "i" in self._flags:
-            found |= _FOLDED_CATEGORIES.get(name, 0)
         self._at = end
-        return ASCII & ~found if negated else found
+        return complement(found) if negated else found
 
     def _escaped_code(self) -> int:
         """Read the escape of one character, inside or outside of a class."""
@@ -455,39 +377,46 @@ class _Parser:
         self._at += 1
         negated = pattern.startswith("^", self._at)
         self._at += negated
-        found, first = 0, True
+        inside, first = 0, True
+        tests: list[Test] = []
         while first or not pattern.startswith("]", self._at):
             first = False
             part = self._posix_class()
             if part is None:
                 part = self._escaped_set()
-            found |= self._class_range() if part is None else part
+            if part is None:
+                part = self._class_range()
+            if isinstance(part, int):
+                inside |= part
+            else:
+                inside |= part.inside
+                tests.append(part.has)
         self._at += 1
-        self._put(ASCII & ~found if negated else found)
+        found = union(inside, tests)
+        self._put(complement(found) if negated else found)
 
-    def _posix_class(self) -> int | None:
+    def _posix_class(self) -> CharSet | None:
         if not self._pattern.startswith("[:", self._at):
             return None
         end = self._pattern.find(":]", self._at)
         if end < 0:
             return None
         name = self._pattern[self._at + 2 : end]
-        found = _POSIX.get(name.removeprefix("^"))
+        found = POSIX.get(name.removeprefix("^"))
         if found is None:
             self._refuse("unknown character class")
         self._at = end + 2
-        if "i" in self._flags:
-            found = _folded(found)
-        return ASCII & ~found if name.startswith("^") else found
+        characters = self._with_cases(found)
+        return complement(characters) if name.startswith("^") else characters
 
-    def _class_range(self) -> int:
+    def _class_range(self) -> CharSet:
         low = high = self._class_code()
         if self._pattern.startswith("-", self._at) and not self._pattern.startswith("-]", self._at):
             self._at += 1
             high = self._class_code()
             if high < low:
                 self._refuse("invalid character class range")
-        return self._span(low, high)
+        return self._range(low, high)
 
     def _class_code(self) -> int:
         if self._at >= len(self._pattern):
@@ -501,7 +430,7 @@ class _Parser:
 def parse(pattern: str) -> Piece:
     """Read an expression.
 
-    Raises :class:`fencepost.groups.errors.InvalidRegularExpressionError` for one that RE2/J does
+    Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError` for one that RE2/J does
     not know, and for one of more than :data:`MAX_PIECES`.
     """
     return _Parser(pattern).parse()

@@ -59,6 +59,8 @@ MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
 
 _MIN_WAIT_SECONDS: Final = 0.01
 """Shorter debts of the throttle are carried on: a sleep costs more than it is worth."""
+_MAX_WAIT_SECONDS: Final = 1.0
+"""A throttle that waits for longer asks for its rate again."""
 
 
 class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is wrong with the log
@@ -68,28 +70,37 @@ class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is w
 class Throttle:
     """Holds the reads and writes of a cleaner at ``bytes_per_second``, counted together.
 
-    ``wait`` sleeps for so many seconds and says whether to stop, as ``threading.Event.wait`` does;
+    The rate is asked for again at least once a second, so that a change ends a long wait. ``wait``
+    sleeps for so many seconds and says whether to stop, as ``threading.Event.wait`` does;
     CompactionCancelled then. Source: ``Throttler``, ``log.cleaner.io.max.bytes.per.second``.
     """
 
     def __init__(
-        self, bytes_per_second: float, clock: Clock, wait: Callable[[float], bool]
+        self, bytes_per_second: Callable[[], float], clock: Clock, wait: Callable[[float], bool]
     ) -> None:
-        if bytes_per_second <= 0:
-            raise ValueError(f"a throttle of {bytes_per_second} bytes per second")
         self._bytes_per_second = bytes_per_second
         self._clock = clock
         self._wait = wait
-        self._free_at_ms = float(clock.monotonic_ms())
+        self._owed_bytes = 0.0
+        self._owed_at_ms = clock.monotonic_ms()
 
     def __call__(self, count: int) -> None:
         """Account for ``count`` bytes, sleeping first if the budget is overdrawn."""
-        now_ms = self._clock.monotonic_ms()
-        # What was not used is not saved up: a burst would hit the disk at once.
-        self._free_at_ms = max(self._free_at_ms, now_ms) + count / self._bytes_per_second * 1000
-        debt = (self._free_at_ms - now_ms) / 1000
-        if debt >= _MIN_WAIT_SECONDS and self._wait(debt):
-            raise CompactionCancelled("the cleaner stops")
+        self._pay_back()
+        self._owed_bytes += count
+        while (debt_s := self._pay_back()) >= _MIN_WAIT_SECONDS:
+            if self._wait(min(debt_s, _MAX_WAIT_SECONDS)):
+                raise CompactionCancelled("the cleaner stops")
+
+    def _pay_back(self) -> float:
+        """Count the time that has passed, and return the seconds that the rest of the debt takes.
+
+        What was not used is not saved up: a burst would hit the disk at once.
+        """
+        rate, now_ms = self._bytes_per_second(), self._clock.monotonic_ms()
+        paid = (now_ms - self._owed_at_ms) / 1000 * rate
+        self._owed_bytes, self._owed_at_ms = max(0.0, self._owed_bytes - paid), now_ms
+        return self._owed_bytes / rate
 
 
 def unthrottled(count: int) -> None:

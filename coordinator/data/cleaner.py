@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import structlog
 
@@ -121,9 +122,9 @@ class Cleaner:
 
     def _throttle(self) -> Callable[[int], None]:
         """Stop the round when the broker stops, and hold it to the configured bytes per second."""
-        limit = self._config.number("log.cleaner.io.max.bytes.per.second")
+        rate = partial(self._config.number, "log.cleaner.io.max.bytes.per.second")
         # The wait is a real one, so it is measured on the machine's clock.
-        slow = Throttle(limit, SystemClock(), self._stopping.wait)
+        slow = Throttle(rate, SystemClock(), self._stopping.wait)
 
         def account(count: int) -> None:
             if self._stopping.is_set():

@@ -243,7 +243,7 @@ def test_help_lists_every_command():
 def test_a_group_tells_of_each_command_in_whole_sentences():
     listed = fencepost("topics", "--help").stdout.partition("Commands:")[2]
     assert "..." not in listed
-    assert "and with --execute add them." in " ".join(listed.split())
+    assert "with --execute, add them." in " ".join(listed.split())
 
 
 def test_a_command_that_is_misspelt_has_its_neighbour_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -39,6 +40,8 @@ LARGEST: Mapping[ConfigType, float] = {
     ConfigType.LONG: 2**63 - 1,
     ConfigType.DOUBLE: 1.7e308,
 }
+CLEANER_RATE = "log.cleaner.io.max.bytes.per.second"
+SLOWEST = "1.0"
 DYNAMIC = {name: key for name, key in BROKER_KEYS.items() if key.updatable}
 
 
@@ -121,9 +124,43 @@ async def test_a_topics_number_at_its_ends(tmp_path: Path) -> None:
     await bear(tmp_path, topics)
 
 
-@pytest.mark.parametrize(("name", "text"), [*numbers(DYNAMIC)])
+@pytest.mark.parametrize(
+    ("name", "text"), [one for one in numbers(DYNAMIC) if one != (CLEANER_RATE, SLOWEST)]
+)
 async def test_a_brokers_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
     await bear(tmp_path, {"t": {}}, Change(name, Operation.SET, text))
+
+
+@pytest.mark.parametrize("way_out", ["a higher rate", "a stop"])
+async def test_cleaner_at_its_slowest_rate_ends_its_wait(tmp_path: Path, way_out: str) -> None:
+    """A byte a second would take an hour for a few records."""
+
+    def set_rate(text: str) -> None:
+        one = Change(CLEANER_RATE, Operation.SET, text)
+        change(
+            broker.services,
+            ResourceType.BROKER,
+            "",
+            [one],
+            permit=lambda: None,
+            validate_only=False,
+        )
+
+    async with Broker(tmp_path, config=CALM) as broker:
+        broker.services.topics.create("t", partitions=1, configs=TOPIC)
+        set_rate(SLOWEST)
+        partition = broker.services.logs.partition("t", 0)
+        for _ in range(4):
+            partition.append_records([Record(b"k", b"v" * 300)], now_ms=broker.clock.now_ms())
+            partition.flushes.roll(broker.clock.now_ms())
+        assert broker.cleaner is not None
+        round_of_cleaning = asyncio.create_task(broker.cleaner.run_once())
+        _, waiting = await asyncio.wait({round_of_cleaning}, timeout=0.5)
+        assert waiting
+        if way_out == "a higher rate":
+            set_rate("1e9")
+            await asyncio.wait_for(round_of_cleaning, 60)
+    await asyncio.wait_for(round_of_cleaning, 60)
 
 
 @pytest.mark.parametrize("largest", [False, True])

@@ -409,7 +409,7 @@ def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
         clock.advance(round(seconds * 1000))
         return len(slept) == 3
 
-    throttle = Throttle(1_000, clock, wait)
+    throttle = Throttle(lambda: 1_000, clock, wait)
     throttle(5)
     assert slept == []
     throttle(495)
@@ -419,5 +419,17 @@ def test_the_throttle_sleeps_off_its_debt_and_saves_nothing_up() -> None:
     assert slept == [0.5, 1.0]
     with pytest.raises(CompactionCancelled):
         throttle(100)
-    with pytest.raises(ValueError, match="throttle"):
-        Throttle(0, clock, wait)
+
+
+def test_throttle_that_waits_goes_by_a_rate_that_is_raised_meanwhile() -> None:
+    clock, slept, rates = ManualClock(), [], [1.0]
+
+    def wait(seconds: float) -> bool:
+        slept.append(seconds)
+        clock.advance(round(seconds * 1000))
+        if len(slept) == 3:
+            rates[0] = 1_000_000.0
+        return False
+
+    Throttle(lambda: rates[0], clock, wait)(3_600)
+    assert slept == [1.0, 1.0, 1.0]

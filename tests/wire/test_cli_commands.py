@@ -51,7 +51,8 @@ ALL = [" ".join(path) for path in leaves(main)]
 
 OFFLINE = {
     "cluster promote", "cluster stand-alone", "completion", "crash-sweep", "dump-log",
-    "log export", "log import", "log rebuild-index", "log reset-producer-ids", "log truncate", "log verify", "serve",
+    "log export", "log import", "log rebuild-index", "log reset-producer-ids", "log truncate",
+    "log verify", "serve",
 }  # fmt: skip
 """Commands that ask no broker."""
 

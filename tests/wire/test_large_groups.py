@@ -1,4 +1,4 @@
-"""Large groups stay below every limit of a broker with its default settings."""
+"""Large groups stay below every limit of a broker with its default limits."""
 
 from __future__ import annotations
 
@@ -8,49 +8,159 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from fencepost.groups.assignors.client.model import Subscription
 from fencepost.groups.assignors.client.protocol import encode_subscription
 from tests.support.cluster import Cluster, unique
-from tests.support.daemon import Daemon
-from tests.support.waits import until
+from tests.support.own_broker import OwnBroker, own_broker
+from tests.support.waits import until, until_true
+from tests.wire.clients import aio_consumer, dotted
 
 TOPICS = [f"region-eu-central-1.team-{n % 40:02}.service-{n:05}.order-events" for n in range(3_000)]
 NAMES = [name.ljust(60, "x") for name in TOPICS]
 """3,000 names of 60 characters."""
 MEMBERS = 1_000
+COOPERATIVE = 2_800
+"""Topics of two cooperative-sticky members of librdkafka. While the second one joins, the group's
+record names each topic in two subscriptions, twice as what the first member owns (KIP-429's list
+and the assignor's user data), and in the assignment: 369 bytes a topic. Apache Kafka as well
+refuses a record of more than 1,048,588 bytes, 2,841 such topics."""
+
+ROOM = 2 * 1_048_588
+"""Bytes that ``max.message.bytes`` allows where more topics must do."""
+OFFSETS = "__consumer_offsets"
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    started = Daemon(tmp_path_factory.mktemp("large"), {}).start()
-    with Cluster(started.bootstrap) as cluster:
-        for at in range(0, len(NAMES), 500):
-            topics = [
-                {"name": name, "num_partitions": 1, "replication_factor": 1}
-                for name in NAMES[at : at + 500]
-            ]
-            cluster.call("create_topics", 5, timeout=30_000, topics=topics)
-    yield started
-    started.stop()
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OwnBroker]:
+    """A broker with 3,000 topics, whose groups have their coordinator."""
+    with own_broker(request, tmp_path_factory.mktemp("large")) as started:
+        with Cluster(started.bootstrap) as cluster:
+            for at in range(0, len(NAMES), 500):
+                topics = [
+                    {"name": name, "num_partitions": 1, "replication_factor": 1}
+                    for name in NAMES[at : at + 500]
+                ]
+                cluster.call("create_topics", 5, timeout=30_000, topics=topics)
+            cluster.coordinator("any", 0)
+        yield started
+
+
+def member(broker: OwnBroker, group: str, *topics: str, **conf: Any) -> confluent_kafka.Consumer:
+    """Return a consumer of librdkafka that subscribed."""
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, **dotted(conf)}
+    consumer = confluent_kafka.Consumer(settings)
+    consumer.subscribe(list(topics))
+    return consumer
+
+
+def until_shared(members: Sequence[confluent_kafka.Consumer], topics: int) -> None:
+    """Poll until each member has its equal part of the topics."""
+
+    def parts() -> list[int]:
+        for one in members:
+            one.poll(0.05)
+        return [len(one.assignment()) for one in members]
+
+    equal = [topics // len(members)] * len(members)
+    until(lambda: parts() == equal, "equal parts of the topics", deadline_s=60, poll_s=0)
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_librdkafka_reads_three_thousand_topics_by_pattern(daemon: Daemon, protocol: str) -> None:
-    conf = {
-        "bootstrap.servers": daemon.bootstrap,
-        "group.id": unique("g"),
-        "group.protocol": protocol,
+def test_librdkafka_reads_three_thousand_topics_by_pattern(
+    broker: OwnBroker, protocol: str
+) -> None:
+    pattern = r"^region-.*\.order-events.*"
+    with contextlib.closing(
+        member(broker, unique("g"), pattern, group_protocol=protocol)
+    ) as consumer:
+        until_shared([consumer], len(NAMES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "topics"), [("roundrobin,range", len(NAMES)), ("cooperative-sticky", COOPERATIVE)]
+)
+def test_second_librdkafka_member_takes_over_half_of_the_topics(
+    broker: OwnBroker, strategy: str, topics: int
+) -> None:
+    conf = {"partition_assignment_strategy": strategy}
+    group, names = unique("g"), NAMES[:topics]
+    with contextlib.closing(member(broker, group, *names, **conf)) as first:
+        until_shared([first], topics)
+        with contextlib.closing(member(broker, group, *names, **conf)) as second:
+            until_shared([first, second], topics)
+
+
+@pytest.mark.slow
+def test_refused_group_settles_once_the_offsets_topic_has_room(broker: OwnBroker) -> None:
+    """Neither member starts again; until then the first one keeps its partitions."""
+    conf: dict[str, Any] = {"partition_assignment_strategy": "cooperative-sticky"}
+    group, log = unique("g"), RefusalLog()
+    logged = {"debug": "cgrp", "logger": log, **conf}
+    with contextlib.closing(member(broker, group, *NAMES, **logged)) as first:
+        until_shared([first], len(NAMES))
+        with contextlib.closing(member(broker, group, *NAMES, **conf)) as second:
+
+            def is_refused() -> bool:
+                first.poll(0.05)
+                second.poll(0.05)
+                return log.has_refusal
+
+            until(is_refused, "a refused SyncGroup", deadline_s=60, poll_s=0)
+            assert (len(first.assignment()), len(second.assignment())) == (len(NAMES), 0)
+            with raised_room(broker):
+                until_shared([first, second], len(NAMES))
+
+
+class RefusalLog:
+    """Looks in a log of librdkafka for an assignment that was refused, in place of a logger."""
+
+    has_refusal = False
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        self.has_refusal |= "synchronization failed" in text % values
+
+
+@contextlib.contextmanager
+def raised_room(broker: OwnBroker) -> Iterator[None]:
+    """Allow larger records in the offsets topic, and take the setting away at the end."""
+    set_room(broker, str(ROOM))
+    yield
+    set_room(broker, None)
+
+
+def set_room(broker: OwnBroker, size: str | None) -> None:
+    config = {
+        "name": "max.message.bytes",
+        "config_operation": 1 if size is None else 0,
+        "value": size,
     }
-    consumer = confluent_kafka.Consumer(conf)
+    resource = {"resource_type": 2, "resource_name": OFFSETS, "configs": [config]}
+    with Cluster(broker.bootstrap) as cluster:
+        answer = cluster.call("incremental_alter_configs", 1, resources=[resource])
+    assert answer["responses"][0]["error_code"] == "none", answer
 
-    def has_all() -> bool:
-        consumer.poll(0.1)
-        return len(consumer.assignment()) == len(NAMES)
 
-    with contextlib.closing(consumer):
-        consumer.subscribe([r"^region-.*\.order-events.*"])
-        until(has_all, "all topics", deadline_s=60, poll_s=0)
+async def test_second_aiokafka_member_takes_over_half_of_the_topics(broker: OwnBroker) -> None:
+    """Its sticky assignor's user data names what the first member owns."""
+    conf = {
+        "group_id": unique("g"),
+        "partition_assignment_strategy": [StickyPartitionAssignor],
+        # The assignor holds the loop, and with it the heartbeats, for a second or more.
+        "session_timeout_ms": 45_000,
+    }
+    async with aio_consumer(broker.bootstrap, *NAMES, **conf) as first:
+        await until_true(lambda: len(first.assignment()) == len(NAMES), "all topics")
+        async with aio_consumer(broker.bootstrap, *NAMES, **conf) as second:
+            await until_true(
+                lambda: [len(one.assignment()) for one in (first, second)] == [len(NAMES) // 2] * 2,
+                "equal parts of the topics",
+                deadline_s=60,
+            )
 
 
 def join(cluster: Cluster, group: str, metadata: Sequence[bytes], member_id: str = "") -> Any:
@@ -67,12 +177,12 @@ def join(cluster: Cluster, group: str, metadata: Sequence[bytes], member_id: str
     )
 
 
-def test_member_rejoins_with_all_that_it_owns_and_large_user_data(daemon: Daemon) -> None:
+def test_member_rejoins_with_all_that_it_owns_and_large_user_data(broker: OwnBroker) -> None:
     """Two assignors; what Kafka Streams and Connect say of tasks is some 100 KB."""
     group, owned = unique("g"), tuple((name, 0) for name in NAMES)
     first = Subscription(tuple(NAMES), b"")
     again = Subscription(tuple(NAMES), b"u" * 100_000, owned)
-    with Cluster(daemon.bootstrap) as cluster:
+    with Cluster(broker.bootstrap) as cluster:
         cluster.coordinator(group, 0)
         joined = join(cluster, group, [encode_subscription(first)] * 2)
         assert joined["error_code"] == "none"
@@ -83,9 +193,9 @@ def test_member_rejoins_with_all_that_it_owns_and_large_user_data(daemon: Daemon
             assert joined["member_id"] == member_id
 
 
-def test_a_thousand_members_of_the_consumer_protocol(daemon: Daemon) -> None:
+def test_a_thousand_members_of_the_consumer_protocol(broker: OwnBroker) -> None:
     group = unique("g")
-    with Cluster(daemon.bootstrap, deadline_s=60) as cluster:
+    with Cluster(broker.bootstrap, deadline_s=60) as cluster:
         cluster.coordinator(group, 0)
         for number in range(MEMBERS):
             answer = cluster.call(

@@ -54,6 +54,8 @@ class ControllerSettings:
     """``leader.imbalance.check.interval.seconds``."""
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
+    state_topics: frozenset[str] = frozenset()
+    """Topics of which only a request may have a replica elected that is not in sync."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000
@@ -118,7 +120,9 @@ class View:
         return int(self.topic_config(topic, MIN_INSYNC_REPLICAS) or 1)
 
     def allows_unclean_election(self, topic: str) -> bool:
-        """``unclean.leader.election.enable``."""
+        """``unclean.leader.election.enable``, which does not reach the coordinators' state."""
+        if topic in self.settings.state_topics:
+            return False
         return self.topic_config(topic, UNCLEAN_LEADER_ELECTION).lower() == "true"
 
     @property

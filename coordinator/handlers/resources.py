@@ -27,6 +27,7 @@ from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
+from fencepost.coordinator.metadata.state_topics import safe_configs, value_in_force
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.services import Services
 
@@ -104,10 +105,11 @@ def _describe_topic(broker: Services, name: str) -> list[Described]:
         check_name(name)
     broker.metadata.known(name)
     overrides, config = broker.metadata.topic_configs(name), broker.config
+    safe = safe_configs(name, overrides)
     return [
         Described(
             key,
-            text_of(config.topic_value(key.name, overrides)),
+            text_of(value_in_force(name, key.name, config.topic_value(key.name, safe))),
             config.topic_source(key.name, overrides),
             config.topic_settings(key.name, overrides),
         )

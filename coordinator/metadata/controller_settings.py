@@ -11,6 +11,7 @@ from fencepost.cluster.controller.view import (
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
 from fencepost.coordinator.metadata.metadata import FEATURES, Metadata
+from fencepost.coordinator.metadata.state_topics import STATE_TOPICS
 
 
 def controller_settings(
@@ -37,6 +38,7 @@ def controller_settings(
             if config.text("zookeeper.connect")
             else None
         ),
+        state_topics=STATE_TOPICS,
         unclean_check_interval_ms=config.int("unclean.leader.election.interval.ms"),
         max_partitions_per_request=max_partitions_per_request,
         features={name: (low, high) for name, (low, high, _) in FEATURES.items()},

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
 from fencepost.coordinator.config.broker_config import TOPIC_KEYS, ConfigError
+from fencepost.coordinator.config.key import Value
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
@@ -29,6 +30,7 @@ _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 
 CLEANUP_POLICY: Final = "cleanup.policy"
+UNCLEAN_LEADER_ELECTION: Final = "unclean.leader.election.enable"
 COMPACT: Final = frozenset({"compact"})
 
 
@@ -74,6 +76,11 @@ def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
         if isinstance(value, int) and not low <= value <= high:
             words = "" if low == high else "at least " if value < low else "at most "
             found[key] = f"for {topic} it must be {words}{low if value < low else high}: {reason}"
+    if TOPIC_KEYS[UNCLEAN_LEADER_ELECTION].parse(configs.get(UNCLEAN_LEADER_ELECTION, "false")):
+        found[UNCLEAN_LEADER_ELECTION] = (
+            f"for {topic} it must be false: a replica that is not in sync lacks state; "
+            "ElectLeaders makes it the leader all the same"
+        )
     policies = frozenset(one.strip() for one in configs.get(CLEANUP_POLICY, "").split(","))
     # Apache Kafka prunes the state of share groups by DeleteRecords.
     if policies != COMPACT and (topic != SHARE_GROUP_STATE or "retention.ms" not in configs):
@@ -105,14 +112,24 @@ def without_harm(image: MetadataImage) -> MetadataImage:
     return delta.apply(image.offset, image.epoch)
 
 
+def value_in_force(topic: str, key: str, value: Value) -> Value:
+    """Return the value that a topic goes by where ``value`` is configured."""
+    if topic not in STATE_TOPICS:
+        return value
+    if key in SAFE and isinstance(value, int):
+        low, high, _ = SAFE[key]
+        return min(max(value, low), high)
+    return False if key == UNCLEAN_LEADER_ELECTION else value
+
+
 def safe_log_config(topic: str, found: LogConfig) -> LogConfig:
     """Return the configuration of a topic's logs, each value moved to where it keeps state."""
     if topic not in STATE_TOPICS:
         return found
     values: dict[str, Any] = {}
-    for key, (low, high, _) in SAFE.items():
+    for key in SAFE:
         field = key.replace(".", "_")
-        values[field] = min(max(getattr(found, field), low), high)
+        values[field] = value_in_force(topic, key, getattr(found, field))
     if topic == SHARE_GROUP_STATE:
         return replace(found, **values)
     return replace(found, cleanup_policy=COMPACT, **values)

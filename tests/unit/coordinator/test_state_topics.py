@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from fencepost import Broker
 from fencepost.coordinator.config.broker_config import (
     TOPIC_KEYS,
     BrokerConfig,
@@ -19,6 +20,7 @@ from fencepost.coordinator.config.broker_config import (
 )
 from fencepost.coordinator.config.key import ConfigKey
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
     HISTORY_TOPIC,
@@ -37,6 +39,7 @@ from fencepost.coordinator.metadata.state_topics import (
 from fencepost.logcore.config import LogConfig
 from fencepost.logcore.machine import Record
 from tests.support.clock import ManualClock
+from tests.support.cluster import GROUP, Cluster
 from tests.support.partitions import retain
 from tests.unit.coordinator.services import storage
 
@@ -74,6 +77,19 @@ def test_policy_other_than_compact_is_refused(policy: str) -> None:
         with pytest.raises(ConfigError, match="must be compact"):
             check_state_topic(topic, {})
     check_state_topic("ordinary", {"cleanup.policy": policy})
+
+
+@pytest.mark.parametrize("topic", sorted(STATE_TOPICS))
+def test_unclean_election_is_refused(topic: str) -> None:
+    check_state_topic(topic, {**COMPACT, "unclean.leader.election.enable": "FALSE"})
+    with pytest.raises(ConfigError, match="must be false"):
+        check_state_topic(topic, {**COMPACT, "unclean.leader.election.enable": "True"})
+    settings = controller_settings(
+        BrokerConfig({"unclean.leader.election.enable": "true"}),
+        node_id=1,
+        max_partitions_per_request=1,
+    )
+    assert topic in settings.state_topics
 
 
 def test_share_state_may_be_deleted_on_request_alone() -> None:
@@ -181,6 +197,28 @@ def test_defaults_of_the_broker_do_not_reach_state(tmp_path: Path) -> None:
     store.metadata.create_topic("ordinary", 1, {})
     assert keep(store, "ordinary", clock) > 0
     store.logs.close()
+
+
+def test_describe_configs_shows_the_values_in_force(tmp_path: Path) -> None:
+    configured = {
+        "delete.retention.ms": ("log.cleaner.delete.retention.ms", "1000", "86400000"),
+        "max.compaction.lag.ms": ("log.cleaner.max.compaction.lag.ms", "2000", "3600000"),
+        "max.message.bytes": ("message.max.bytes", "2000000", "2000000"),
+        "retention.bytes": ("log.retention.bytes", "9", "-1"),
+        "cleanup.policy": ("log.cleanup.policy", "delete", "compact"),
+        "unclean.leader.election.enable": ("unclean.leader.election.enable", "true", "false"),
+    }
+    defaults = {key: value for key, value, _ in configured.values()}
+    with Broker.in_thread(tmp_path, config=defaults) as broker, Cluster(broker.bootstrap) as client:
+        client.coordinator("g", GROUP)
+        client.create_topic("ordinary")
+        for topic, at in ((CONSUMER_OFFSETS, 2), ("ordinary", 1)):
+            asked = {"resource_type": 2, "resource_name": topic, "configuration_keys": None}
+            answer = client.call("describe_configs", 4, resources=[asked])
+            shown = {one["name"]: one["value"] for one in answer["results"][0]["configs"]}
+            assert {key: shown[key] for key in configured} == {
+                key: values[at] for key, values in configured.items()
+            }
 
 
 def test_history_is_kept_as_the_broker_says_whatever_its_topic_says(tmp_path: Path) -> None:

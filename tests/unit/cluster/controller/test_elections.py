@@ -129,6 +129,22 @@ def test_unclean_election_at_fencing_where_the_topic_allows_it() -> None:
     assert event.detail["election"] == "unclean election"
 
 
+def test_topic_of_state_has_no_unclean_election_without_a_request() -> None:
+    defaults = {**SETTINGS.topic_defaults, "unclean.leader.election.enable": "true"}
+    settings = replace(SETTINGS, topic_defaults=defaults, state_topics=frozenset({"state"}))
+    cluster = Cluster(settings=settings)
+    for topic in ("state", "ordinary"):
+        cluster.create(topic, [0, 1, 2])
+        cluster.alter_isr(topic, [0])
+    cluster.fence(0)
+    assert cluster.partition("ordinary").leader == 1
+    cluster.set_config("state", "unclean.leader.election.enable", "true")
+    cluster.pass_time(settings.unclean_check_interval_ms, beating=(1, 2))
+    assert cluster.partition("state").leader == -1
+    assert kinds(elect(cluster, Election.UNCLEAN, [("state", 0)])) == [type(None)]
+    assert cluster.partition("state").leader == 1
+
+
 def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
     cluster = Cluster()
     cluster.create("a", [0, 1])

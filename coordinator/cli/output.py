@@ -276,24 +276,30 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
 
 
 def note_unknown_topic(session: Session, name: str) -> None:
-    """Say if there is no topic ``name``, for a command that also takes names of later topics."""
-    from fencepost.coordinator.cli.queries.unknown import UnknownNameError
+    """Say if there is no topic ``name``, for a command that also takes names of later topics.
 
-    try:
-        session.topics([name])
-    except UnknownNameError as error:
-        say(f"note: {error}", err=True)
+    A user that may not ask gets no note, and the command goes on.
+    """
+    _note_unknown(lambda: session.topics([name]))
 
 
 def note_unknown_group(session: Session, name: str) -> None:
     """Say if there is no group ``name``, as :func:`note_unknown_topic`."""
     from fencepost.coordinator.cli.queries.group_view import existing
+
+    _note_unknown(lambda: existing(session, name))
+
+
+def _note_unknown(look: Callable[[], object]) -> None:
     from fencepost.coordinator.cli.queries.unknown import UnknownNameError
+    from fencepost.coordinator.wire.client.client import ApiError
 
     try:
-        existing(session, name)
+        look()
     except UnknownNameError as error:
         say(f"note: {error}", err=True)
+    except ApiError:
+        pass
 
 
 def utc(timestamp_ms: int) -> str:

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 TABLE_WIDTH = 100_000
 """Columns never wrap: the terminal or the pager decides, and a pipe gets whole lines."""
 
-
 MIN_WIDTH = 40
 """Columns that lines are broken to on a terminal that is narrower, or says that it has none."""
+
+_HELP_ERRORS: tuple[type[click.ClickException], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+"""The error of a group without a command, whose message is the help; click has it since 8.2."""
 
 
 class HintedError(click.ClickException):
@@ -83,6 +87,9 @@ def terminal_width() -> int | None:
 
 def show_error(error: click.ClickException) -> None:
     """Print ``error`` as click does, with its message escaped."""
+    if isinstance(error, _HELP_ERRORS):
+        say(*error.format_message().splitlines(), err=True)
+        return
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
         help_option = f"{context.command_path} {context.help_option_names[0]}"

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from fencepost.coordinator.cli import main
 from fencepost.coordinator.security.authorizer import STANDARD
+from fencepost.testing import Kafka
 from tests.support.cluster import Cluster
 from tests.support.own_broker import own_broker
 from tests.support.waits import until
@@ -242,6 +243,13 @@ def test_a_command_with_a_mistake_is_answered_with_the_nearest_one(line: str) ->
     assert (done.exit_code, "did you mean" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("line", ["", "topics", "log"])
+def test_a_group_without_a_command_shows_its_help_line_by_line(line: str) -> None:
+    done = run(line)
+    assert done.output == run(f"{line} --help").stdout
+    assert "\n\nCommands:\n  " in done.output
+
+
 @pytest.mark.parametrize("line", sorted(OFFLINE))
 def test_a_command_that_asks_no_broker_refuses_the_options_before_it(line: str) -> None:
     done = run(f"--bootstrap 127.0.0.1:1 {line} x")
@@ -314,6 +322,18 @@ def test_acls_why_answers_with_its_status(broker: str, empty: str) -> None:
     cli(empty, "acls", "why", "alice", "READ", "topic:orders", status=5)
     cli(broker, "acls", "why", "alice", "READ", "topic", status=2)
     cli("127.0.0.1:1", "acls", "why", "alice", "READ", "topic:orders", status=3)
+
+
+def test_acls_why_needs_no_right_on_what_it_is_asked_about(tmp_path: Path) -> None:
+    rules = ["alice DESCRIBE cluster", "bob READ group:shipping"]
+    with Kafka(users={"alice": "secret", "bob": "secret"}, acls=rules) as kafka:
+        settings = kafka.client_config("alice", "java").items()
+        (tmp_path / "alice.properties").write_text("".join(f"{k}={v}\n" for k, v in settings))
+        done = cli(
+            kafka.bootstrap, "acls", "why", "bob", "READ", "group:shipping",
+            "--command-config", str(tmp_path / "alice.properties"),
+        )  # fmt: skip
+    assert "allowed" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,17 @@ def say_json(value: object) -> None:
 
 
 def say_json_array(values: Iterable[object]) -> None:
-    """Print ``values`` as one JSON array on one line, each as it comes."""
+    """Print ``values`` as one JSON array on one line, each as it comes.
+
+    The array is closed also where ``values`` raises an error.
+    """
     before = "["
-    for value in values:
-        click.echo(before + json_text(value), nl=False)
-        before = ", "
-    click.echo("[]" if before == "[" else "]")
+    try:
+        for value in values:
+            click.echo(before + json_text(value), nl=False)
+            before = ", "
+    finally:
+        click.echo("[]" if before == "[" else "]")
 
 
 def json_text(value: object) -> str:

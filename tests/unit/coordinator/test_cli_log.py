@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from fencepost import Broker
 from fencepost.coordinator.cli import main
 from fencepost.coordinator.cli.decoding import decoder_of_directory
+from fencepost.coordinator.cli.printing import say_json_array
 from fencepost.groups import consumer_records as cr
 from fencepost.logcore.batch import LogRecord, iter_headers
 from fencepost.logcore.checkpoints import (
@@ -420,6 +422,16 @@ def test_dump_log_ends_with_1_for_a_damaged_file(data: Path, name: str) -> None:
     result = run("dump-log", "--verify", path, "--format", "json")
     assert result.exit_code == 1
     assert [row for row in json.loads(result.stdout) if row["kind"] == "problem"]
+
+
+def test_json_array_is_closed_behind_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows() -> Iterator[int]:
+        yield from (1, 2)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        say_json_array(rows())
+    assert json.loads(capsys.readouterr().out) == [1, 2]
 
 
 def test_dump_log_knows_what_is_no_file_of_its(data: Path) -> None:

@@ -426,9 +426,6 @@ class Cluster(KafkaUnderTest):
             if broker.is_running and not broker.is_paused
         ]
 
-    def _creates_topics(self) -> bool:
-        return self.config.get("auto.create.topics.enable", "true").strip().lower() == "true"
-
 
 class ClusterAio(Aio[Cluster]):
     """``kafka_cluster.aio``."""

@@ -137,9 +137,6 @@ class Kafka(OwnBroker, KafkaUnderTest):
     def _running(self) -> Iterable[Callable[[Callable[[Broker], Any]], Any]]:
         return [self.call]
 
-    def _creates_topics(self) -> bool:
-        return self.config.get("auto.create.topics.enable", "true").strip().lower() == "true"
-
 
 class KafkaAio(Aio[Kafka]):
     """``kafka.aio``."""

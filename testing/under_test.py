@@ -106,6 +106,9 @@ class KafkaUnderTest(ABC):
     data_dir: Path
     """Where its files are."""
 
+    config: dict[str, str]
+    """Settings of its broker or brokers, read at each start."""
+
     @property
     @abstractmethod
     def is_running(self) -> bool:
@@ -133,9 +136,9 @@ class KafkaUnderTest(ABC):
     def _running(self) -> Iterable[Callable[[Callable[[Broker], Any]], Any]]:
         """The ``call`` of each broker that runs."""
 
-    @abstractmethod
     def _creates_topics(self) -> bool:
         """Whether a producer creates topics."""
+        return self.config.get("auto.create.topics.enable", "true").strip().lower() == "true"
 
     # --- access ---
 

@@ -119,13 +119,13 @@ spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, ki
 package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packages with the names of our parts (needs Mosquitto)
 	$(RUN) pytest tests/package $(ARGS)
 
-# What a user's environment would hold: the package and its dependencies, nothing of the tests.
 lock: $(BIN)/python  ## the versions and hashes of what the image is made of, in packaging/
 	$(PYTHON) -m venv build/lock-tool
 	build/lock-tool/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
 	build/lock-tool/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file packaging/requirements.txt pyproject.toml
 	echo 'setuptools>=77' | build/lock-tool/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --output-file packaging/build-requirements.txt -
 
+# What a user's environment would hold: the package and its dependencies, nothing of the tests.
 sbom: $(BIN)/python  ## a software bill of materials (CycloneDX) of the package and what it needs, in build/
 	rm -rf build/sbom
 	$(PYTHON) -m venv --without-pip build/sbom

@@ -109,13 +109,25 @@ def joined(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[Any, dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(row.get("topic", row.get("topic_id")), {**row, "partitions": []})
-        # Where nothing is read Apache Kafka tells of aborted transactions all the same.
-        parts = [
-            one if one["records"] else {**one, "aborted_transactions": None}
-            for one in row["partitions"]
-        ]
+        parts = [{**one, "aborted_transactions": aborted_among(one)} for one in row["partitions"]]
         known["partitions"] = known["partitions"] + parts
     return list(found.values())
+
+
+def aborted_among(part: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the aborted transactions that begin in the records of a fetched partition.
+
+    Apache Kafka's list goes as far as its sparse offset index tells it to, and is not empty where
+    nothing is read.
+    """
+    aborted: list[dict[str, Any]] | None = part["aborted_transactions"]
+    if not aborted or not part["records"]:
+        return None if not part["records"] else aborted
+    try:
+        last = max((one.last_offset for one in batches(part["records"])), default=-1)
+    except (AssertionError, struct.error, IndexError):
+        return aborted
+    return [one for one in aborted if one["first_offset"] <= last]
 
 
 LISTS = {

@@ -90,27 +90,34 @@ def list_txns(
 
     The brokers apply the filters; --id-pattern has the syntax of RE2.
     """
-    from fencepost.coordinator.cli.queries.session import check
+    from kio.schema.errors import ErrorCode
 
-    rows: list[dict[str, object]] = []
+    from fencepost.coordinator.wire.client.client import ApiError
+
     states = tuple(spelled(states, TRANSACTION_STATES, "transaction state"))
     _check_filters(session, duration_ms, id_pattern)
-    for answer in session.everywhere(
-        "ListTransactions",
-        state_filters=states,
-        producer_id_filters=producer_ids,
-        duration_filter=-1 if duration_ms is None else int(duration_ms),
-        transactional_id_pattern=id_pattern,
-    ):
-        check(answer.error_code, "ListTransactions", id_pattern)
-        rows.extend(
-            {
-                "transactional_id": row.transactional_id,
-                "producer_id": row.producer_id,
-                "state": row.transaction_state,
-            }
-            for row in answer.transaction_states
+    try:
+        answers = session.everywhere(
+            "ListTransactions",
+            state_filters=states,
+            producer_id_filters=producer_ids,
+            duration_filter=-1 if duration_ms is None else int(duration_ms),
+            transactional_id_pattern=id_pattern,
         )
+    except ApiError as error:
+        if error.code is not ErrorCode.invalid_regular_expression:
+            raise
+        why = f"--id-pattern: {id_pattern!r} is no regular expression that the broker takes"
+        raise click.ClickException(f"{why} ({error})") from error
+    rows: list[dict[str, object]] = [
+        {
+            "transactional_id": row.transactional_id,
+            "producer_id": row.producer_id,
+            "state": row.transaction_state,
+        }
+        for answer in answers
+        for row in answer.transaction_states
+    ]
     rows.sort(key=lambda row: str(row["transactional_id"]))
     emit(rows, ["transactional_id", "producer_id", "state"], form, "no transactional ids")
 

@@ -21,6 +21,7 @@ PARTS = r"(?:\d{1,9}(?:ms|[smhdw]))+"
 """A regular expression for one duration."""
 
 _PART = re.compile(r"(\d+)(ms|[smhdw])")
+_LIKE_DURATION = re.compile(r"[\d.]+ *[a-zA-Z]+")
 _UNIT_OF_KEY = re.compile(r"[._](ms|seconds|secs|minutes|hours)$")
 _KEY_UNITS_MS = {"ms": 1, "seconds": 1_000, "secs": 1_000, "minutes": 60_000, "hours": 3_600_000}
 
@@ -35,9 +36,11 @@ def duration_ms(text: str) -> int | None:
 def setting_value(key: str, value: str) -> str:
     """Return ``value``, as a number of the unit that ``key`` names if it is a duration.
 
-    Raises ValueError for a duration that is no whole number of that unit.
+    Raises ValueError for a duration that is no whole number of that unit, or has no such units.
     """
     unit, spent = _UNIT_OF_KEY.search(key), duration_ms(value.strip())
+    if unit is not None and spent is None and _LIKE_DURATION.fullmatch(value.strip()):
+        raise ValueError(f"{value} is no duration such as 500ms, 90s, 1h30m, 7d")
     if unit is None or spent is None:
         return value
     count, rest = divmod(spent, _KEY_UNITS_MS[unit[1]])

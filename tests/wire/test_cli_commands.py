@@ -352,9 +352,17 @@ def test_durations_are_settings_and_their_values_in_effect_are_shown(
         cli(broker, "topics", "alter", "orders", "--unset", "retention.ms", "--execute")
 
 
-def test_a_duration_that_is_no_whole_number_of_the_unit_is_refused(broker: str) -> None:
-    done = cli(broker, "configs", "set", "broker", "all", "log.retention.hours=90m", status=2)
-    assert "90m is no whole number of hours" in done.stderr
+@pytest.mark.parametrize(
+    ("pair", "why"),
+    [
+        ("log.retention.hours=90m", "90m is no whole number of hours"),
+        ("log.retention.ms=1.5h", "1.5h is no duration such as 500ms, 90s, 1h30m, 7d"),
+        ("log.retention.ms=7x", "7x is no duration"),
+    ],
+)
+def test_a_duration_that_cannot_be_a_value_is_refused(broker: str, pair: str, why: str) -> None:
+    done = cli(broker, "configs", "set", "broker", "all", pair, status=2)
+    assert why in done.stderr
 
 
 def test_a_setting_below_a_stronger_one_shows_what_holds(broker: str) -> None:

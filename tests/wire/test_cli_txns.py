@@ -116,6 +116,7 @@ def test_list_is_filtered_by_age_and_pattern(bootstrap, topic):
         )
         assert name not in listed("--duration-filter", "3600000")
     bad = fencepost("txns", "list", "--id-pattern", "(", bootstrap=bootstrap, status=1)
+    assert "--id-pattern: '(' is no regular expression" in bad.stderr
     assert "INVALID_REGULAR_EXPRESSION" in bad.stderr
 
 

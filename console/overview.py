@@ -134,7 +134,8 @@ def _rebalancing(session: Session, listed: list[Any], history: History) -> Itera
     """Groups that wait for members to join or to take their assignment, and for which."""
     states = REBALANCING | RECONCILING
     waiting = [row for row in listed if getattr(row, "group_state", "") in states]
-    for row in waiting[:MANY_GROUPS]:
+    named = waiting[:MANY_GROUPS]
+    for row in named:
         name = str(row.group_id)
         group = look_at(session, name)
         members = group.members
@@ -150,7 +151,7 @@ def _rebalancing(session: Session, listed: list[Any], history: History) -> Itera
             "awaited": None if found is None else str(found),
             "members": [f"{one.client_id}@{one.host}" for one in members[:SHOWN]],
             "count": len(members),
-            "more": len(waiting) - MANY_GROUPS,
+            "more": len(waiting) - len(named) if row is named[-1] else 0,
         }
 
 

@@ -34,7 +34,7 @@ function attention(app, row) {
         link("group", { id: row.group, tab: "why" }, row.group, { class: "mono clip" }),
         ` is ${row.state}`,
         row.awaited ? [" and waits for ", h("b", { class: "mono" }, row.awaited)] : [`; no broker tells which of its ${plural(row.count, "member")} it waits for`, row.members.length ? `: ${row.members.join(", ")}` : ""],
-        row.more > 0 ? `. So do ${row.more} more groups.` : ".",
+        row.more > 0 ? `. In a rebalance as well: ${plural(row.more, "more group")}.` : ".",
       ],
     ],
     down: () => ["bad", "Broker is down", [mono(row.broker), " is fenced: it has no session with the controller, leads nothing and is in no ISR."]],

@@ -25,7 +25,7 @@ Look = Callable[[], Awaitable[Mapping[str, Any]]]
 Explain = Callable[[Exception], Mapping[str, Any]]
 KEEPALIVE = ": nothing new\n\n"
 ALL_WELL: Mapping[str, Any] = {"silent": [], "away": None}
-"""Every broker answers: what a page takes for granted until it hears of something else."""
+"""Every broker answers, or what is wrong is not for the pulse to say."""
 
 
 def event(name: str, data: Mapping[str, Any]) -> str:
@@ -120,7 +120,8 @@ class Watches:
         self.clients = 0
 
     async def _run(self) -> None:
-        seen: Mapping[str, Any] = ALL_WELL
+        # A page may have heard of silence on an earlier stream, so the first answer is always sent.
+        seen: Mapping[str, Any] | None = None
         while True:
             try:
                 found = await self._feel()

@@ -27,6 +27,7 @@ from fencepost.logcore.dump import read_batches
 from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.leftovers import offset_of
+from fencepost.logcore.legacy import parse_message, verify_message_crc
 from fencepost.logcore.machine import Record
 from fencepost.logcore.segment import LOG_SUFFIX
 
@@ -46,14 +47,17 @@ def check_files(fs: FileSystem, directory: Path) -> None:
         if not name.endswith(LOG_SUFFIX):
             continue
         for _, header, data in read_batches(fs, f"{directory}/{name}", payload=True):
-            if isinstance(header, str) or header.magic < MAGIC:
+            if isinstance(header, str):
                 break
             try:
                 check_header(header)
             except BoundError:
                 # Damage is for the recovery of the copy, which tells of it.
                 with suppress(CorruptRecordError):
-                    verify_crc(data, 0, header)
+                    if header.magic < MAGIC:
+                        verify_message_crc(data, 0, parse_message(data))
+                    else:
+                        verify_crc(data, 0, header)
                     raise
                 break
 

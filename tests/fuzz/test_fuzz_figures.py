@@ -22,6 +22,7 @@ from fencepost.coordinator.metadata.stopped import read_stopped
 from fencepost.coordinator.tools.figures import ID_GAP
 from fencepost.coordinator.tools.transfer import TransferError, import_directories
 from fencepost.groups import consumer_records, records
+from fencepost.logcore.batch import LogRecord
 from fencepost.logcore.bounds import (
     MAX_GROUP_EPOCH,
     MAX_LEADER_EPOCH,
@@ -41,6 +42,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import Record
 from tests.support.batches import batch
 from tests.support.cluster import Cluster
+from tests.support.old_formats import encode_message_set
 from tests.support.raw import Answer
 from tests.unit.coordinator.services import storage
 from tests.wire.test_cli import fencepost
@@ -148,6 +150,28 @@ def test_highest_figure_is_taken_over_and_the_next_one_refused(
         home = tmp_path / str(value)
         path = source(home / "from", set_field(whole(), name, value))
         assert taken_over(home / "to", path) is expected
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "most"), [("producer id", MAX_PRODUCER_ID), ("leader epoch", MAX_LEADER_EPOCH)]
+)
+def test_figures_behind_messages_of_an_older_format_are_bounded(
+    tmp_path: Path, name: str, most: int, magic: int
+) -> None:
+    old = encode_message_set([LogRecord(0, -1, b"k", b"v")], magic)
+    for value, expected in ((most, True), (most + 1, False)):
+        home = tmp_path / str(value)
+        new = set_field(set_field(whole(), "base offset", 1), name, value)
+        assert taken_over(home / "to", source(home / "from", old, new)) is expected
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_offsets_of_messages_of_an_older_format_are_bounded(tmp_path: Path, magic: int) -> None:
+    for offset, expected in ((MAX_OFFSET, True), (MAX_OFFSET + 1, False)):
+        home = tmp_path / str(offset)
+        old = encode_message_set([LogRecord(offset, -1, b"k", b"v")], magic)
+        assert taken_over(home / "to", source(home / "from", old)) is expected
 
 
 def look(data: Path) -> None:

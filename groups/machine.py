@@ -108,7 +108,7 @@ class GroupMachine:
     ``initial_rebalance_delay_ms`` is ``group.initial.rebalance.delay.ms``; ``offsets_retention_ms``
     is ``offsets.retention.minutes`` in milliseconds. ``environment`` tells the cluster's topics and
     a group's settings as they are at the moment: a timer needs them as much as a request, so no
-    command brings them. So does ``max_batch_bytes``, which is ``max.message.bytes`` of the topic.
+    command brings them. ``max_batch_bytes`` tells ``max.message.bytes`` of the topic likewise.
     ``memory`` and ``offset_memory`` are the shard's parts of the broker's budgets.
     Commands and results: ``fencepost.groups.commands``, ``fencepost.groups.consumer_commands``.
     """

@@ -206,7 +206,7 @@ class _Dump:
                 verify_crc(batch, 0, header)
                 found = iter_records(batch, 0, header)
             for record in found:
-                # What an ordinary record says nobody here understands.
+                # Without a decoder the content of an ordinary record has no meaning here.
                 if self._records or self._decoder is not None or header.is_control:
                     row = self._record_row(header, record)
                 if self._records:

@@ -91,7 +91,7 @@ def size_of(piece: Piece) -> int:
 
 
 _EMPTY: Final = Sequence([])
-"""What matches where there is nothing."""
+"""Matches the empty text."""
 
 
 # --- the parser ----------------------------------------------------------------------------------

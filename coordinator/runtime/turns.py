@@ -54,7 +54,7 @@ class Job:
         self.waits_for: Wait | None = None
 
     def advance(self, until: float) -> None:
-        """Take steps until they are over, one waits, or it is ``until`` on ``perf_counter``."""
+        """Take steps until they are over, one waits, or ``monotonic_s()`` is ``until``."""
         for wait in self._work:
             if self.stops(wait, until):
                 return
@@ -112,7 +112,7 @@ class Turns:
         return None
 
     def until(self) -> float:
-        """When work that takes its first steps now gives way, on ``perf_counter``."""
+        """When work that takes its first steps now gives way, by ``monotonic_s``."""
         slice_ms = FIRST_SLICE_MS if self._queue else SLICE_MS
         return monotonic_s() + slice_ms / 1000
 

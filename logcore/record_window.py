@@ -121,5 +121,7 @@ class RecordWindow:
         for piece in self._pieces:
             rest += len(piece)
             yield ()
+        if rest < 0:
+            raise InvalidRecordError("the records end inside a field")
         if rest:
             raise InvalidRecordError(f"{rest} bytes follow the last record of the batch")

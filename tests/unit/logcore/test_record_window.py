@@ -21,7 +21,7 @@ from fencepost.logcore.batch import (
     parse_header,
     record_chunks,
 )
-from fencepost.logcore.compression import PIECE_BYTES, Codec, inflated_pieces
+from fencepost.logcore.compression import PIECE_BYTES, Codec, compress, inflated_pieces
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 from fencepost.logcore.record_check import check_records, record_times
 from fencepost.logcore.record_codec import RecordBase, decode_chunk
@@ -137,6 +137,17 @@ def test_bytes_behind_the_last_record_are_refused_at_the_end(codec: Codec) -> No
     assert [next(records).offset for _ in range(9)] == list(range(9))
     with pytest.raises(InvalidRecordError, match="follow the last record"):
         next(records)
+
+
+@CODECS
+def test_last_record_that_is_cut_short_is_named_by_every_reader(codec: Codec) -> None:
+    batch = encode_batch([LogRecord(at, 5, b"k", bytes(90)) for at in range(10)])
+    header = parse_header(batch)
+    cut = compress(codec, batch[HEADER_SIZE:-9])
+    for read in (decoded, times, keys):
+        window = RecordWindow(inflated_pieces(codec, cut, MIB))
+        with pytest.raises(InvalidRecordError, match=r"end inside|leaves the records"):
+            read(header, window)
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])

@@ -202,8 +202,8 @@ transactional.id.expiration.ms INT 604800000 unit=ms low=1
 transaction.max.timeout.ms INT 900000 unit=ms low=1
     The longest transaction timeout a producer may ask for.
 fencepost.transactional.ids.max.bytes LONG 536870912 unit=bytes low=1
-    Memory of all transactional ids with the partitions of open transactions; beyond it no id is
-    added. Fencepost's own.
+    Memory of all transactional ids with the partitions of open transactions; beyond it no id
+    and no partition is added. Fencepost's own.
 transaction.remove.expired.transaction.cleanup.interval.ms INT 3600000 unit=ms low=1
     How often expired transactional ids are looked for.
 transaction.partition.verification.enable BOOLEAN true dynamic

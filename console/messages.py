@@ -36,6 +36,7 @@ from fencepost.logcore.batch import (
     BatchHeader,
     ControlType,
     LogRecord,
+    first_control,
     iter_records,
     parse_control,
 )
@@ -134,8 +135,8 @@ def judged(
 
 def _marker(data: bytes, at: int, header: BatchHeader) -> ControlType:
     """Return the kind of a control batch, UNKNOWN where compaction has left no record in it."""
-    first = next(iter_records(data, at, header), None)
-    return ControlType.UNKNOWN if first is None else parse_control(first).type
+    marker = first_control(data, at, header)
+    return ControlType.UNKNOWN if marker is None else marker.type
 
 
 def _end(producer_id: int, data: bytes, later: Iterable[tuple[int, BatchHeader]]) -> str:

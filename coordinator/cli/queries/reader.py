@@ -16,8 +16,7 @@ from fencepost.logcore.batch import (
     ControlType,
     LogRecord,
     decode_records,
-    iter_records,
-    parse_control,
+    first_control,
     parse_header,
     record_chunks,
 )
@@ -253,8 +252,8 @@ def readable(
             dead.add(waiting.pop(0)[1])
         if header.is_control:
             # Compaction may have left the header alone.
-            marker = next(iter_records(data, at, header), None)
-            if marker is not None and parse_control(marker).type == ControlType.ABORT:
+            marker = first_control(data, at, header)
+            if marker is not None and marker.type == ControlType.ABORT:
                 dead.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in dead):
             yield at, header

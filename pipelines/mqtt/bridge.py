@@ -94,12 +94,9 @@ from fencepost.pipelines.stopping import (
     look_at,
     signals_ask,
 )
-from fencepost.pipelines.topics import TOPIC_WAIT_MS, Topics, illegal
+from fencepost.pipelines.topics import CREATE_TOPICS_VERSION, TOPIC_WAIT_MS, Topics, illegal
 
 _log = structlog.get_logger()
-
-CREATE_TOPICS_VERSION = 5
-"""The first in which the broker chooses the replication factor (KIP-464), and all still serve."""
 
 CREATE_TIMEOUT_MS = 30_000
 

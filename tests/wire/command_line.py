@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import click
 from click.testing import CliRunner, Result
 
 from fencepost.coordinator.cli import main
@@ -26,6 +28,18 @@ def cli(
     assert status in {None, done.exit_code}, (arguments, done.output, done.exception)
     assert "Traceback" not in done.output
     return done
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all commands that are no groups."""
+    if not isinstance(command, click.Group):
+        yield path
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        assert found is not None
+        yield from leaves(found, (*path, name))
 
 
 def json_lines(done: Result) -> list[dict[str, Any]]:

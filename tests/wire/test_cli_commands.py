@@ -21,21 +21,9 @@ from fencepost.testing import Kafka
 from tests.support.cluster import Cluster
 from tests.support.own_broker import own_broker
 from tests.support.waits import until
-from tests.wire.command_line import cli
+from tests.wire.command_line import cli, leaves
 
 SETTINGS = {"authorizer.class.name": STANDARD, "super.users": "User:ANONYMOUS"}
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all commands that are no groups."""
-    if not isinstance(command, click.Group):
-        yield path
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        found = command.get_command(context, name)
-        assert found is not None
-        yield from leaves(found, (*path, name))
 
 
 def at(path: tuple[str, ...]) -> click.Command:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import pytest
 
 from fencepost.coordinator.cli import main
@@ -24,6 +23,7 @@ from tests.support.daemon import Daemon
 from tests.support.raw import Answer
 from tests.support.targets import SETTINGS
 from tests.support.waits import until
+from tests.wire.command_line import leaves
 
 EVIL = "\x1b]0;pwn\x07\x1b[31m\x7f\x9b31m\u202e\u2066\u2028\U000e0041\r\nFAKE"
 GROUP_ID, TXN, CLIENT, USER = (f"{stem}{EVIL}" for stem in ("grp", "tx", "cli", "usr"))
@@ -66,17 +66,6 @@ class Shown:
     arguments: tuple[str, ...]
     status: int
     text: str
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from leaves(found, (*path, name))
-    else:
-        yield path
 
 
 BOTH = ((), JSON)

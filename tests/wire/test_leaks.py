@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -26,6 +25,7 @@ from fencepost.coordinator.wire.client.security import SECRETS, Security
 from tests.support.certificates import Authority
 from tests.support.daemon import Daemon
 from tests.support.targets import SETTINGS
+from tests.wire.command_line import leaves
 
 SECRET = "correct-horse-battery-staple"
 NEW_SECRET = f"{SECRET}-2"
@@ -33,18 +33,6 @@ GONE = "127.0.0.1:1"
 
 STAYS = frozenset({"serve", "crash-sweep", "console"})
 """Commands that do not end by themselves."""
-
-
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """All commands that do something, by their words."""
-    if not isinstance(command, click.Group):
-        yield path
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        found = command.get_command(context, name)
-        assert found is not None
-        yield from leaves(found, (*path, name))
 
 
 def planted(home: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +34,7 @@ from fencepost.groups.errors import UnknownMemberIdError, UnstableOffsetCommitEr
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from tests.support.clock import ManualClock
 from tests.support.waits import until_async
-from tests.unit.coordinator.services import Services, fail, loading, serves
+from tests.unit.coordinator.services import Services, fail, loading, reload, serves
 
 JOIN = JoinGroup(
     "g", "", "instance", "client", "/127.0.0.1", 120_000, 60_000, "consumer",
@@ -278,3 +279,31 @@ async def test_the_assignment_interval_changes_while_the_broker_runs(services: S
         assert interval_ms() == expected
     services.config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
     assert interval_ms() == 1000
+
+
+async def test_budgets_get_back_what_a_shard_held_when_it_is_read_again_or_let_go(
+    services: Services,
+) -> None:
+    groups = services.groups
+    shards, memory, offset_memory = groups._shards, groups._group_memory, groups._offset_memory
+    finish(groups.open_in_steps())
+    await groups.submit("g", commit("g", 5))
+    groups.submit("g", JOIN)
+    index = groups.partition_for("g")
+    joined = memory.used
+    assert joined
+    assert offset_memory.used
+    gc.disable()  # what it held is not garbage that waits to be found
+    try:
+        await reload(shards, index)
+        assert 0 < memory.used < joined  # the group of the offset; the log knows no member
+        held = memory.used, offset_memory.used
+        await reload(shards, index)
+        assert (memory.used, offset_memory.used) == held
+        fail(shards.shard_at(index))
+        await serves(shards.shard_at(index))
+        assert (memory.used, offset_memory.used) == held
+        shards.resigned(index, None)
+        assert (memory.used, offset_memory.used) == (0, 0)
+    finally:
+        gc.enable()

@@ -113,7 +113,9 @@ class ConnectionGroup(click.Group):
         """Resolve as every group does, and refuse options that the command cannot use."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"No such command '{args[0]}'{nearest(args[0], known)}")
+            longer = [one for one in known if one.startswith(f"{args[0]}-")]
+            hint = f"; did you mean {longer[0]}?" if longer else nearest(args[0], known)
+            ctx.fail(f"No such command '{args[0]}'{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         is_for_brokers = isinstance(command, click.Group) or any(
             param.name == "bootstrap" for param in (command.params if command else ())

@@ -125,6 +125,13 @@ def committed(bootstrap: str, topic: str) -> Counter[bytes]:
     )
 
 
+def is_amid_transaction(cluster: Cluster, topic: str) -> bool:
+    """Return whether a transaction is open in a partition of ``topic``."""
+    return any(
+        cluster.lso(topic, index) < cluster.offset(topic, index) for index in range(PARTITIONS)
+    )
+
+
 def killed_amid_transactions(
     cluster: Cluster, start: Callable[[], Child], target: str, total: int
 ) -> Child:
@@ -137,17 +144,11 @@ def killed_amid_transactions(
     def written() -> int:
         return sum(cluster.offset(target, index) for index in range(PARTITIONS))
 
-    def is_amid() -> bool:
-        return any(
-            cluster.lso(target, index) < cluster.offset(target, index)
-            for index in range(PARTITIONS)
-        )
-
     for kill in range(KILLS):
         child, least = start(), total * (kill + 1) // (KILLS + 2)
         try:
             until(
-                lambda least=least: written() > least and is_amid(),
+                lambda least=least: written() > least and is_amid_transaction(cluster, target),
                 f"an open transaction beyond record {least}: {child.tail(20)}",
                 deadline_s=DEADLINE_S,
                 poll_s=0.001,
@@ -171,7 +172,8 @@ def assert_exactly_once(
     def is_complete() -> bool:
         nonlocal found
         found = committed(bootstrap, topic)
-        return found.keys() >= wanted
+        with Cluster(bootstrap) as cluster:
+            return found.keys() >= wanted and not is_amid_transaction(cluster, topic)
 
     try:
         until(is_complete, f"all of {topic}", deadline_s=DEADLINE_S, poll_s=0.5)
@@ -179,5 +181,6 @@ def assert_exactly_once(
         missing = sorted(map(int, wanted - found.keys()))
         error.add_note(f"missing {len(missing)}: {missing[:5]} … {missing[-5:]}\n{child.tail()}")
         raise
+    found = committed(bootstrap, topic)  # with what the last transactions have brought
     duplicated = {value: count for value, count in found.items() if count > 1}
     assert (found.keys() - allowed, duplicated) == (set(), {})

@@ -42,7 +42,7 @@ public final class FlinkCopy {
             .setBootstrapServers(bootstrap)
             .setDeliveryGuarantee(DeliveryGuarantee.EXACTLY_ONCE)
             .setTransactionalIdPrefix("flink-copy")
-            .setProperty("transaction.timeout.ms", "60000")
+            .setProperty("transaction.timeout.ms", "10000")
             .setRecordSerializer(KafkaRecordSerializationSchema.<String>builder()
                 .setTopic(target)
                 .setValueSerializationSchema(new SimpleStringSchema())

@@ -21,7 +21,9 @@ public final class SpringCopy {
     public static void main(String[] arguments) throws InterruptedException {
         String bootstrap = arguments[0], source = arguments[1], target = arguments[2];
         var producers = new DefaultKafkaProducerFactory<byte[], byte[]>(
-            Map.of(ProducerConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap),
+            Map.of(
+                ProducerConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap,
+                ProducerConfig.TRANSACTION_TIMEOUT_CONFIG, 10_000),
             new ByteArraySerializer(),
             new ByteArraySerializer());
         producers.setTransactionIdPrefix("spring-copy-");

@@ -15,6 +15,7 @@ application = Application(
     processing_guarantee="exactly-once",
     commit_interval=0.2,
     state_dir=folder,
+    producer_extra_config={"transaction.timeout.ms": 10_000},
     consumer_extra_config={"session.timeout.ms": 6000, "heartbeat.interval.ms": 1000},
 )
 

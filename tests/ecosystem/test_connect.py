@@ -96,6 +96,7 @@ def test_connect_source_killed_inside_transactions_writes_each_line_once(
         "batch.size": 20,
         "exactly.once.support": "required",
         "transaction.boundary": "poll",
+        "producer.override.transaction.timeout.ms": 10_000,
     }
 
     def start() -> Child:

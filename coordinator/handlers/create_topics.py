@@ -6,6 +6,7 @@ Source: ``ReplicationControlManager.createTopics``.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -25,10 +26,13 @@ from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 FIRST_TO_WAIT = 6
 
+FROM_BROKER = -1
+"""A number of partitions that the broker's ``num.partitions`` decides."""
 NOT_SHOWN = -1
 """A number that the client may not see."""
 
@@ -37,7 +41,8 @@ NOT_SHOWN = -1
 def run(ctx: Context) -> Work[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
     yield from load(NEW_TOPIC_MODULES)
-    topics = yield from each_topic(ctx, _create)
+    total = yield from _partitions(ctx)
+    topics = yield from each_topic(ctx, partial(_create, total=total))
     for topic in topics:
         if topic.error_code is ErrorCode.none and not ctx.body.validate_only:
             # Whoever knows this broker may ask its coordinators without a FindCoordinator.
@@ -46,14 +51,27 @@ def run(ctx: Context) -> Work[Entity]:
     return ctx.respond.CreateTopicsResponse(topics=topics)
 
 
-def _create(ctx: Context, name: str, topic: Any | None) -> Entity:
+def _partitions(ctx: Context) -> Steps[int]:
+    """Count the partitions that a request asks for.
+
+    Source: ``ReplicationControlManager.validateTotalNumberOfPartitions``.
+    """
+    total, default = 0, ctx.broker.config.int("num.partitions")
+    for topic in ctx.body.topics:
+        count = default if topic.num_partitions == FROM_BROKER else topic.num_partitions
+        total += len(topic.assignments) or max(count, 0)
+        yield
+    return total
+
+
+def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity:
     try:
         if topic is None:
             raise InvalidRequestError("Duplicate topic name.")
         if name != METADATA_TOPIC and not _may_create(ctx, name):
             raise TopicAuthorizationError("Authorization failed.")
+        ctx.broker.topics.check_request_size(total)
         configs = ctx.broker.topics.own_configs(name, _configs(topic))
-        ctx.broker.topics.check_request_size(len(topic.assignments))
         made = ctx.broker.topics.create(
             name,
             partitions=topic.num_partitions,

@@ -143,11 +143,11 @@ class TopicAdmin:
         return values
 
     def check_request_size(self, partitions: int) -> None:
-        """Raise TopicLimitExceededError if that is more than one request may add to a topic."""
+        """Raise TopicLimitExceededError if that is more than one request may create."""
         limit = self._metadata.limits.max_partitions_per_request
         if partitions > limit:
             raise TopicLimitExceededError(
-                f"one request may create {limit} partitions of a topic (max_partitions_per_request)"
+                f"one request may create {limit} partitions (max_partitions_per_request)"
             )
 
     def _is_asked_for_by_brokers(self, name: str) -> bool:

@@ -102,6 +102,19 @@ def test_validation_alone_creates_nothing(admin: AdminClient, cluster: Cluster) 
     assert answer["topics"][0]["error_code"] == "unknown_topic_or_partition"
 
 
+def test_request_for_too_many_partitions_creates_no_topic(cluster: Cluster) -> None:
+    def codes(*counts: int) -> list[str]:
+        topics = [
+            {"name": unique("many"), "num_partitions": count, "replication_factor": 1}
+            for count in counts
+        ]
+        answer = cluster.call("create_topics", 5, topics=topics, timeout=10_000, validate_only=True)
+        return [one["error_code"] for one in answer["topics"]]
+
+    assert codes(4_000, 5_000) == ["none", "none"]
+    assert codes(4_000, 6_001) == ["policy_violation", "policy_violation"]
+
+
 def test_partitions_are_added_and_never_taken(admin: AdminClient, cluster: Cluster) -> None:
     name = cluster.create_topic(unique("grow"), 1)
     admin.create_partitions([NewPartitions(name, 3)])[name].result(60)

@@ -152,7 +152,7 @@ SHAPES = {
     ),
     "many records, plain": (lambda _: batch([b""] * 100_000), {}, "none"),
     "many headers": (
-        lambda _: sealed(body(0, 0, -1, -1, 500_000, b"\0\1" * 500_000), 1, Codec.NONE),
+        lambda _: sealed(body(0, 0, -1, -1, 250_000, b"\0\1" * 250_000), 1, Codec.NONE),
         {},
         "none",
     ),

@@ -65,7 +65,7 @@ def run(suites: list[Suite], arguments: argparse.Namespace) -> tuple[dict[str, S
     for number in range(arguments.rounds):
         for suite in suites:
             for workload in suite.workloads:
-                if arguments.only and arguments.only not in workload.name:
+                if arguments.only and not any(one in workload.name for one in arguments.only):
                     continue
                 for side in sides_of(workload, number, without_kafka=arguments.without_kafka):
                     what = f"round {number + 1}: {suite.name}: {workload.name} on {side}"
@@ -113,7 +113,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="run only the workloads whose name contains this")
+    parser.add_argument(
+        "--only",
+        action="append",
+        help="run only the workloads whose name contains this; may be repeated",
+    )
     parser.add_argument("--without-kafka", action="store_true", help="measure Fencepost alone")
     parser.add_argument("--write", type=Path, action="append", default=[], metavar="PAGE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")

@@ -10,7 +10,7 @@ Source: ``com.google.re2j.Parser``, version 1.8, with the flags of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final, NoReturn
 
@@ -148,16 +148,6 @@ class _Parser:
         self._flags: frozenset[str] = frozenset()
         self._names: set[str] = set()
         self._groups = [_Group(self._flags)]
-        self._steps: dict[str, Callable[[], None]] = {
-            "(": self._open,
-            ")": self._close,
-            "|": self._bar,
-            "[": self._class,
-            "\\": self._escape,
-            ".": self._dot,
-            "^": self._caret,
-            "$": self._dollar,
-        }
 
     def parse(self) -> Piece:
         pattern, end = self._pattern, len(self._pattern)
@@ -168,9 +158,9 @@ class _Parser:
                 self._literals(plain.group())
                 continue
             char = pattern[self._at]
-            step = self._steps.get(char)
+            step = _STEPS.get(char)
             if step is not None:
-                step()
+                step(self)
             else:
                 self._repeat()
         if len(self._groups) > 1:
@@ -425,6 +415,19 @@ class _Parser:
             return self._escaped_code()
         self._at += 1
         return ord(self._pattern[self._at - 1])
+
+
+_STEPS: Final[Mapping[str, Callable[[_Parser], None]]] = {
+    "(": _Parser._open,
+    ")": _Parser._close,
+    "|": _Parser._bar,
+    "[": _Parser._class,
+    "\\": _Parser._escape,
+    ".": _Parser._dot,
+    "^": _Parser._caret,
+    "$": _Parser._dollar,
+}
+"""What a character begins. In a parser of its own these would be a cycle with it."""
 
 
 def parse(pattern: str) -> Piece:

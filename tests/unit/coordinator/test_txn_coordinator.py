@@ -301,7 +301,7 @@ async def test_ids_expire_on_the_timer(tmp_path: Path) -> None:
         services.txns._shards.timers.run_due()
 
     async def is_gone() -> bool:
-        return (await services.txns.list_transactions(ListTransactions())).transactions == ()
+        return not list((await services.txns.list_transactions(ListTransactions())).transactions)
 
     await until_async(is_gone, "the id is forgotten")
     with pytest.raises(InvalidProducerIdMappingError):
@@ -310,11 +310,11 @@ async def test_ids_expire_on_the_timer(tmp_path: Path) -> None:
 
 
 async def test_listing_merges_shards(services: Services) -> None:
-    assert (await services.txns.list_transactions(ListTransactions())).transactions == ()
+    assert not list((await services.txns.list_transactions(ListTransactions())).transactions)
     for number in range(20):
         await Producer(services, f"id-{number}").init()
     listed = await services.txns.list_transactions(ListTransactions(("Empty", "Nonsense")))
-    assert len(listed.transactions) == 20
+    assert len(list(listed.transactions)) == 20
     assert listed.unknown_states == ("Nonsense",)
 
 

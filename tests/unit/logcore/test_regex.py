@@ -17,6 +17,7 @@ from fencepost.logcore.regex import Regex
 from fencepost.logcore.regex_syntax import MAX_PIECES
 
 LONGEST = GroupLimits().max_string_bytes
+TRIES = 3
 TURN_S = 0.1
 """Twice what a turn may take: the machines that run this are shared."""
 NON_ASCII = ("é", "(?i:\u212a)", "[é-ü]", "[ц-яa]", r"\p{Greek}", "[^é]")
@@ -111,20 +112,32 @@ def test_size_is_bounded_by_repetitions_alone():
     Regex("(((a{0}){1000}){1000}){1000}")
 
 
+def check_turns(regex: str, names: list[str]) -> None:
+    """Assert that no turn of matching is long.
+
+    A full collection of a large test process may fall into a turn, so a long one is tried again:
+    what a turn costs, it costs each time.
+    """
+    for _ in range(TRIES):
+        scan = RegexScan([regex], names, 1)
+        longest, is_done = 0.0, False
+        while not is_done:
+            begun = time.process_time()
+            is_done = scan.go_on(GroupLimits().max_regex_steps_per_turn)
+            longest = max(longest, time.process_time() - begun)
+        assert not scan.refused
+        if longest < TURN_S:
+            return
+    pytest.fail(f"a turn of {longest * 1_000:.0f} ms for {regex[:40]!r}")
+
+
 @pytest.mark.parametrize("pattern", WORST)
 def test_no_slice_of_an_expression_of_the_greatest_length_holds_the_loop(pattern):
     """In processor time: that of a turn, for an expression of 32,767 bytes and long names."""
     regex = (pattern * LONGEST)[: LONGEST // len(pattern) * len(pattern)]
     if pattern == "(":
         regex = "(" * (LONGEST // 2) + ")" * (LONGEST // 2)
-    scan = RegexScan([regex], ["a" * 249, "team.orders-abcdef", "x" * 100], 1)
-    longest, is_done = 0.0, False
-    while not is_done:
-        begun = time.process_time()
-        is_done = scan.go_on(GroupLimits().max_regex_steps_per_turn)
-        longest = max(longest, time.process_time() - begun)
-    assert not scan.refused
-    assert longest < TURN_S
+    check_turns(regex, ["a" * 249, "team.orders-abcdef", "x" * 100])
 
 
 @pytest.mark.parametrize("pattern", NON_ASCII)
@@ -133,15 +146,7 @@ def test_sets_beyond_ascii_are_asked_once_a_character(pattern):
     number = LONGEST // (len(pattern.encode()) + 1)
     ranges = "(?i)(?:[" + pattern.strip("[]") * (number // 2) + "]|.)*"
     for regex in ((pattern + "?") * number, ranges):
-        scan = RegexScan([regex], ["цé" * 20, "яü" * 20 + "\n"], 1)
-        longest, is_done = 0.0, False
-        while not is_done:
-            begun = time.process_time()
-            is_done = scan.go_on(GroupLimits().max_regex_steps_per_turn)
-            longest = max(longest, time.process_time() - begun)
-        print(f"{regex[:20]}: {longest * 1_000:.0f} ms")
-        assert not scan.refused
-        assert longest < TURN_S
+        check_turns(regex, ["цé" * 20, "яü" * 20 + "\n"])
 
 
 def test_the_classic_killer_is_harmless():

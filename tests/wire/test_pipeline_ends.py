@@ -19,7 +19,7 @@ from fencepost.pipelines.stopping import CLEAN_UP_S, STOP_MS
 from tests.support.cluster import Cluster
 from tests.support.own_broker import OwnBroker, behind_proxy, own_broker
 from tests.support.proxy import LosingProxy
-from tests.support.waits import until_async
+from tests.support.waits import until_async, until_true
 from tests.wire.test_exactly_once import Bench
 
 END_S = 3.0
@@ -202,10 +202,15 @@ async def test_an_aborted_transaction_holds_no_reader_back(bench: Bench) -> None
     async with ended_by(signal.SIGTERM, pipeline):
         await asyncio.wait_for(at_work.wait(), 60)
     assert pipeline.metrics.transactions == 0
-    for partition in range(3):
-        assert bench.cluster.lso(bench.target, partition) == bench.cluster.offset(
-            bench.target, partition
-        )
+    # Apache Kafka answers before the markers are written.
+    await until_true(
+        lambda: all(
+            bench.cluster.lso(bench.target, partition)
+            == bench.cluster.offset(bench.target, partition)
+            for partition in range(3)
+        ),
+        "the markers of the aborted transaction",
+    )
 
 
 async def test_while_the_broker_is_gone(request: pytest.FixtureRequest, tmp_path: object) -> None:

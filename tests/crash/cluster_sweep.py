@@ -8,6 +8,7 @@ nobody else has must give it up, and may die at that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -165,8 +166,10 @@ def is_of_transaction(what: str, node_id: int) -> bool:
         return True
     if message == "ask Fetch":  # of the controller
         return False
-    topic, _, rest = write.rpartition("-")
-    leader = REPLICAS[topic, int(rest.split()[0])][0]
+    name = re.match(r"(\S+)-(\d+)(\s|$)", write)
+    if name is None:  # a checkpoint, which is written when its time has come
+        return False
+    leader = REPLICAS[name[1], int(name[2])][0]
     return leader == (node_id if message.startswith("answer") else int(message.split()[-1]))
 
 

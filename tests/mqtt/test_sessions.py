@@ -60,7 +60,7 @@ class Gateway:
         return Bridge(self.bootstrap, Address("127.0.0.1", self.port, **whole), mapped, options)
 
     @contextlib.asynccontextmanager
-    async def running(self, bridge: Bridge) -> AsyncIterator[None]:
+    async def running(self, bridge: Bridge) -> AsyncIterator[asyncio.Task[None]]:
         task = asyncio.create_task(bridge.run(handle_signals=False))
 
         async def connected() -> bool:
@@ -70,7 +70,7 @@ class Gateway:
 
         try:
             await until_async(connected, "the bridge at work")
-            yield
+            yield task
         finally:
             bridge.stop()
             await asyncio.wait_for(task, 60)

@@ -16,9 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fencepost.coordinator.cli.queries.session import Session, check
-from fencepost.coordinator.config.key import nearest
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     ANYTHING,
     CLUSTER_NAME,
     Operation,
@@ -26,6 +24,8 @@ from fencepost.coordinator.security.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.coordinator.cli.queries.session import Session, check
+from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.wire.client.security import Security
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
 from fencepost.testing.arguments import one_of

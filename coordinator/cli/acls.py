@@ -24,8 +24,8 @@ from fencepost.coordinator.config.key import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fencepost.cluster.acl import Acl, AclFilter, Operation
     from fencepost.coordinator.cli.queries.session import Session
-    from fencepost.coordinator.security.acl import Acl, AclFilter, Operation
 
 R = TypeVar("R")
 
@@ -143,8 +143,8 @@ def rule_options(function: Any) -> Any:
 @table_options
 def list_rules(session: Session, what: What, principals: tuple[str, ...], form: str) -> None:
     """Show all rules, or by default those that affect the given resources."""
+    from fencepost.cluster.acl import AclFilter
     from fencepost.coordinator.cli.queries.acls import find
-    from fencepost.coordinator.security.acl import AclFilter
 
     filters = [
         replace(resource, principal=principal)
@@ -163,8 +163,8 @@ def add(session: Session, what: What, form: str, **options: Any) -> None:
 
     Once a resource has a rule, principals without a rule of their own can no longer use it.
     """
+    from fencepost.cluster.acl import AclFilter
     from fencepost.coordinator.cli.queries.acls import create, find
-    from fencepost.coordinator.security.acl import AclFilter
 
     if not options["allowed"] and not options["denied"]:
         raise click.UsageError("for whom? --allow-principal or --deny-principal says it")
@@ -236,8 +236,8 @@ def why(
     is a user. Exit status 0 if it is allowed, 1 if it is denied, and another one if there is no
     answer: 2 for a command line that cannot be understood, 3 for no broker, 5 for a refusal.
     """
+    from fencepost.cluster.acl import CLUSTER_NAME, ResourceType
     from fencepost.coordinator.cli.queries.acls import why as ask
-    from fencepost.coordinator.security.acl import CLUSTER_NAME, ResourceType
     from fencepost.coordinator.wire.client.client import ApiError
 
     word, colon, name = resource.partition(":")
@@ -284,7 +284,7 @@ def _filters(
 
     What they leave open is for a new rule every address and every operation.
     """
-    from fencepost.coordinator.security.acl import AclFilter, Operation, Permission
+    from fencepost.cluster.acl import AclFilter, Operation, Permission
 
     is_given = any((allowed, denied, allow_hosts, deny_hosts, operations, principals))
     _check_convenience(what, producer, consumer, idempotent, operations, denied, deny_hosts)
@@ -343,7 +343,7 @@ def _convenience(
     what: What, *, producer: bool, consumer: bool, idempotent: bool
 ) -> Iterator[tuple[AclFilter, Operation]]:
     """The resources and operations of those who write and of those who read."""
-    from fencepost.coordinator.security.acl import Operation
+    from fencepost.cluster.acl import Operation
 
     for is_meant, needs in ((producer, PRODUCER), (consumer, CONSUMER)):
         for word, operations in needs.items() if is_meant else ():
@@ -359,7 +359,7 @@ def _convenience(
 
 def _resources(what: What, words: Sequence[str] = tuple(RESOURCES)) -> list[AclFilter]:
     """What means the rules of each resource."""
-    from fencepost.coordinator.security.acl import AclFilter, PatternType, ResourceType
+    from fencepost.cluster.acl import AclFilter, PatternType, ResourceType
 
     return [
         AclFilter(
@@ -374,7 +374,7 @@ def _resources(what: What, words: Sequence[str] = tuple(RESOURCES)) -> list[AclF
 
 def _rule(wanted: AclFilter) -> Acl:
     """The one rule that a filter without anything open means. Raises click.UsageError."""
-    from fencepost.coordinator.security.acl import OPERATIONS, Acl, Operation
+    from fencepost.cluster.acl import OPERATIONS, Acl, Operation
 
     possible = (*OPERATIONS[wanted.resource_type], Operation.ALL)
     if wanted.operation not in possible:
@@ -401,7 +401,7 @@ def _principal(text: str | None) -> str | None:
 
 def _operation(text: str) -> Operation:
     """The operation of that name, as ``DescribeConfigs`` or ``describe_configs``."""
-    from fencepost.coordinator.security.acl import Operation
+    from fencepost.cluster.acl import Operation
 
     known = {one.name.replace("_", ""): one for one in Operation if one >= Operation.ALL}
     found = known.get(text.replace("_", "").replace("-", "").upper())

@@ -116,7 +116,7 @@ def why(session: Session, user: str, client_id: str, form: str) -> None:
     OF is the entity that has the quota. SHARED_BY says which clients share it: those of one `user`,
     those of one `client-id`, or `nobody`.
     """
-    from fencepost.coordinator.security.quota_entities import (
+    from fencepost.cluster.quota_entities import (
         ABSENT,
         CLIENT_KEYS,
         candidates,
@@ -217,7 +217,7 @@ def _change(
 
 def _refuse_unknown(wanted: Iterable[str]) -> None:
     """Refuse a name that no quota has. Raises click.UsageError."""
-    from fencepost.coordinator.security.quota_entities import CLIENT_KEYS, CONNECTIONS
+    from fencepost.cluster.quota_entities import CLIENT_KEYS, CONNECTIONS
 
     for key in wanted:
         if key not in (known := (*CLIENT_KEYS, CONNECTIONS)):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from fencepost.cluster.quota_entities import CONNECTIONS, IP, Entity
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import Value, counts_of_addresses, plain_address
 from fencepost.coordinator.config.listeners import between_brokers
 from fencepost.coordinator.net.connection_limits import TOO_FAST, TOO_MANY, Bound, Bounds
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.security.quota_entities import CONNECTIONS, IP, Entity
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.rates import Window
 

@@ -51,11 +51,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fencepost.cluster.acl import CLUSTER_NAME, Operation, ResourceType
 from fencepost.coordinator.errors import ClusterAuthorizationError
 from fencepost.coordinator.metadata.topic_admin import unlimited
 from fencepost.coordinator.runtime.origin import Origin, origin_of
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import CLUSTER_NAME, Operation, ResourceType
 from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.security.throttle import Throttle
 from fencepost.coordinator.wire.api import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, TypeVar
 
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     Acl,
     AclFilter,
     Operation,

@@ -16,6 +16,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import (
     Future,
@@ -26,7 +27,6 @@ from fencepost.coordinator.handlers.answers import (
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, OUTSIDE_TRANSACTIONS
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError

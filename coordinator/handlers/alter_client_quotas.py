@@ -13,6 +13,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
+from fencepost.cluster.quota_entities import (
+    ENTITY_TYPES,
+    reason_against,
+    reason_against_value,
+)
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     ClusterAuthorizationError,
@@ -22,12 +28,6 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import forced, result_of
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
-from fencepost.coordinator.security.quota_entities import (
-    ENTITY_TYPES,
-    reason_against,
-    reason_against_value,
-)
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError

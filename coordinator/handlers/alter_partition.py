@@ -11,6 +11,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.isr import AlterIsr
 from fencepost.cluster.image import PartitionRegistration
 from fencepost.coordinator.error_codes import error_code
@@ -18,7 +19,6 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import ZERO
 from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import result_of
 from fencepost.coordinator.handlers.deciding import batched
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.users import (
     MAX_CREDENTIALS,
     MAX_ITERATIONS,

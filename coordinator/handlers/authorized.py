@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from fencepost.cluster.acl import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.security.acl import CLUSTER_NAME, OPERATIONS, Operation, ResourceType
 
 NOT_ASKED: Final = -(2**31)
 """The request did not ask."""

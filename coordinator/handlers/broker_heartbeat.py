@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.heartbeats import Heartbeat
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LOG_DIRS, ZERO
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 

@@ -9,12 +9,12 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.brokers import Registration
 from fencepost.cluster.records import BrokerEndpoint, BrokerFeature
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided_to_the_end
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100

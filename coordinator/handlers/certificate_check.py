@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.config.broker_config import LISTENER_PREFIX, ConfigSource
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.resources import Operation as AlterOperation
 from fencepost.coordinator.handlers.resources import ResourceType
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 
 
 def check_certificates(ctx: Context, resource: Any) -> Work[None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     GroupAuthorizationError,
@@ -20,7 +21,6 @@ from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.handlers.certificate_check import check_certificates
 from fencepost.coordinator.handlers.resources import ResourceType as Kind
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import Entity
 from fencepost.logcore.machine import DomainError
 

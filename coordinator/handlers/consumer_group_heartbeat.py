@@ -13,10 +13,10 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles, request_ms
 from fencepost.coordinator.handlers.answers import answer
 from fencepost.coordinator.handlers.rights import refused_topics, sight_of
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.steps import Steps

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.records import (
     ControllerEndpoint,
     ControllerFeature,
@@ -20,7 +21,6 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LISTENERS
 from fencepost.coordinator.handlers.deciding import decided
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
@@ -22,7 +23,6 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Acl, Operation, PatternType, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
-from fencepost.coordinator.security.acl import Acl, Operation, PatternType, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 

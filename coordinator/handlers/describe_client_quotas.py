@@ -9,9 +9,9 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
+from fencepost.cluster.quota_entities import ENTITY_TYPES, IP
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.security.acl import Operation
-from fencepost.coordinator.security.quota_entities import ENTITY_TYPES, IP
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 

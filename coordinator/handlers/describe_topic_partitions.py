@@ -10,6 +10,7 @@ from heapq import merge
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.errors import InvalidTopicError
 from fencepost.coordinator.handlers import Context, authorized, handles
@@ -18,7 +19,6 @@ from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.metadata.names import is_internal
 from fencepost.coordinator.metadata.topic_admin import check_name
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import answer, before_producer_fenced
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.txn.commands import EndTxn, EndTxnResult
 

@@ -20,12 +20,12 @@ from kio.schema.default_principal_data.v0.data import DefaultPrincipalData
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.errors import NotControllerError
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, with_wait
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.principal import Principal, Session, plain_host
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.api import FORWARDED

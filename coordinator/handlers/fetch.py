@@ -13,6 +13,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.errors import NotLeaderOrFollowerError
 from fencepost.coordinator.data.fetch_sessions import (
     FINAL_EPOCH,
@@ -33,7 +34,6 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.errors import FencedLeaderEpochError, StorageError

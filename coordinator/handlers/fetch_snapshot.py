@@ -9,12 +9,12 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.snapshots import SnapshotId
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 

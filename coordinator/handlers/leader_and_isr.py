@@ -5,8 +5,8 @@ Source: ``KafkaApis.handleLeaderAndIsrRequest``.
 
 from __future__ import annotations
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 
 

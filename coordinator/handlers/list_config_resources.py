@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.resources import ResourceType
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 

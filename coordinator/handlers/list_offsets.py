@@ -19,12 +19,12 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.data.fetches import CONSUMER, DEBUGGING_CONSUMER, isolation_of
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import OffsetNotAvailableError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.regex import MAX_KEPT_STATES, Regex

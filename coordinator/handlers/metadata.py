@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.errors import InvalidTopicError, ThrottlingQuotaExceededError
 from fencepost.coordinator.handlers import Context, authorized, handles
@@ -26,7 +27,6 @@ from fencepost.coordinator.handlers.topic_creation import ask_for_topic
 from fencepost.coordinator.metadata.names import METADATA_TOPIC, is_internal
 from fencepost.coordinator.metadata.topic_admin import check_name
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError

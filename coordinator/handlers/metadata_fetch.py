@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.controller.quorum_log import QuorumLog, Read
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles, replica_id_of, request_ms
 from fencepost.coordinator.metadata.names import METADATA_TOPIC_ID
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.errors import GroupAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import Future, code_of, result_of
@@ -23,7 +24,6 @@ from fencepost.coordinator.runtime.errors import (
     NotCoordinatorError,
 )
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import (
     NO_LEADER_EPOCH,

@@ -9,9 +9,9 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import Entity
 
 

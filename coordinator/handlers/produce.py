@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.errors import NotLeaderOrFollowerError
 from fencepost.coordinator.data.appends import Append, Part
 from fencepost.coordinator.errors import (
@@ -29,7 +30,6 @@ from fencepost.coordinator.handlers.answers import code_of
 from fencepost.coordinator.handlers.leader_hints import endpoints, leader_hint
 from fencepost.coordinator.handlers.rights import refused_topics
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import Sight
 

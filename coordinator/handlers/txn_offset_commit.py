@@ -12,6 +12,7 @@ from itertools import repeat
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.data.appends import Notes
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
@@ -25,7 +26,6 @@ from fencepost.coordinator.handlers.offset_commit import (
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.groups.commands import (
     NO_GENERATION,

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.replication.marker_appends import MarkerAppends
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import EndMarker, ProducerStamp

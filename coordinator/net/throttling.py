@@ -9,8 +9,8 @@ import asyncio
 import select
 from typing import Final
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, replica_id_of, with_wait
-from fencepost.coordinator.security.acl import Operation
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.throttle import LoopTime, Throttle
 from fencepost.coordinator.wire.api import ApiKey

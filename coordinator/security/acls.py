@@ -10,6 +10,15 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from fencepost.cluster.acl import (
+    CLUSTER_NAME,
+    Acl,
+    AclFilter,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
@@ -21,15 +30,6 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.acl import (
-    CLUSTER_NAME,
-    Acl,
-    AclFilter,
-    Operation,
-    PatternType,
-    Permission,
-    ResourceType,
-)
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire.steps import Steps, finish
 from fencepost.logcore.machine import DomainError

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import structlog
 
+from fencepost.cluster.acl import Operation, ResourceType, resource_text
 from fencepost.coordinator.config import logs
-from fencepost.coordinator.security.acl import Operation, ResourceType, resource_text
 from fencepost.coordinator.security.principal import Session
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass

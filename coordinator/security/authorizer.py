@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import partial
 
+from fencepost.cluster.acl import Acl, Operation, ResourceType
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
-from fencepost.coordinator.security.acl import Acl, Operation, ResourceType
 from fencepost.coordinator.security.audit import Access, Audit
 from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.rules import RuleTable

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.quota_entities import Entity
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.security.quota_entities import Entity
 
 MAX_QUOTAS: Final = 20_000
 """Quotas of all entities, about a kilobyte each: they outlive the clients that they are for."""

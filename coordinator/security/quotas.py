@@ -13,9 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.errors import ThrottlingQuotaExceededError
-from fencepost.coordinator.security.quota_entities import (
+from fencepost.cluster.quota_entities import (
     CLIENT_KEYS,
     FETCH,
     MUTATION,
@@ -25,6 +23,8 @@ from fencepost.coordinator.security.quota_entities import (
     candidates,
     pair_of,
 )
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.errors import ThrottlingQuotaExceededError
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.rates import Rate, TokenBucket, Window
 from fencepost.logcore.clock import Clock

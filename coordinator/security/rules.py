@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     ANYBODY,
     ANYTHING,
     Acl,

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Coroutine, Generator
 from types import CoroutineType
 from typing import Any, TypeVar
 
+from fencepost.cluster.quota_entities import FETCH, MUTATION, PRODUCE, REQUEST
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.quota_entities import FETCH, MUTATION, PRODUCE, REQUEST
 from fencepost.coordinator.security.quotas import ClientQuotas, Mutations
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.tracebacks import without_traceback

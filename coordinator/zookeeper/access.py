@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from fencepost.cluster.acl import Permission, ResourceType
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
     ClientQuotaRecord,
@@ -35,7 +36,6 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn, tell
-from fencepost.coordinator.security.acl import Permission, ResourceType
 from fencepost.coordinator.wire.steps import finish
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes

@@ -21,15 +21,7 @@ from urllib.parse import quote, unquote
 
 import structlog
 
-from fencepost.cluster.records import (
-    AccessControlEntryRecord,
-    ClientQuotaRecord,
-    EntityData,
-    RemoveAccessControlEntryRecord,
-    RemoveUserScramCredentialRecord,
-    UserScramCredentialRecord,
-)
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     ANYBODY,
     ANYTHING,
     Operation,
@@ -37,13 +29,21 @@ from fencepost.coordinator.security.acl import (
     Permission,
     ResourceType,
 )
-from fencepost.coordinator.security.quota_entities import (
+from fencepost.cluster.quota_entities import (
     CLIENT_ID,
     FRACTION,
     IP,
     USER,
     WHOLE,
     reason_against_value,
+)
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    EntityData,
+    RemoveAccessControlEntryRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
 )
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS
 from fencepost.coordinator.zookeeper import znodes

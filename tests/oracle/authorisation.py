@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     CLUSTER_NAME,
     Acl,
     Operation,

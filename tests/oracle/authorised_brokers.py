@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fencepost.coordinator.security.acl import Acl, ResourceType
+from fencepost.cluster.acl import Acl, ResourceType
 from fencepost.coordinator.tools.ports import hold_port
 from tests.lives.lockstep import CLOSED, LifeMasks
 from tests.oracle.authorisation import (

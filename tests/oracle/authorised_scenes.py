@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     CLUSTER_NAME,
     Acl,
     Operation,

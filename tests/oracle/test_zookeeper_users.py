@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 from kazoo.exceptions import NoNodeError
 
+from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password, stored_key
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper.access_znodes import Change

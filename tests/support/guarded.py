@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     ANYTHING,
     CLUSTER_NAME,
     Acl,
@@ -22,6 +20,8 @@ from fencepost.coordinator.security.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
 from fencepost.coordinator.services import Services

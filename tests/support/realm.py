@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
+from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.tools.ports import hold_port
 from fencepost.coordinator.wire.client.security import Security
 from fencepost.coordinator.wire.scram import SCRAM_MECHANISMS, salted_password

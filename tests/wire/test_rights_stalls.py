@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from fencepost.cluster.acl import ANYTHING, Acl, Operation, ResourceType
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.security.acl import ANYTHING, Acl, Operation, ResourceType
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import Principal
 from fencepost.coordinator.wire.api import ApiKey

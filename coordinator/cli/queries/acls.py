@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fencepost.coordinator.cli.queries.session import check
-from fencepost.coordinator.cli.queries.settings import described
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     Acl,
     AclFilter,
     Operation,
@@ -18,6 +16,8 @@ from fencepost.coordinator.security.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.coordinator.cli.queries.session import check
+from fencepost.coordinator.cli.queries.settings import described
 from fencepost.coordinator.security.principal import one_form
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.client.client import ApiError

@@ -20,7 +20,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.security.acl import Operation
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.wire.client.client import (
     ApiError,
     AsyncWireClient,

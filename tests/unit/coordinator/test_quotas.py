@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.config.key import counts_of_addresses, plain_address
-from fencepost.coordinator.errors import PolicyViolationError, ThrottlingQuotaExceededError
-from fencepost.coordinator.security import quota_table, quotas
-from fencepost.coordinator.security.quota_entities import (
+from fencepost.cluster.quota_entities import (
     FETCH,
     MUTATION,
     PRODUCE,
     REQUEST,
     entity_of,
 )
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.config.key import counts_of_addresses, plain_address
+from fencepost.coordinator.errors import PolicyViolationError, ThrottlingQuotaExceededError
+from fencepost.coordinator.security import quota_table, quotas
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import EXPIRES_MS, ClientQuotas
 from fencepost.coordinator.security.rates import MAX_THROTTLE_MS, Rate, TokenBucket, Window

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fencepost.cluster.acl import Operation
 from fencepost.coordinator.metrics import own
-from fencepost.coordinator.security.acl import Operation
 from tests.support.cluster import Cluster, unique
 from tests.support.guarded import Guarded, cluster, topic
 from tests.support.stalls import watched_loop

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.security.acl import ANYTHING
-from fencepost.coordinator.security.acl import Operation as Op
+from fencepost.cluster.acl import ANYTHING
+from fencepost.cluster.acl import Operation as Op
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, READ_COMMITTED, TRANSACTION, Cluster, unique

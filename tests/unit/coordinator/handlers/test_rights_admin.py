@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from fencepost.cluster.acl import Operation as Op
 from fencepost.coordinator import handlers
 from fencepost.coordinator.handlers import authorized
-from fencepost.coordinator.security.acl import Operation as Op
 from fencepost.coordinator.wire.api import APIS
 from tests.support.cluster import Cluster, unique
 from tests.support.guarded import Guarded, cluster, group, rule, topic

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fencepost.coordinator.security.acl import Operation as Op
+from fencepost.cluster.acl import Operation as Op
 from tests.support.batches import batch
 from tests.support.cluster import GROUP, TRANSACTION, Cluster, unique
 from tests.support.guarded import Guarded, Right, cluster, group, topic, transactional_id

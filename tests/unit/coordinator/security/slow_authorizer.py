@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     ANYBODY,
     ANYTHING,
     Acl,

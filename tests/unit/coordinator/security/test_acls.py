@@ -12,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.cluster.records import AccessControlEntryRecord
-from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
-from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     ANYTHING,
     Acl,
     AclFilter,
@@ -25,6 +21,10 @@ from fencepost.coordinator.security.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.cluster.records import AccessControlEntryRecord
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
+from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.security.acls import AclControl, AclLimits
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire.steps import finish

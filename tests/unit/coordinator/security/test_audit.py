@@ -8,8 +8,8 @@ import shlex
 import pytest
 import structlog
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.config import logs
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.security.audit import (
     LINES_AT_ONCE,
     LINES_PER_S,

@@ -12,10 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
-from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.security import rules as rules_module
-from fencepost.coordinator.security.acl import (
+from fencepost.cluster.acl import (
     CLUSTER_NAME,
     Acl,
     Operation,
@@ -23,6 +20,9 @@ from fencepost.coordinator.security.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.security import rules as rules_module
 from fencepost.coordinator.security.authorizer import STANDARD, Authorizer, parse_super_users
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal, Session, one_form
 from fencepost.coordinator.security.rules import RuleTable

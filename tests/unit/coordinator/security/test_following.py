@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import (
@@ -15,7 +16,6 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.observed import ObservedMetadata
-from fencepost.coordinator.security.acl import Operation, ResourceType
 from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from fencepost.cluster.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
     ClientQuotaRecord,
     EntityData,
     UserScramCredentialRecord,
 )
-from fencepost.coordinator.security.acl import Operation, PatternType, Permission, ResourceType
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper.access_znodes import Change
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError

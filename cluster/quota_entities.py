@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from typing import Final
-
-from fencepost.coordinator.config.key import plain_address
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 ENTITY_TYPES: Final = frozenset({USER, CLIENT_ID, IP})
@@ -57,7 +56,7 @@ def reason_against(entity: Mapping[str, str | None]) -> str | None:
     address = entity[IP]
     try:
         # No name is looked up: whom a quota is for may not hang on a server of names.
-        plain_address(address or "127.0.0.1")
+        ip_address(address or "127.0.0.1")
     except ValueError:
         return f"{address} is not a valid IP."
     return None

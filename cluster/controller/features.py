@@ -56,11 +56,13 @@ def bootstrap(levels: Mapping[str, int], min_insync_replicas: str) -> tuple[Meta
     return (*records, EndTransactionRecord())
 
 
-def update_features(view: View, updates: Sequence[FeatureUpdate]) -> Outcome[Mapping[str, int]]:
+def update_features(
+    view: View, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
+) -> Outcome[Mapping[str, int]]:
     """Check all of ``updates``, then make them, all or none; of one name the last one counts.
 
-    A level that a feature has already is no change; the answer holds those that change. Raises
-    InvalidUpdateVersionError.
+    A level that a feature has already is no change; the answer holds those that change. With
+    ``validate_only`` nothing is made. Raises InvalidUpdateVersionError.
     """
     wanted = {update.name: update for update in updates}
     for update in wanted.values():
@@ -75,6 +77,8 @@ def update_features(view: View, updates: Sequence[FeatureUpdate]) -> Outcome[Map
         for name, update in wanted.items()
         if update.level != view.image.features.get(name, 0)
     }
+    if validate_only:
+        return Outcome(changed)
     records: list[MetadataRecord] = []
     if changed.get(ELR_VERSION):
         records += _one_min_isr(view)

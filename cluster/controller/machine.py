@@ -269,10 +269,10 @@ class Controller:
         )
 
     def update_features(
-        self, updates: Sequence[features.FeatureUpdate]
+        self, updates: Sequence[features.FeatureUpdate], *, validate_only: bool = False
     ) -> Outcome[Mapping[str, int]]:
         """See :func:`features.update_features`."""
-        return features.update_features(self.view, updates)
+        return features.update_features(self.view, updates, validate_only=validate_only)
 
     # --- by itself ---
 

@@ -191,6 +191,8 @@ def _change(detail: Mapping[str, Any]) -> str | None:
 def _replica_change(detail: Mapping[str, Any]) -> str | None:
     """What became of a partition: who leads, who is in the ISR, who holds it, where it ends."""
     if "from" in detail and "to" in detail:
+        if "leader_epoch" not in detail:
+            return f"level {detail['from']} → {detail['to']}"  # of a feature
         before, after = (detail[side] if detail[side] >= 0 else "none" for side in ("from", "to"))
         return f"leader {before} → {after}"
     if detail.get("joined") or detail.get("left"):

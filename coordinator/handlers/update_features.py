@@ -12,13 +12,12 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
+from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import forced
-from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
+from fencepost.coordinator.handlers.deciding import decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_UPGRADE_TYPE = 1
@@ -31,10 +30,6 @@ MAX_FEATURE_UPDATES = 1_000
 def run(ctx: Context) -> Work[Entity]:
     """Check and make the updates."""
     ctx.require_on_cluster(Operation.ALTER)
-    return forced(ctx, _updated(ctx))
-
-
-def _updated(ctx: Context) -> Steps[Entity]:
     body, make = ctx.body, ctx.respond
     if len(body.feature_updates) > MAX_FEATURE_UPDATES:
         return make.UpdateFeaturesResponse(
@@ -52,16 +47,13 @@ def _updated(ctx: Context) -> Steps[Entity]:
                     feature=name, error_code=ErrorCode.none, error_message=None
                 )
             )
-        yield
+        yield None
     code, message = ErrorCode.none, None
+    updates, validate_only = list(wanted.values()), getattr(body, "validate_only", False)
     try:
-        with ctx.broker.metadata.unforced():
-            update_features(
-                ctx.broker.metadata,
-                ctx.broker.topics.view,
-                list(wanted.values()),
-                validate_only=getattr(body, "validate_only", False),
-            )
+        yield from decided(
+            ctx, lambda one: one.update_features(updates, validate_only=validate_only)
+        )
     except DomainError as error:
         code, message = error_code(error), str(error)
         results = []

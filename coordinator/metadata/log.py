@@ -536,10 +536,6 @@ class MetadataLog(Metadata):
     def _set_configs(self, kind: int, name: str, settings: Mapping[str, str]) -> None:
         self.append(new_settings(kind, name, self.image.configs.get((kind, name), {}), settings))
 
-    def finalize_features(self, levels: Mapping[str, int]) -> None:
-        """Give features other levels, all or none; the caller has checked them."""
-        self.append([FeatureLevelRecord(name, level) for name, level in levels.items()])
-
     def allocate_producer_ids(self) -> tuple[int, int]:
         """Reserve a block of producer ids; returns its first id and its length.
 

@@ -13,10 +13,12 @@ from typing import Any, get_args
 
 import pytest
 
+from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
 from fencepost.cluster.image_records import image_values
 from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.metadata.framing import data_batch
+from fencepost.coordinator.tools.decisions import decide
 from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
 from tests.support.kafka import run_tool
@@ -83,6 +85,7 @@ def test_every_type_of_record(tmp_path: Path) -> None:
 
 
 def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
+    lower = FeatureUpdate("transaction.version", 1, UpgradeType.SAFE_DOWNGRADE)
     for _ in range(2):
         now = storage(tmp_path)
         metadata = now.metadata
@@ -90,7 +93,7 @@ def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
         metadata.create_topic("gone", 1, {})
         metadata.delete_topic("gone")
         metadata.set_settings("", {"log.retention.ms": "8"})
-        metadata.finalize_features({"transaction.version": 1})
+        decide(now, lambda one: one.update_features([lower]))
         metadata.allocate_producer_ids()
         now.logs.close()
     now = storage(tmp_path)

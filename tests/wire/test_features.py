@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from fencepost.coordinator.handlers.update_features import MAX_FEATURE_UPDATES
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
+from tests.support.waits import until
+from tests.wire.test_cli import fencepost
 
 FEATURE = "transaction.version"
 UPGRADE, SAFE_DOWNGRADE = 1, 2
@@ -42,7 +45,7 @@ def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
             (1, {"max_version_level": 1, "upgrade_type": UPGRADE}, {FEATURE: 1}),
             (2, {"max_version_level": 2, "upgrade_type": UPGRADE}, {FEATURE: 2}),
         ]
-        for number, (version, update, expected) in enumerate(steps, 1):
+        for version, update, expected in steps:
             answer = cluster.call(
                 "update_features", version, feature_updates=[{"feature": FEATURE, **update}]
             )
@@ -50,7 +53,32 @@ def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
             if version < 2:
                 (result,) = answer["results"]
                 assert (result["feature"], result["error_code"]) == (FEATURE, "none")
-            assert finalized(cluster) == (expected, epoch + number)
+            # The first change also makes the history's topic, whose records count as well.
+            before, (levels, epoch) = epoch, finalized(cluster)
+            assert levels == expected
+            assert epoch > before
+
+
+def test_a_change_is_kept_in_the_history_of_the_cluster(daemon: Daemon) -> None:
+    with Cluster(daemon.bootstrap) as cluster:
+        lower = {"feature": FEATURE, "max_version_level": 1, "upgrade_type": SAFE_DOWNGRADE}
+        raise_again = {"feature": FEATURE, "max_version_level": 2, "upgrade_type": UPGRADE}
+        for update in (lower, raise_again):
+            answer = cluster.call("update_features", 2, feature_updates=[update])
+            assert answer["error_code"] == "none", answer
+
+    def changes() -> list[tuple[str, str, str]]:
+        told = fencepost("cluster", "history", "--format", "json", bootstrap=daemon.bootstrap)
+        return [
+            (one["subject"], one["change"], one["trigger"])
+            for one in json.loads(told.stdout)
+            if one["what"] == "feature-finalized"
+        ]
+
+    expected = [
+        (FEATURE, change, "request UpdateFeatures") for change in ("level 2 → 1", "level 1 → 2")
+    ]
+    until(lambda: changes()[-2:] == expected, "both changes in the history")
 
 
 def test_a_refusal_is_that_of_the_whole_request(daemon: Daemon) -> None:

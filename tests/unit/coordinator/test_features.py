@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import InvalidUpdateVersionError
-from fencepost.coordinator.metadata.features import FeatureUpdate, UpgradeType, update_features
 from fencepost.coordinator.metadata.log import COMPACT_SLACK_RECORDS
 from fencepost.coordinator.metadata.metadata import (
     KRAFT_VERSION,
     METADATA_VERSION,
     TRANSACTION_VERSION,
 )
+from fencepost.coordinator.tools.decisions import decide
 from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
 from fencepost.txn.commands import AddPartitions, InitProducerId
@@ -31,7 +32,7 @@ def store(tmp_path: Path) -> Storage:
 
 
 def update(store: Storage, *updates: FeatureUpdate, validate_only: bool = False) -> None:
-    update_features(store.metadata, store.topics.view, updates, validate_only=validate_only)
+    decide(store, lambda one: one.update_features(updates, validate_only=validate_only))
 
 
 def level(store: Storage) -> int:

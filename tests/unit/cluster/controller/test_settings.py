@@ -182,6 +182,17 @@ def test_enabling_elr_gives_all_brokers_one_min_isr() -> None:
     assert ELR_VERSION not in cluster.image.features
 
 
+def test_update_features_that_is_only_validated_writes_nothing() -> None:
+    cluster, end = Cluster(), Cluster().end
+    outcome = cluster.controller.update_features(
+        [FeatureUpdate(ELR_VERSION, 1)], validate_only=True
+    )
+    assert outcome.answer == {ELR_VERSION: 1}
+    assert (outcome.records, outcome.events, cluster.end) == ((), (), end)
+    with pytest.raises(InvalidUpdateVersionError):
+        cluster.controller.update_features([FeatureUpdate("no.such", 1)], validate_only=True)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

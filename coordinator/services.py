@@ -21,7 +21,7 @@ from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
-from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.observed import AnyMetadata, ObservedMetadata
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.background import Step
@@ -65,7 +65,8 @@ class Services:
         self.rack = storage.config.text("broker.rack")
         self.log_dir = str(Path(storage.directory).absolute())
         """The data directory, in Kafka's words."""
-        self.metadata, self.topics = storage.metadata, storage.topics
+        self.metadata: AnyMetadata = storage.metadata
+        self.topics = storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self.commits, self.replicas = storage.commits, storage.replicas
         self._advertised = advertised
@@ -125,7 +126,9 @@ class Services:
             raise RuntimeError("the cluster is not one on ZooKeeper")
         return self.zookeeper
 
-    def deciding(self, metadata: MetadataLog, active: ActiveController | None = None) -> Services:
+    def deciding(
+        self, metadata: ObservedMetadata, active: ActiveController | None = None
+    ) -> Services:
         """The same broker as handlers see it that change ``metadata`` themselves.
 
         With ``active`` they answer as the controller elected among many.
@@ -148,7 +151,7 @@ class Services:
         from fencepost.coordinator.controller.quorum_log import QuorumLog  # noqa: PLC0415
         from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
 
-        storage, metadata = self.storage, self.metadata
+        storage, metadata = self.storage, self.storage.metadata_log
         settings = controller_settings(
             self.config,
             node_id=self.node_id,
@@ -170,7 +173,7 @@ class Services:
         """Who reads the metadata log of this controller."""
         if "active_controller" not in self.__dict__:
             return []
-        return self.active_controller.log.observers()
+        return self.active_controller.observers()
 
     def decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         """What the controller decided, and why."""
@@ -255,6 +258,6 @@ class _Deciding(Services):
 
     async def forget_topics(self, topics: Sequence[TopicImage]) -> None:  # noqa: ARG002 - see above
         """Return once it is certain that they are to go. Raises NotControllerError."""
-        written = self.metadata.on_its_way()
+        written = self.metadata.durable()
         if written is not None:
             await written

@@ -303,7 +303,7 @@ def reset_producer_ids(data_dir: Path, pairs: tuple[str, ...], form: str, *, exe
     with _opened(data_dir, pairs) as broker:
         plan = plan_producer_ids(broker.storage)
         if execute:
-            broker.storage.metadata.reset_producer_ids(plan.following)
+            broker.storage.metadata_log.reset_producer_ids(plan.following)
     row = {**plan._asdict(), "executed": execute}
     emit([row], list(row), form)
     if not execute:

@@ -23,9 +23,9 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import MetadataRecord
-from fencepost.coordinator.controller.quorum_log import QuorumLog
-from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.runtime.background import Threads, call_later, spawn
+from fencepost.coordinator.controller.quorum_log import Observer, QuorumLog
+from fencepost.coordinator.controller.store import MetadataStore
+from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.errors import LogError
@@ -42,9 +42,6 @@ counts against no broker, whose heartbeats lie unread in their sockets."""
 LOGGED_EVENTS: Final = 20
 """Causes of one decision that are logged one by one."""
 
-CUT_MS: Final = 60_000
-"""How often it is looked whether the log has grown so far that a snapshot should take its place."""
-
 RETRY_MS: Final = 1_000
 """Until the next try of what could not be written."""
 
@@ -55,42 +52,51 @@ Remember = Callable[[Event, Origin | None, str | None], None]
 class ActiveController:
     """``services.active_controller``. The loop that made it is the only one that may call it.
 
-    ``own_broker`` is set where this process is a broker as well: its life is the controller's.
+    ``log`` is the one that brokers read; a controller on ZooKeeper has none. ``own_broker`` is set
+    where this process is a broker as well: its life is the controller's.
     """
 
     def __init__(
         self,
-        metadata: MetadataLog,
+        store: MetadataStore,
         settings: ControllerSettings,
         clock: Clock,
-        log: QuorumLog,
+        log: QuorumLog | None,
         remember: Remember,
         *,
         own_broker: bool,
     ) -> None:
         self.settings = settings
-        self.metadata = metadata
-        self.log = log
+        self.store = store
+        self._log = log
         self._clock = clock
         self._remember = remember
         self.has_own_broker = own_broker
-        self.machine = Controller(settings, metadata.image, clock.monotonic_ms())
+        self.machine = Controller(settings, store.image, clock.monotonic_ms())
         self._sync()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due_ms = 0
-        self._cut_ms = 0
-        self._cutting: asyncio.Task[None] | None = None
-        self._threads = Threads("snapshot")
 
     def _sync(self) -> None:
         """Look at the newest image; the own broker has applied it, and needs no heartbeats."""
         machine, node_id = self.machine, self.settings.node_id
-        machine.image = self.metadata.image
+        machine.image = self.store.image
         own = machine.image.brokers.get(node_id)
         if self.has_own_broker and own is not None:
             machine.heartbeats.register(node_id, own.epoch, own.epoch)
             machine.heartbeats.keep(node_id, machine.image.offset)
+
+    @property
+    def log(self) -> QuorumLog:
+        """The metadata log that brokers read. RuntimeError for a controller that has none."""
+        if self._log is None:
+            raise RuntimeError("a controller on ZooKeeper has no log of metadata")
+        return self._log
+
+    def observers(self) -> list[Observer]:
+        """The brokers that read the metadata log."""
+        return [] if self._log is None else self._log.observers()
 
     # --- decisions ---
 
@@ -114,8 +120,8 @@ class ActiveController:
         self._sync()
         outcome = decision(self.machine)
         if outcome.records:
-            self.metadata.append(outcome.records)
-            image = self.metadata.image
+            self.store.append(outcome.records)
+            image = self.store.image
             base_offset = image.offset - len(outcome.records) + 1
             self.machine.install(image, outcome.records, base_offset, self.now_ms())
             self._sync()
@@ -125,7 +131,7 @@ class ActiveController:
 
     def learned(self, records: Sequence[MetadataRecord]) -> None:
         """These, the latest ones, are somebody else's: they may be a reason to decide something."""
-        image = self.metadata.image
+        image = self.store.image
         self.machine.install(image, records, image.offset - len(records) + 1, self.now_ms())
         self._sync()
         self._arm()
@@ -147,7 +153,7 @@ class ActiveController:
         """The decision to let a broker join. Raises DuplicateBrokerRegistrationError."""
         if self.has_own_broker and request.broker_id == self.settings.node_id:
             raise DuplicateBrokerRegistrationError("the controller's node is the broker of that id")
-        next_offset = self.metadata.partition.log_end_offset
+        next_offset = self.store.next_offset
         return lambda one: one.register_broker(request, next_offset, self.now_ms())
 
     # --- by itself ---
@@ -158,19 +164,18 @@ class ActiveController:
         self._sync()
         self.machine.begin(self.now_ms())
         self._sync()
-        if not self.has_own_broker and self.settings.node_id in self.metadata.image.brokers:
+        if not self.has_own_broker and self.settings.node_id in self.store.image.brokers:
             # It had this directory, which is locked by this process now.
             self.machine.heartbeats.lapse(self.settings.node_id)
-        self.log.start()
+        if self._log is not None:
+            self._log.start()
         self._arm()
 
     async def stop(self) -> None:
         """Decide nothing more by itself, and let observers wait no longer."""
         self.rest()
-        if self._cutting is not None:
-            await asyncio.wait({self._cutting})
-        self._threads.close()
-        self.log.stop()
+        if self._log is not None:
+            await self._log.stop()
 
     def rest(self) -> None:
         """Decide nothing more by itself, from now on."""
@@ -209,33 +214,16 @@ class ActiveController:
         late_ms = now_ms - self._due_ms
         if late_ms > LATE_MS:
             self.machine.heartbeats.extend(late_ms)
-        self.machine.has_listeners = self.log.has_observers()
+        self.machine.has_listeners = self._log is not None and self._log.has_observers()
         try:
             # Nobody waits for it; the log hears of its appends and has them forced to disk.
-            with self.metadata.unforced():
+            with self.store.unforced():
                 is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")
         except LogError as error:
             _log.warning("controller can not write its log", cause=str(error))
             self._arm_at(now_ms + RETRY_MS)
             return
-        self.look_after_log(now_ms)
+        if self._log is not None:
+            self._log.look_after(now_ms)
         if is_more:
             self._arm_at(now_ms)
-
-    def look_after_log(self, now_ms: int) -> None:
-        """Let a snapshot take the place of a log that has grown far beyond it, now and then."""
-        if now_ms >= self._cut_ms and self._cutting is None:
-            self._cut_ms = now_ms + CUT_MS
-            if self.metadata.has_grown():
-                self._cutting = spawn(self._cut(), "cut the metadata log")
-
-    async def _cut(self) -> None:
-        """Thousands of records are written, and the disk is waited for, while others are served."""
-        write = self.metadata.plan_snapshot()
-        try:
-            await self.log.forced()
-            self.metadata.begin_behind(await self._threads.run(write))
-        except (LogError, OSError) as error:
-            _log.warning("snapshot of the metadata not written", cause=str(error))
-        finally:
-            self._cutting = None

@@ -11,19 +11,23 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 from uuid import UUID
 
+import structlog
+
 from fencepost.coordinator.controller.errors import (
     PositionOutOfRangeError,
     SnapshotNotFoundError,
 )
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.snapshots import SnapshotId, snapshots
-from fencepost.coordinator.runtime.background import call_later
+from fencepost.coordinator.runtime.background import Threads, call_later, spawn
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.errors import FencedLeaderEpochError, UnknownLeaderEpochError
+from fencepost.logcore.errors import FencedLeaderEpochError, LogError, UnknownLeaderEpochError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.values import dataclass
+
+_log = structlog.get_logger(__name__)
 
 MAX_FETCH_BYTES: Final = 8 << 20
 """Records in one answer, whatever is asked for; a larger batch comes alone."""
@@ -36,6 +40,9 @@ MAX_OBSERVERS: Final = 1_000
 
 OBSERVER_TIMEOUT_MS: Final = 300_000
 """An observer that has not fetched for so long is none any more (kafka: ``LeaderState``)."""
+
+CUT_MS: Final = 60_000
+"""How often it is looked whether the log has grown so far that a snapshot should take its place."""
 
 LISTENS_MS: Final = 10_000
 """Nobody listens where the last fetch is older than this: the high watermark may rest."""
@@ -125,6 +132,9 @@ class QuorumLog:
         self._unlisten: Callable[[], None] | None = None
         self._sent: tuple[SnapshotId, bytes] | None = None
         """The snapshot that is being sent in pieces."""
+        self._cut_ms = 0
+        self._cutting: asyncio.Task[None] | None = None
+        self._threads = Threads("snapshot")
 
     # --- life ---
 
@@ -132,8 +142,11 @@ class QuorumLog:
         """Hear of appends, for those who wait for them."""
         self._unlisten = self.partition.marks.listen(self._appended)
 
-    def stop(self) -> None:
-        """Let nobody wait any longer."""
+    async def stop(self) -> None:
+        """Finish a snapshot that is being written, and let nobody wait any longer."""
+        if self._cutting is not None:
+            await asyncio.wait({self._cutting})
+        self._threads.close()
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -151,7 +164,7 @@ class QuorumLog:
             done.exception()  # Whoever changed something tells of the disk.
         self._wake()
 
-    async def forced(self) -> None:
+    async def _forced(self) -> None:
         """Return once all that is there now is on disk. Raises StorageError."""
         flushed = self._flusher.forced(self.partition)
         if flushed is not None:
@@ -243,6 +256,24 @@ class QuorumLog:
         if asked not in snapshots(self._fs, directory):
             raise SnapshotNotFoundError(f"there is no snapshot {asked.file_name}")
         return self._fs.read_file(f"{directory}/{asked.file_name}") or b""
+
+    def look_after(self, now_ms: int) -> None:
+        """Let a snapshot take the place of a log that has grown far beyond it, now and then."""
+        if now_ms >= self._cut_ms and self._cutting is None:
+            self._cut_ms = now_ms + CUT_MS
+            if self._metadata.has_grown():
+                self._cutting = spawn(self._cut(), "cut the metadata log")
+
+    async def _cut(self) -> None:
+        """Thousands of records are written, and the disk is waited for, while others are served."""
+        write = self._metadata.plan_snapshot()
+        try:
+            await self._forced()
+            self._metadata.begin_behind(await self._threads.run(write))
+        except (LogError, OSError) as error:
+            _log.warning("snapshot of the metadata not written", cause=str(error))
+        finally:
+            self._cutting = None
 
     def snapshot_piece(self, asked: SnapshotId, position: int, max_bytes: int) -> tuple[int, bytes]:
         """The size of a snapshot, and its bytes from ``position`` on.

@@ -101,7 +101,7 @@ class TxnCoordinator(ShardedCoordinator):
             commit_timeout="request.timeout.ms",
             all_in_sync=True,
         )
-        self._flusher, self._commits, self._logs = storage.flusher, storage.commits, storage.logs
+        self._commits, self._logs = storage.commits, storage.logs
         self._ids = BlockProducerIds()
         self._memory = self._budget("fencepost.transactional.ids.max.bytes")
         self._reservation: asyncio.Task[None] | None = None
@@ -405,7 +405,7 @@ class TxnCoordinator(ShardedCoordinator):
             _log.error("no producer ids", cause=str(error))
             await asyncio.sleep(RETRY_IDS_MS / 1000)
             return
-        flushed = self._flusher.forced(self._metadata.partition)
+        flushed = self._metadata.durable()
         if flushed is not None:
             await flushed
         self._ids.add(ProducerIdBlock(first, length))

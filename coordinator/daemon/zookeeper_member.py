@@ -154,7 +154,7 @@ class ZooKeeperMember(Member):
             epoch_version=epoch_version,
             on_lost=on_lost,
         )
-        elected.services = services.deciding(elected.metadata, elected.active)
+        elected.services = services.deciding(elected.store, elected.active)
         return elected
 
     def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
 from uuid import UUID
 
 from fencepost.cluster.image import UNASSIGNED
@@ -16,7 +15,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.observed import AnyMetadata, ObservedMetadata
 from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
@@ -68,15 +67,16 @@ class Storage:
         self._directory_id, self._end_points = directory_id, end_points
         self._observed = observed
         self._is_broker, self._loads = is_broker, loads
-        self.metadata: MetadataLog
+        self.metadata: AnyMetadata
         """Topics, dynamic settings, producer-id blocks."""
+        self._metadata_log: MetadataLog | None = None
         self.logs: LogManager = self._open_logs() if beside is None else beside.logs
         """All partitions."""
-        if beside is not None:
-            self.logs.load(self._observe())
+        if beside is not None and observed is not None:
+            self.logs.load(self._observe(observed))
         elif observed is None:
             # The mark of its stop says so, should it become a broker of controllers (KIP-966).
-            self.logs.broker_epoch = self.metadata.broker_epoch
+            self.logs.broker_epoch = self.metadata_log.broker_epoch
         self.topics = TopicAdmin(self.metadata, config, node_id)
         """Creating, changing and deleting topics."""
         self.replicas = Replicas(
@@ -102,22 +102,29 @@ class Storage:
             raise
         return logs
 
-    def _observe(self) -> MetadataLog:
-        # Requests that would change something never come so far: they are forwarded.
-        self.metadata = cast("MetadataLog", self._observed)
-        return self.metadata
+    @property
+    def metadata_log(self) -> MetadataLog:
+        """The log of a node that decides. RuntimeError where the controllers are elsewhere."""
+        if self._metadata_log is None:
+            raise RuntimeError("the controllers are elsewhere")
+        return self._metadata_log
 
-    def _read_metadata(self, opened: Callable[[], Partition]) -> MetadataLog:
+    def _observe(self, observed: ObservedMetadata) -> ObservedMetadata:
+        self.metadata = observed
+        return observed
+
+    def _read_metadata(self, opened: Callable[[], Partition]) -> AnyMetadata:
         if self._observed is not None:
-            return self._observe()
-        self.metadata = MetadataLog(
+            return self._observe(self._observed)
+        self.metadata = self._metadata_log = log = MetadataLog(
             opened(),
             self.config,
             self.clock,
             self.fs,
             self.directory,
             node_id=self.node_id,
+            forced=self.flusher.forced,
             directory_id=self._directory_id,
         )
-        self.metadata.begin_epoch(self._end_points, is_broker=self._is_broker)
-        return self.metadata
+        log.begin_epoch(self._end_points, is_broker=self._is_broker)
+        return log

@@ -67,12 +67,7 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
     try:
         result = yield from changes
     finally:
-        metadata = ctx.broker.metadata
-        flushed = (
-            metadata.on_its_way()
-            if metadata.partition is None
-            else ctx.broker.flusher.forced(metadata.partition)
-        )
+        flushed = ctx.broker.metadata.durable()
     if flushed is not None:
         yield flushed
         flushed.result()

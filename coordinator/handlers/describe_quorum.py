@@ -44,8 +44,8 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _own(ctx: Context) -> Entity:
-    make, metadata = ctx.respond, ctx.broker.metadata
-    now_ms, end = ctx.broker.clock.now_ms(), metadata.partition.log_end_offset
+    make, metadata = ctx.respond, ctx.broker.storage.metadata_log
+    now_ms, end = ctx.broker.clock.now_ms(), metadata.next_offset
     voter = make.ReplicaState(
         replica_id=ctx.broker.node_id,
         replica_directory_id=None,

@@ -299,7 +299,7 @@ def _store(
     elif kind == ResourceType.GROUP:
         group_settings.check(broker.config, configs)
         if not validate_only:
-            broker.metadata.set_group_settings(name, configs)
+            broker.storage.metadata_log.set_group_settings(name, configs)
     elif kind == ResourceType.CLIENT_METRICS:
         for key, value in configs.items():
             raise ConfigError(key, value, "clients have no settings here")

@@ -6,7 +6,7 @@ Source: the listeners of each request in ``common/message/*.json`` of branch 3.9
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -19,9 +19,6 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.services import Services
 from fencepost.coordinator.wire import Entity
 from fencepost.coordinator.wire.api import APIS, FORWARDED, KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
-
-if TYPE_CHECKING:
-    from fencepost.coordinator.metadata.log import MetadataLog
 
 _OF_THE_CONTROLLER: Final = frozenset(
     {
@@ -123,7 +120,7 @@ def _written_here(ctx: Context, inside: Registry) -> Work[Entity]:
     reading = spawn(settings.read(named), "read settings")
     yield reading
     reading.result()
-    broker = ctx.broker.deciding(cast("MetadataLog", settings))
+    broker = ctx.broker.deciding(settings)
     handler = inside.handler(ctx.api_key)
     own = replace(ctx, broker=broker, registry=inside)
     answer: Entity = yield from handler.run(own)  # type: ignore[misc]

@@ -38,7 +38,7 @@ from fencepost.logcore.values import dataclass
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
     from fencepost.coordinator.data.log_manager import LogManager
-    from fencepost.coordinator.metadata.log import MetadataLog
+    from fencepost.coordinator.metadata.observed import AnyMetadata
     from fencepost.logcore.partition import Partition
 
 FLUSH_MS = 50
@@ -72,7 +72,7 @@ class History:
 
     def __init__(
         self,
-        metadata: MetadataLog,
+        metadata: AnyMetadata,
         logs: LogManager,
         config: BrokerConfig,
         clock: Clock,

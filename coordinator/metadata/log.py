@@ -67,9 +67,7 @@ from fencepost.coordinator.metadata.metadata import (
     SETTINGS_OF,
     Metadata,
 )
-from fencepost.coordinator.metadata.names import (
-    METADATA_TOPIC,
-)
+from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.quorum_state import keep_others_out
 from fencepost.coordinator.metadata.server_secret import write_secret
 from fencepost.coordinator.metadata.snapshots import (
@@ -112,6 +110,10 @@ snapshot, plus the slack. So it replays in milliseconds. A stop, which nobody wa
 for the slack alone."""
 
 
+Forced = Callable[[Partition], "asyncio.Future[None] | None"]
+"""Begins to force a partition to disk; None if all of it is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class MetadataLimits:
     """How many topics and partitions one broker takes."""
@@ -151,9 +153,10 @@ class MetadataLimits:
 class MetadataLog(Metadata):
     """The image, and the log behind it.
 
-    ``partition`` is the open ``__cluster_metadata-0``; ``directory`` is the data directory, known
-    by ``directory_id``. Raises :class:`MetadataError` for a log it does not understand. A failed
-    append raises :class:`fencepost.logcore.errors.LogError`, and nothing has changed.
+    ``partition`` is the open ``__cluster_metadata-0``; ``forced`` begins to force it to disk.
+    ``directory`` is the data directory, known by ``directory_id``. Raises :class:`MetadataError`
+    for a log it does not understand. A failed append raises
+    :class:`fencepost.logcore.errors.LogError`, and nothing has changed.
     """
 
     def __init__(
@@ -165,13 +168,14 @@ class MetadataLog(Metadata):
         directory: str,
         *,
         node_id: int,
+        forced: Forced,
         directory_id: uuid.UUID = UNASSIGNED,
-        limits: MetadataLimits | None = None,
     ) -> None:
         super().__init__(config, node_id=node_id)
         self.partition = partition
-        self.limits = MetadataLimits.of(config) if limits is None else limits
+        self.limits = MetadataLimits.of(config)
         self._clock = clock
+        self._forced = forced
         self._fs = fs
         self._directory = directory
         self._directory_id = directory_id
@@ -242,23 +246,21 @@ class MetadataLog(Metadata):
         loader.removed |= old.deleted
         self.write_snapshot(loader.publish())
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None] | None:
+    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
         """Make a change: append its records, force them to disk, and install the next image.
 
         Of many records that say the same of different partitions the values alone will do. Raises
         CorruptRecordError for records that do not fit what is there, and LogError; nothing has
-        changed then. Returns None: where a change does not hold at once, it is a future that is
-        done, or raises a DomainError, once an image with it was installed.
+        changed then.
         """
         self._append([one if isinstance(one, bytes) else encode(one) for one in records], records)
-        return None
 
     def append_in_steps(
         self, records: Sequence[MetadataRecord]
     ) -> Generator[None, None, asyncio.Future[None] | None]:
-        """The same for many records, all at once behind the last step.
+        """Append many records, all at once behind the last step.
 
-        It does not wait for the disk: whoever answers them does.
+        It does not wait for the disk: :meth:`durable` must follow.
         """
         values = []
         for record in records:
@@ -316,6 +318,13 @@ class MetadataLog(Metadata):
             yield
         finally:
             self._forces = forces
+
+    def durable(self) -> asyncio.Future[None] | None:
+        """Done once all changes made by now are on disk; None if they are.
+
+        The future raises StorageError.
+        """
+        return self._forced(self.partition)
 
     def force(self) -> None:
         """Have all changes on disk. Raises ``LogError``: answer none then."""
@@ -381,6 +390,11 @@ class MetadataLog(Metadata):
     def epoch(self) -> int:
         """That of the log's leader, which is this broker: it grows with every start, from 1."""
         return self.partition.marks.leader_epoch
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next record."""
+        return self.partition.log_end_offset
 
     @property
     def broker_epoch(self) -> int:

@@ -8,7 +8,6 @@ Source: ``MetadataCache``, ``KRaftMetadataCache``.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import UUID
@@ -171,10 +170,6 @@ class Metadata:
             configs["min.insync.replicas"] = str(self._config.int(f"{prefix}.min.isr"))
             configs["unclean.leader.election.enable"] = "false"
         return configs
-
-    def on_its_way(self) -> asyncio.Future[None] | None:
-        """Done once what was changed by now is kept, where that is elsewhere; None if it is."""
-        return None
 
     def reason_against(self, _record: MetadataRecord) -> str | None:
         """Why a change that makes sense can not be kept all the same."""

@@ -10,7 +10,7 @@ from typing import Final
 from fencepost.cluster.image import TopicImage
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.errors import MetadataUnavailableError
-from fencepost.coordinator.metadata.log import MetadataLimits
+from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
 from fencepost.coordinator.metadata.metadata import Metadata
 
 MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
@@ -45,10 +45,15 @@ class ObservedMetadata(Metadata):
             for name, (low, high) in MEMBER_FEATURES.items()
         }
 
-    partition = None
-    """There is no log."""
     limits = MetadataLimits()
     """Those of the controller are its own to keep."""
+
+    def force(self) -> None:
+        """There is no disk; see :meth:`durable`."""
+
+    def durable(self) -> asyncio.Future[None] | None:
+        """None: nothing is written here."""
+        return None
 
     @contextmanager
     def unforced(self) -> Iterator[None]:
@@ -66,6 +71,10 @@ class ObservedMetadata(Metadata):
         yield
         return self.append(records)
 
+    def check_room(self, topics: int, partitions: int) -> None:
+        """Raise TopicLimitExceededError if that many more do not fit."""
+        self.limits.check_room(self.image, topics, partitions)
+
     def ensure_internal_topic(self, name: str) -> TopicImage:
         """The internal topic of that name, if it is there; else MetadataUnavailableError."""
         topic = self.topic(name)
@@ -79,3 +88,7 @@ class ObservedMetadata(Metadata):
 
     def compact(self, factor: int | None = None) -> None:
         """Nothing is kept here."""
+
+
+AnyMetadata = MetadataLog | ObservedMetadata
+"""A broker's: its own log, or what the controller of its cluster has told."""

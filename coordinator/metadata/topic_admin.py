@@ -26,8 +26,9 @@ from fencepost.coordinator.errors import (
     TopicLimitExceededError,
 )
 from fencepost.coordinator.metadata.changes import new_settings
-from fencepost.coordinator.metadata.log import MetadataLog, new_topic_id
+from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC, is_internal
+from fencepost.coordinator.metadata.observed import AnyMetadata
 from fencepost.coordinator.metadata.state_topics import check_state_topic
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _warn_without_effect(topic: str, configs: Mapping[str, str]) -> None:
 class TopicAdmin:
     """``broker.topics``."""
 
-    def __init__(self, metadata: MetadataLog, config: BrokerConfig, node_id: int) -> None:
+    def __init__(self, metadata: AnyMetadata, config: BrokerConfig, node_id: int) -> None:
         self._metadata = metadata
         self._config = config
         self._node_id = node_id

@@ -27,8 +27,8 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.observed import AnyMetadata
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire.steps import Steps, finish
@@ -68,7 +68,7 @@ class AclControl:
     """
 
     def __init__(
-        self, metadata: MetadataLog, authorizer: Authorizer, limits: AclLimits | None = None
+        self, metadata: AnyMetadata, authorizer: Authorizer, limits: AclLimits | None = None
     ) -> None:
         self._metadata = metadata
         self._authorizer = authorizer

@@ -10,7 +10,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.quota_entities import Entity
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
-from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.observed import AnyMetadata
 
 MAX_QUOTAS: Final = 20_000
 """Quotas of all entities, about a kilobyte each: they outlive the clients that they are for."""
@@ -22,7 +22,7 @@ Changed = Callable[[Entity, str, float | None], None]
 class QuotaTable:
     """The quotas by entity and key. Nobody else may change them in the metadata log."""
 
-    def __init__(self, metadata: MetadataLog) -> None:
+    def __init__(self, metadata: AnyMetadata) -> None:
         self._metadata = metadata
         self._listeners: list[Changed] = []
         self.count = 0

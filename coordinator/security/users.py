@@ -20,7 +20,7 @@ from fencepost.cluster.records import (
     RemoveUserScramCredentialRecord,
     UserScramCredentialRecord,
 )
-from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.metadata.observed import AnyMetadata
 from fencepost.coordinator.wire.scram import (
     MIN_ITERATIONS,
     SCRAM_MECHANISMS,
@@ -90,7 +90,7 @@ class Users:
     ``draw_secret`` gives the server's secret, the same after every start.
     """
 
-    def __init__(self, metadata: MetadataLog, draw_secret: Callable[[], bytes]) -> None:
+    def __init__(self, metadata: AnyMetadata, draw_secret: Callable[[], bytes]) -> None:
         self._metadata = metadata
         self._draw_secret = draw_secret
         self._profiles: frozenset[Profile] | None = None

@@ -246,7 +246,7 @@ def _import_topic(
     *,
     accept_damage: bool,
 ) -> list[Moved]:
-    fs, metadata = storage.fs, storage.metadata
+    fs, metadata = storage.fs, storage.metadata_log
     topic_id = next((one.topic_id for one in sources if one.topic_id is not None), None)
     if (
         topic_id is None

@@ -139,9 +139,9 @@ class AdminNodes:
 
     async def _written(self) -> None:
         """What was decided by now is in ZooKeeper. Raises NotControllerError."""
-        on_its_way = self._store.on_its_way()
-        if on_its_way is not None:
-            await on_its_way
+        written = self._store.durable()
+        if written is not None:
+            await written
 
     async def _do(self, write: Write, again: Changed) -> None:
         """Look again where somebody else has written in between."""

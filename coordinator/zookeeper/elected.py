@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -30,7 +30,7 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.active import ActiveController, Remember
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.controller_settings import controller_settings
-from fencepost.coordinator.metadata.log import MetadataLog, new_topic_id
+from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
@@ -72,7 +72,6 @@ from fencepost.coordinator.zookeeper.writes import assignment_of
 from fencepost.logcore.machine import Event
 
 if TYPE_CHECKING:
-    from fencepost.coordinator.controller.quorum_log import QuorumLog
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)
@@ -89,20 +88,6 @@ MAX_GONE: Final = 1_000
 _BROKERS, _TOPICS, _DELETIONS, _ISRS, _GONE = "brokers", "topics", "deletions", "ISRs", "gone"
 _ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elections"
 _LOG_DIRS, _REPLICAS = "log directories", "replicas"
-
-
-class _NoObservers:
-    """Nobody reads a log of metadata here."""
-
-    def start(self) -> None:
-        """Nothing begins."""
-
-    def stop(self) -> None:
-        """Nothing ends."""
-
-    def has_observers(self) -> bool:
-        """There are none."""
-        return False
 
 
 class Elected:
@@ -153,14 +138,13 @@ class Elected:
             tells_by_leader_epoch=True,
         )
         self.active = ActiveController(
-            cast("MetadataLog", self.store),
+            self.store,
             settings,
             clock,
-            cast("QuorumLog", _NoObservers()),
+            None,
             remember,
             own_broker=True,
         )
-        self.metadata = cast("MetadataLog", self.store)
         self.services: Any = None
         """What handlers of requests to the controller are given."""
         self._watches = Watches()

@@ -64,7 +64,7 @@ class OwnSettings(ObservedMetadata):
         self.image = delta.apply(self.image.offset + len(records), self.image.epoch)
 
     def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
-        """Change settings, which :meth:`on_its_way` writes.
+        """Change settings, which :meth:`durable` writes.
 
         Raises MetadataUnavailableError for any other change, NotInZooKeeperError, and what
         :meth:`Passwords.encoded` does.
@@ -99,7 +99,7 @@ class OwnSettings(ObservedMetadata):
         """See :meth:`Metadata.plain_settings`."""
         return self._passwords.plain(name, self.settings(name))
 
-    def on_its_way(self) -> asyncio.Future[None] | None:
+    def durable(self) -> asyncio.Future[None] | None:
         """Done once ZooKeeper has all of it; it raises MetadataUnavailableError."""
         changed, self._changed = self._changed, {}
         return spawn(self._write(changed), "write settings") if changed else None

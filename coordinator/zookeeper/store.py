@@ -80,6 +80,11 @@ class Store(ObservedMetadata):
         """The controller's."""
         return self._epoch
 
+    @property
+    def next_offset(self) -> int:
+        """Changes are counted alone: nothing here has an offset."""
+        return self.image.offset + 1
+
     def install(self, image: MetadataImage) -> None:
         """Let this be what is known; settings of the broker come to it as to all others."""
         self.image = image
@@ -128,20 +133,9 @@ class Store(ObservedMetadata):
         self.deleting.discard(topic)
         self.marked.discard(topic)
 
-    def on_its_way(self) -> asyncio.Future[None] | None:
+    def durable(self) -> asyncio.Future[None] | None:
         """Done once ZooKeeper has all that was changed by now; it raises NotControllerError."""
         return asyncio.shield(self._changes[-1].done) if self._changes else None
-
-    def check_room(self, topics: int, partitions: int) -> None:
-        """Raise TopicLimitExceededError if that many more do not fit."""
-        self.limits.check_room(self.image, topics, partitions)
-
-    def force(self) -> None:
-        """There is no disk; see :meth:`on_its_way`."""
-
-    def has_grown(self) -> bool:
-        """Nothing grows here."""
-        return False
 
     # --- writing ---
 

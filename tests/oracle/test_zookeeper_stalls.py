@@ -66,7 +66,7 @@ class Many:
     def written(self) -> MetadataImage | None:
         """What the active controller has written; None while it writes."""
         elected = self.elected
-        is_busy = elected is None or elected.store.on_its_way() is not None
+        is_busy = elected is None or elected.store.durable() is not None
         return None if is_busy else elected.store.image
 
     def led_by(self, broker_id: int) -> int:

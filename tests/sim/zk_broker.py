@@ -240,7 +240,7 @@ class ZooKeeperBroker(Process):
 
     def _answer_once_written(self, answer: Any, reply: Answer) -> None:
         chosen = self.zookeeper.elected
-        on_its_way = None if chosen is None else chosen.store.on_its_way()
+        on_its_way = None if chosen is None else chosen.store.durable()
         if on_its_way is None:
             reply(answer)
             return

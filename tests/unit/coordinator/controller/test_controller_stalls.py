@@ -127,7 +127,7 @@ async def test_a_snapshot_of_many_partitions_is_written_beside(
         monkeypatch.setattr(metadata_log, "COMPACT_SLACK_RECORDS", 0)
         monkeypatch.setattr(metadata_log, "COMPACT_FACTOR", 0)
         with watched_loop() as watch:
-            cluster.services.active_controller.look_after_log(1 << 40)
+            cluster.services.active_controller.log.look_after(1 << 40)
             await asyncio.to_thread(cluster.first.topic, "meanwhile", (FIRST,))
             start = metadata.partition
             await until_true(lambda: start.log_start_offset > 0, "a log that begins elsewhere")

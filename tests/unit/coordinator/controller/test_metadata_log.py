@@ -216,7 +216,7 @@ def test_the_log_of_a_controller_that_runs_for_long_is_cut(
     monkeypatch.setattr(metadata_log, "COMPACT_FACTOR", 0)
     with Node(tmp_path, metadata_max_idle_interval_ms="5") as node:
         broker = node.pretender(1)
-        node.ask(lambda services: services.active_controller.look_after_log(0))
+        node.ask(lambda services: services.active_controller.log.look_after(0))
         until(lambda: broker.part()["snapshot_id"]["end_offset"] > 0, "the log is cut")
         broker.close()
 

@@ -32,9 +32,10 @@ How to write one
   this version lacks are dropped, missing ones get Kafka's defaults; see
   :class:`fencepost.coordinator.wire.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
   response with just its top-level error.
-* A ``DomainError`` that escapes is answered as the response's top-level error code where the
-  response has one. Any other exception is logged and answered UNKNOWN_SERVER_ERROR in the same
-  way. Where there is no such field, the connection is closed. Per-item errors are the handler's.
+* A ``DomainError`` that escapes fails the request as a whole, and so does any other exception,
+  which is logged and answered UNKNOWN_SERVER_ERROR. The error response is built by the function
+  ``refused`` that is given to ``@handles``; by default it is ``ctx.respond.error(code)``. Where
+  there is no error response, the connection is closed. Errors of single items are the handler's.
 * ``raise CloseConnection(reason)`` closes the connection without an answer (a failed acks=0).
 
 The versions of an API stand in ``coordinator/wire/api.py`` and are repeated in ``@handles``, so
@@ -91,6 +92,15 @@ class CloseConnection(Exception):  # noqa: N818 - an order, not an error
     """Raised by a handler to close the connection without an answer."""
 
 
+Refuse = Callable[["Context", int, str | None], Answer | Work[Answer]]
+"""Builds the response to a request that has failed as a whole, from an error code and a message."""
+
+
+def top_level_error(ctx: Context, code: int, message: str | None) -> Answer:
+    """Return the response with just its top-level error; None where the response has none."""
+    return ctx.respond.error(code, message)
+
+
 @dataclass(frozen=True, slots=True)
 class Handler:
     """What the registry knows about one API."""
@@ -98,6 +108,7 @@ class Handler:
     api: Api
     permission: str
     run: Run
+    refused: Refuse = top_level_error
 
 
 @dataclass(slots=True)
@@ -214,11 +225,19 @@ def replica_id_of(fetch: Any) -> int:
     return found
 
 
-def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Callable[[Run], Run]:
+def handles(
+    key: ApiKey,
+    *,
+    versions: tuple[int, int],
+    permission: str,
+    refused: Refuse = top_level_error,
+) -> Callable[[Run], Run]:
     """Mark a module's ``run`` as the handler of an API.
 
     ``permission`` says what a client would need, in Kafka's words: ``"READ Group"``,
-    ``"WRITE Topic"``, ``"NONE"``. Raises ValueError if ``versions`` is not the API's range.
+    ``"WRITE Topic"``, ``"NONE"``. ``refused`` builds the API's error response, as
+    ``AbstractRequest.getErrorResponse`` does. Raises ValueError if ``versions`` is not the API's
+    range.
     """
     api = KNOWN_APIS[key]
     if versions != (api.min_version, api.max_version):
@@ -227,7 +246,7 @@ def handles(key: ApiKey, *, versions: tuple[int, int], permission: str) -> Calla
         )
 
     def mark(run: Run) -> Run:
-        run.handler = Handler(api, permission, run)  # type: ignore[attr-defined]
+        run.handler = Handler(api, permission, run, refused)  # type: ignore[attr-defined]
         return run
 
     return mark
@@ -309,7 +328,7 @@ class Registry:
                 raise ValueError(f"{module.__name__} handles {found.api.name}")
             if api_key in self.forwarded:
                 forwarding = import_module(f"{__name__}.forwarding")
-                found = replace(found, run=forwarding.forwarding(found.run))
+                found = replace(found, run=forwarding.forwarding(found))
             if api_key in self._wrapped:
                 found = replace(found, run=self._wrapped[api_key](found.run))
             self._handlers[api_key] = found

@@ -9,9 +9,8 @@ Source: ``ClientQuotaControlManager.alterClientQuotas``; KIP-546.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
-
-from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.quota_entities import (
@@ -19,14 +18,9 @@ from fencepost.cluster.quota_entities import (
     reason_against,
     reason_against_value,
 )
-from fencepost.coordinator.error_codes import error_code
-from fencepost.coordinator.errors import (
-    ClusterAuthorizationError,
-    InvalidRequestError,
-    PolicyViolationError,
-)
+from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import forced, result_of
+from fencepost.coordinator.handlers.answers import code_of, each_row, forced, result_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -48,20 +42,42 @@ class _Alteration:
         self.error: DomainError | None = None
 
 
-@handles(ApiKey.ALTER_CLIENT_QUOTAS, versions=(0, 1), permission="ALTER_CONFIGS Cluster")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each entry for the same reason."""
+    entries = []
+    for entry in ctx.body.entries:
+        named = ((part.entity_type, part.entity_name) for part in entry.entity)
+        entries.append((yield from _row(ctx, named, code, message)))
+    return ctx.respond.AlterClientQuotasResponse(entries=tuple(entries))
+
+
+def _row(
+    ctx: Context, named: Iterable[tuple[str, str | None]], code: int, message: str | None
+) -> Steps[Entity]:
+    make = ctx.respond
+    entity = yield from each_row(
+        named, lambda part: make.EntityData(entity_type=part[0], entity_name=part[1])
+    )
+    return make.EntryData(error_code=code, error_message=message, entity=entity)
+
+
+@handles(
+    ApiKey.ALTER_CLIENT_QUOTAS,
+    versions=(0, 1),
+    permission="ALTER_CONFIGS Cluster",
+    refused=refused,
+)
 def run(ctx: Context) -> Work[Entity]:
     """Change, or only check, the quotas of each entity; each is answered once."""
-    make, table = ctx.respond, ctx.broker.quotas.table
-    may = ctx.may_on_cluster(Operation.ALTER_CONFIGS)
+    ctx.require_on_cluster(Operation.ALTER_CONFIGS)
+    table = ctx.broker.quotas.table
     answers: dict[object, _Alteration] = {}
     for entry in ctx.body.entries:
         one = yield from _read(entry)
         # One of more types has an unknown one among them, and is refused whatever others say.
         is_short = len(one.named) <= len(ENTITY_TYPES)
         entity = frozenset(one.named.items()) if is_short else len(answers)
-        if not may:
-            one.error = ClusterAuthorizationError("Cluster authorization failed.")
-        elif entity in answers:
+        if entity in answers:
             one.error = InvalidRequestError("Ignoring duplicate entity")
         answers[entity] = one
     changes = 0
@@ -76,16 +92,11 @@ def run(ctx: Context) -> Work[Entity]:
         yield from forced(ctx, _changed(ctx, answers))
     entries = []
     for one in answers.values():
-        shown = []
-        for kind, name in one.named.items():
-            shown.append(make.EntityData(entity_type=kind, entity_name=name))
-            yield None
-        error = one.error
-        code = ErrorCode.none if error is None else error_code(error)
-        message = None if error is None else str(error)
-        entries.append(make.EntryData(error_code=code, error_message=message, entity=tuple(shown)))
+        message = None if one.error is None else str(one.error)
+        row = yield from _row(ctx, one.named.items(), code_of(one.error), message)
+        entries.append(row)
         yield None
-    return make.AlterClientQuotasResponse(entries=tuple(entries))
+    return ctx.respond.AlterClientQuotasResponse(entries=tuple(entries))
 
 
 def _read(entry: Any) -> Steps[_Alteration]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.config_changes import each_resource, permit
+from fencepost.coordinator.handlers.config_changes import each_resource, permit, refused
 from fencepost.coordinator.handlers.resources import replace
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 
 
-@handles(ApiKey.ALTER_CONFIGS, versions=(0, 2), permission="ALTER_CONFIGS Topic, Group or Cluster")
+@handles(
+    ApiKey.ALTER_CONFIGS,
+    versions=(0, 2),
+    permission="ALTER_CONFIGS Topic, Group or Cluster",
+    refused=refused,
+)
 def run(ctx: Context) -> Work[Entity]:
     """Replace the settings of each resource."""
 

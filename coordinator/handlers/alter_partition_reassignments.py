@@ -7,21 +7,55 @@ Source: ``ReplicationControlManager.alterPartitionReassignments``; KIP-455.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.reassignments import Reassign
+from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import code_of
+from fencepost.coordinator.handlers.answers import code_of, each_row
 from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 
 
-@handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), permission="ALTER Cluster")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each partition for the same reason."""
+    topics = yield from _topics(ctx, repeat((code, message)))
+    return ctx.respond.AlterPartitionReassignmentsResponse(
+        error_code=code, error_message=message, responses=topics
+    )
+
+
+def _topics(ctx: Context, outcomes: Iterator[tuple[int, str | None]]) -> Steps[tuple[Entity, ...]]:
+    def row(part: Any) -> Entity:
+        code, message = next(outcomes)
+        return ctx.respond.ReassignablePartitionResponse(
+            partition_index=part.partition_index, error_code=code, error_message=message
+        )
+
+    topics = []
+    for topic in ctx.body.topics:
+        parts = yield from each_row(topic.partitions, row)
+        topics.append(ctx.respond.ReassignableTopicResponse(name=topic.name, partitions=parts))
+    return tuple(topics)
+
+
+@handles(
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    versions=(0, 1),
+    permission="ALTER Cluster",
+    refused=refused,
+)
 def run(ctx: Context) -> Work[Entity]:
     """Answer each partition by itself."""
-    make, body = ctx.respond, ctx.body
+    ctx.require_on_cluster(Operation.ALTER)
+    body = ctx.body
     may_change_factor = getattr(body, "allow_replication_factor_change", True)
     items = [
         Reassign(
@@ -32,40 +66,20 @@ def run(ctx: Context) -> Work[Entity]:
         for topic in body.topics
         for part in topic.partitions
     ]
-    code: ErrorCode = ErrorCode.none
-    message: str | None = None
-    if not ctx.may_on_cluster(Operation.ALTER):
-        code, message = ErrorCode.cluster_authorization_failed, "Cluster authorization failed."
-    elif len(items) > MAX_ITEMS:
-        code, message = ErrorCode.invalid_request, f"one request moves {MAX_ITEMS} partitions"
-    if code is ErrorCode.none:
-        decision = yield from decided(
-            ctx,
-            lambda controller: controller.alter_partition_reassignments(
-                items, allow_replication_factor_change=may_change_factor
-            ),
-        )
-        told = [(code_of(one), None if one is None else str(one)) for one in decision]
-    else:
-        told = [(code, message)] * len(items)
-    outcomes = iter(told)
-    topics = []
-    for topic in body.topics:
-        parts = []
-        for part in topic.partitions:
-            part_code, part_message = next(outcomes)
-            parts.append(
-                make.ReassignablePartitionResponse(
-                    partition_index=part.partition_index,
-                    error_code=part_code,
-                    error_message=part_message,
-                )
-            )
-            yield None
-        topics.append(make.ReassignableTopicResponse(name=topic.name, partitions=tuple(parts)))
-    return make.AlterPartitionReassignmentsResponse(
+    if len(items) > MAX_ITEMS:
+        raise InvalidRequestError(f"one request moves {MAX_ITEMS} partitions")
+    decision = yield from decided(
+        ctx,
+        lambda controller: controller.alter_partition_reassignments(
+            items, allow_replication_factor_change=may_change_factor
+        ),
+    )
+    topics = yield from _topics(
+        ctx, ((code_of(one), None if one is None else str(one)) for one in decision)
+    )
+    return ctx.respond.AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=may_change_factor,
-        error_code=code,
-        error_message=message,
-        responses=tuple(topics),
+        error_code=ErrorCode.none,
+        error_message=None,
+        responses=topics,
     )

@@ -8,7 +8,7 @@ Source: ``ScramControlManager.alterCredentials``; KIP-554.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import result_of
+from fencepost.coordinator.handlers.answers import each_row, result_of
 from fencepost.coordinator.handlers.deciding import batched
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.users import (
@@ -30,6 +30,7 @@ from fencepost.coordinator.security.users import (
 )
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS
+from fencepost.coordinator.wire.steps import Steps
 
 WRITTEN_TOGETHER: Final = 200
 """Users that are written before others get their turn."""
@@ -50,44 +51,51 @@ _NOT_THERE = (
 )
 
 
-@handles(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, versions=(0, 0), permission="ALTER Cluster")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each user for the same reason."""
+    return _response(ctx, lambda _name: (code, message))
+
+
+def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) -> Steps[Entity]:
+    def row(name: str) -> Entity:
+        code, message = outcome(name)
+        return ctx.respond.AlterUserScramCredentialsResult(
+            user=name, error_code=code, error_message=message
+        )
+
+    body = ctx.body
+    names = dict.fromkeys(one.name for one in (*body.deletions, *body.upsertions))
+    results = yield from each_row(names, row)
+    return ctx.respond.AlterUserScramCredentialsResponse(results=results)
+
+
+@handles(
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+    versions=(0, 0),
+    permission="ALTER Cluster",
+    refused=refused,
+)
 def run(ctx: Context) -> Work[Entity]:
     """Change what can be changed; each user has one result, for the first thing that is wrong."""
+    ctx.require_on_cluster(Operation.ALTER)
     users = ctx.broker.users
-    refused: dict[str, Refusal] = {}
+    failed: dict[str, Refusal] = {}
     changes: dict[str, Any] = {}
-    if not ctx.may_on_cluster(Operation.ALTER):
-        message = "Cluster authorization failed."
-        refused = dict.fromkeys(_named(ctx.body), (ErrorCode.cluster_authorization_failed, message))
-    else:
-        for one in (*ctx.body.deletions, *ctx.body.upsertions):
-            if one.name in changes:
-                refused[one.name] = _TWICE
-                del changes[one.name]
-            elif one.name not in refused:
-                if wrong := _against(one, users):
-                    refused[one.name] = wrong
-                else:
-                    changes[one.name] = one
-            yield None
-    yield from _change(users, changes, refused)
-    results = []
-    for name in dict.fromkeys(_named(ctx.body)):
-        code, told = refused.get(name) or (ErrorCode.none, None)
-        results.append(
-            ctx.respond.AlterUserScramCredentialsResult(
-                user=name, error_code=code, error_message=told
-            )
-        )
+    for one in (*ctx.body.deletions, *ctx.body.upsertions):
+        if one.name in changes:
+            failed[one.name] = _TWICE
+            del changes[one.name]
+        elif one.name not in failed:
+            if wrong := _against(one, users):
+                failed[one.name] = wrong
+            else:
+                changes[one.name] = one
         yield None
-    return ctx.respond.AlterUserScramCredentialsResponse(results=tuple(results))
+    yield from _change(users, changes, failed)
+    return (yield from _response(ctx, lambda name: failed.get(name) or (ErrorCode.none, None)))
 
 
-def _named(body: Any) -> Iterable[str]:
-    return (one.name for one in (*body.deletions, *body.upsertions))
-
-
-def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) -> Work[None]:
+def _change(users: Users, changes: dict[str, Any], failed: dict[str, Refusal]) -> Work[None]:
     """Write them, many at a time; what does not fit is refused."""
     put = {name: one for name, one in changes.items() if hasattr(one, "iterations")}
     new = 0
@@ -96,7 +104,7 @@ def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) 
         yield None
     if new > users.room:
         for name in put:
-            refused[name] = _NO_ROOM
+            failed[name] = _NO_ROOM
             del changes[name]
             yield None
     for some in batched([*changes.items()], WRITTEN_TOGETHER):
@@ -112,7 +120,7 @@ def _change(users: Users, changes: dict[str, Any], refused: dict[str, Refusal]) 
         holds = users.change(wanted)
         error = None if holds is None else (yield from result_of(holds))
         if error is not None:
-            refused |= {name: (error_code(error), str(error)) for name, _ in some}
+            failed |= {name: (error_code(error), str(error)) for name, _ in some}
 
 
 def _against(one: Any, users: Users) -> Refusal | None:

@@ -17,6 +17,7 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 Future = asyncio.Future[object]
@@ -112,6 +113,15 @@ def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
         named[topic.name] = None if topic.name in named else topic
         yield
     return named
+
+
+def each_row(asked: Iterable[R], build: Callable[[R], Entity]) -> Steps[tuple[Entity, ...]]:
+    """Build a row of a response for each item of a request; other requests get their turns."""
+    rows = []
+    for one in asked:
+        rows.append(build(one))
+        yield
+    return tuple(rows)
 
 
 def code_of(error: DomainError | None) -> ErrorCode:

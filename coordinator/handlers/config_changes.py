@@ -17,11 +17,12 @@ from fencepost.coordinator.errors import (
     TopicAuthorizationError,
 )
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.handlers.answers import each_row, forced
 from fencepost.coordinator.handlers.certificate_check import check_certificates
 from fencepost.coordinator.handlers.resources import ResourceType as Kind
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 _OF_THE_CLUSTER = {Kind.BROKER, Kind.BROKER_LOGGER, Kind.CLIENT_METRICS}
@@ -49,6 +50,21 @@ def permit(ctx: Context, resource: Any) -> Callable[[], None]:
     return partial(check_right, ctx, Operation.ALTER_CONFIGS, kind, name)
 
 
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each resource for the same reason."""
+    responses = yield from each_row(ctx.body.resources, lambda one: _row(ctx, one, code, message))
+    return ctx.respond.message(responses=responses)
+
+
+def _row(ctx: Context, resource: Any, code: int, message: str | None) -> Entity:
+    return ctx.respond.AlterConfigsResourceResponse(
+        error_code=code,
+        error_message=message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+
+
 def each_resource(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
     """Change each resource by itself; one that is named twice is refused."""
     return forced(ctx, _changed(ctx, apply))
@@ -70,13 +86,6 @@ def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
                 apply(one)
         except DomainError as error:
             code, message = error_code(error), str(error)
-        answers.append(
-            ctx.respond.AlterConfigsResourceResponse(
-                error_code=code,
-                error_message=message,
-                resource_type=one.resource_type,
-                resource_name=one.resource_name,
-            )
-        )
+        answers.append(_row(ctx, one, code, message))
         yield None
     return tuple(answers)

@@ -13,15 +13,28 @@ from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError, TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import each_topic
+from fencepost.coordinator.handlers.answers import each_row, each_topic
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
 
 FIRST_TO_WAIT = 3
 
 
-@handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each topic for the same reason."""
+    results = yield from each_row(ctx.body.topics, lambda one: _row(ctx, one.name, code, message))
+    return ctx.respond.CreatePartitionsResponse(results=results)
+
+
+def _row(ctx: Context, name: str, code: int, message: str | None) -> Entity:
+    return ctx.respond.CreatePartitionsTopicResult(
+        name=name, error_code=code, error_message=message
+    )
+
+
+@handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
     """Grow, or only check, each topic by itself; one that is named twice is refused."""
     results = yield from each_topic(ctx, _answer)
@@ -46,6 +59,4 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
         )
     except DomainError as error:
         code, message = error_code(error), str(error)
-    return ctx.respond.CreatePartitionsTopicResult(
-        name=name, error_code=code, error_message=message
-    )
+    return _row(ctx, name, code, message)

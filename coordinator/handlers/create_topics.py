@@ -21,7 +21,7 @@ from fencepost.coordinator.errors import (
     TopicAuthorizationError,
 )
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import each_topic, open_coordinator
+from fencepost.coordinator.handlers.answers import each_row, each_topic, open_coordinator
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
@@ -37,7 +37,24 @@ NOT_SHOWN = -1
 """A number that the client may not see."""
 
 
-@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), permission="CREATE Cluster or Topic")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each topic for the same reason."""
+    topics = yield from each_row(
+        ctx.body.topics, lambda one: _refused(ctx, one.name, code, message)
+    )
+    return ctx.respond.CreateTopicsResponse(topics=topics)
+
+
+def _refused(ctx: Context, name: str, code: int, message: str | None) -> Entity:
+    return ctx.respond.CreatableTopicResult(name=name, error_code=code, error_message=message)
+
+
+@handles(
+    ApiKey.CREATE_TOPICS,
+    versions=(2, 7),
+    permission="CREATE Cluster or Topic",
+    refused=refused,
+)
 def run(ctx: Context) -> Work[Entity]:
     """Create, or only check, each topic by itself; a name that stands there twice is refused."""
     yield from load(NEW_TOPIC_MODULES)
@@ -82,9 +99,7 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity
             take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
         )
     except DomainError as error:
-        return ctx.respond.CreatableTopicResult(
-            name=name, error_code=error_code(error), error_message=str(error)
-        )
+        return _refused(ctx, name, error_code(error), str(error))
     topic_id = None
     if isinstance(made, TopicImage):
         topic_id, made = made.topic_id, (len(made.partitions), len(made.partitions[0].replicas))

@@ -5,59 +5,52 @@ Source: ``AclApis.handleDeleteAcls``, ``AclControlManager.deleteAcls``; KIP-140,
 
 from __future__ import annotations
 
+from functools import partial
+
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Acl, Operation
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
-from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.handlers.answers import each_row, forced
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 
 
-@handles(ApiKey.DELETE_ACLS, versions=(1, 3), permission="ALTER Cluster")
+def refused(ctx: Context, code: int, message: str | None) -> Entity:
+    """Refuse each filter for the same reason."""
+    results = (_result(ctx, code, message),) * len(ctx.body.filters)
+    return ctx.respond.DeleteAclsResponse(filter_results=results)
+
+
+def _result(
+    ctx: Context, code: int, message: str | None, matching_acls: tuple[Entity, ...] = ()
+) -> Entity:
+    return ctx.respond.DeleteAclsFilterResult(
+        error_code=code, error_message=message, matching_acls=matching_acls
+    )
+
+
+@handles(ApiKey.DELETE_ACLS, versions=(1, 3), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
     """Answer each filter with the rules that it meant, once they are gone from the disk."""
     acls = ctx.broker.acls
-    try:
-        ctx.require_on_cluster(Operation.ALTER)
-        if acls is None:
-            return _all(ctx, _refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}."))
-        wanted = []
-        for one in ctx.body.filters:
-            wanted.append(filter_of(one))
-            yield None
-        deleted = yield from forced(ctx, acls.delete(wanted))
-    except DomainError as error:
-        return _all(ctx, _refused(ctx, error_code(error), str(error)))
+    ctx.require_on_cluster(Operation.ALTER)
+    if acls is None:
+        return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
+    wanted = yield from each_row(ctx.body.filters, filter_of)
+    deleted = yield from forced(ctx, acls.delete(wanted))
     results = []
     for found in deleted:
         if isinstance(found, DomainError):
-            results.append(_refused(ctx, error_code(found), str(found)))
+            results.append(_result(ctx, error_code(found), str(found)))
             continue
-        gone = []
-        for acl in found:
-            gone.append(_gone(ctx, acl))
-            yield None
-        results.append(
-            ctx.respond.DeleteAclsFilterResult(
-                error_code=ErrorCode.none, error_message=None, matching_acls=tuple(gone)
-            )
-        )
+        gone = yield from each_row(found, partial(_gone, ctx))
+        results.append(_result(ctx, ErrorCode.none, None, gone))
         yield None
     return ctx.respond.DeleteAclsResponse(filter_results=tuple(results))
-
-
-def _all(ctx: Context, result: Entity) -> Entity:
-    return ctx.respond.DeleteAclsResponse(filter_results=(result,) * len(ctx.body.filters))
-
-
-def _refused(ctx: Context, code: ErrorCode, message: str) -> Entity:
-    return ctx.respond.DeleteAclsFilterResult(
-        error_code=code, error_message=message, matching_acls=()
-    )
 
 
 def _gone(ctx: Context, acl: Acl) -> Entity:

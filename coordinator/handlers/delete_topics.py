@@ -22,8 +22,10 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
 )
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 
@@ -35,7 +37,26 @@ Asked = tuple[str | None, uuid.UUID | None]
 Resolved = str | uuid.UUID | None
 
 
-@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), permission="DELETE Cluster or Topic")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each topic for the same reason."""
+    responses = yield from each_row(_asked(ctx), lambda one: _row(ctx, *one, code, message))
+    return ctx.respond.DeleteTopicsResponse(responses=responses)
+
+
+def _row(
+    ctx: Context, name: str | None, topic_id: uuid.UUID | None, code: int, message: str | None
+) -> Entity:
+    return ctx.respond.DeletableTopicResult(
+        name=name, topic_id=topic_id, error_code=code, error_message=message
+    )
+
+
+@handles(
+    ApiKey.DELETE_TOPICS,
+    versions=(1, 6),
+    permission="DELETE Cluster or Topic",
+    refused=refused,
+)
 async def run(ctx: Context) -> Entity:
     """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
     asked: Counter[Asked] = Counter()
@@ -92,9 +113,7 @@ def _answer(
         old = ctx.version < FIRST_WITH_DELETION_DISABLED
         if old and isinstance(error, TopicDeletionDisabledError):
             code = ErrorCode.invalid_request
-    return ctx.respond.DeletableTopicResult(
-        name=name, topic_id=topic_id, error_code=code, error_message=message
-    )
+    return _row(ctx, name, topic_id, code, message)
 
 
 def _asked(ctx: Context) -> Iterator[Asked]:

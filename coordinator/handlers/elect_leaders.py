@@ -18,7 +18,9 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -33,13 +35,27 @@ NO_LEADER_TO_BE: Final = {
 }
 
 
-@handles(ApiKey.ELECT_LEADERS, versions=(0, 2), permission="ALTER Cluster")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Refuse each partition that is named for the same reason; a request for all names none."""
+    make = ctx.respond
+    results = []
+    for one in ctx.body.topic_partitions or ():
+        parts = yield from each_row(
+            one.partitions,
+            lambda index: make.PartitionResult(
+                partition_id=index, error_code=code, error_message=message
+            ),
+        )
+        results.append(make.ReplicaElectionResult(topic=one.topic, partition_result=parts))
+    return make.ElectLeadersResponse(error_code=code, replica_election_results=tuple(results))
+
+
+@handles(ApiKey.ELECT_LEADERS, versions=(0, 2), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
     """Answer each partition; asked for all, only those that stay without the leader they want."""
     make, body = ctx.respond, ctx.body
     kind = getattr(body, "election_type", PREFERRED)
-    if not ctx.may_on_cluster(Operation.ALTER):
-        return (yield from _refused(ctx))
+    ctx.require_on_cluster(Operation.ALTER)
     everything = body.topic_partitions is None
     asked = (
         [(one.name, range(len(one.partitions))) for one in ctx.broker.metadata.topics.values()]
@@ -50,8 +66,7 @@ def run(ctx: Context) -> Work[Entity]:
     if kind not in _ELECTIONS:
         if not asked and not everything:
             return make.ElectLeadersResponse(error_code=ErrorCode.none, replica_election_results=())
-        why = f"there is no election type {kind}"
-        return (yield from _refused(ctx, ErrorCode.invalid_request, why))
+        raise InvalidRequestError(f"there is no election type {kind}")
     steps = yield from decided_each(
         ctx,
         (
@@ -88,22 +103,3 @@ def _told(
         # The controller knows of no trouble yet.
         return NO_LEADER_TO_BE[kind], "the only replica is off line"
     return code, str(error)
-
-
-def _refused(
-    ctx: Context,
-    code: ErrorCode = ErrorCode.cluster_authorization_failed,
-    message: str = "Cluster authorization failed.",
-) -> Steps[Entity]:
-    """The answer to who may not do that or asks for what there is not; tells of no partition."""
-    make = ctx.respond
-    results = []
-    for one in ctx.body.topic_partitions or ():
-        parts = []
-        for index in one.partitions:
-            parts.append(
-                make.PartitionResult(partition_id=index, error_code=code, error_message=message)
-            )
-            yield
-        results.append(make.ReplicaElectionResult(topic=one.topic, partition_result=tuple(parts)))
-    return make.ElectLeadersResponse(error_code=code, replica_election_results=tuple(results))

@@ -128,32 +128,38 @@ def _principal(data: bytes | None) -> Principal | None:
 
 
 def _answered(ctx: Context) -> Work[Entity | None]:
-    """The answer to a client's request; a refusal of the whole stands in it where there is room."""
+    """Return the response to a client's request, the API's error response if it fails."""
+    handler = ctx.registry.handler(ctx.api_key)
     try:
-        result: Any = ctx.registry.handler(ctx.api_key).run(ctx)
-        while True:
-            if isinstance(result, GeneratorType):
-                result = yield from result
-            elif hasattr(type(result), "__await__"):
-                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                spawn(_settled(result, done), "a request in an envelope")
-                yield done
-                try:
-                    result = done.result()
-                finally:
-                    del done  # an error that it holds would hold this frame
-            else:
-                answer: Entity | None = result
-                return answer
+        return (yield from _result(handler.run(ctx)))
     except NotControllerError:
         raise  # the broker asks whoever is the controller by then
     except DomainError as error:
-        return ctx.respond.error(error_code(without_traceback(error)), str(error))
+        code, message = error_code(without_traceback(error)), str(error)
     except asyncio.CancelledError:
         raise
     except Exception:  # noqa: BLE001 - a handler's failure is its own request's only
         _log.exception("request in an envelope failed", api_key=ctx.api_key)
-        return ctx.respond.error(ErrorCode.unknown_server_error, None)
+        code, message = ErrorCode.unknown_server_error, None
+    return (yield from _result(handler.refused(ctx, code, message)))
+
+
+def _result(result: Any) -> Work[Entity | None]:
+    """Return the response of a handler that works in steps, or waits."""
+    while True:
+        if isinstance(result, GeneratorType):
+            result = yield from result
+        elif hasattr(type(result), "__await__"):
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            spawn(_settled(result, done), "a request in an envelope")
+            yield done
+            try:
+                result = done.result()
+            finally:
+                del done  # an error that it holds would hold this frame
+        else:
+            answer: Entity | None = result
+            return answer
 
 
 async def _settled(coming: Awaitable[Any], done: asyncio.Future[Any]) -> None:

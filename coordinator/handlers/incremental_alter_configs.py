@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.config_changes import each_resource, permit
+from fencepost.coordinator.handlers.config_changes import each_resource, permit, refused
 from fencepost.coordinator.handlers.resources import Change, change
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -15,6 +15,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
     ApiKey.INCREMENTAL_ALTER_CONFIGS,
     versions=(0, 1),
     permission="ALTER_CONFIGS Topic, Group or Cluster",
+    refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
     """Change single settings of each resource."""

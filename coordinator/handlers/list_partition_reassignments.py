@@ -9,11 +9,33 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
+from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.steps import Steps
 
 
-@handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), permission="DESCRIBE Cluster")
+def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
+    """Name the partitions asked for, without replicas, beside the error of the whole."""
+    make = ctx.respond
+    topics = []
+    for topic in ctx.body.topics or ():
+        parts = yield from each_row(
+            topic.partition_indexes,
+            lambda index: make.OngoingPartitionReassignment(partition_index=index),
+        )
+        topics.append(make.OngoingTopicReassignment(name=topic.name, partitions=parts))
+    return make.ListPartitionReassignmentsResponse(
+        error_code=code, error_message=message, topics=tuple(topics)
+    )
+
+
+@handles(
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    versions=(0, 0),
+    permission="DESCRIBE Cluster",
+    refused=refused,
+)
 def run(ctx: Context) -> Work[Entity]:
     """Answer with those of the partitions asked for, or of all, that are under way."""
     ctx.require_on_cluster(Operation.DESCRIBE)

@@ -13,12 +13,11 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
-from fencepost.coordinator.error_codes import error_code
+from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.deciding import decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
-from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_UPGRADE_TYPE = 1
 
@@ -32,10 +31,7 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.ALTER)
     body, make = ctx.body, ctx.respond
     if len(body.feature_updates) > MAX_FEATURE_UPDATES:
-        return make.UpdateFeaturesResponse(
-            error_code=ErrorCode.invalid_request,
-            error_message=f"a request updates at most {MAX_FEATURE_UPDATES} features",
-        )
+        raise InvalidRequestError(f"a request updates at most {MAX_FEATURE_UPDATES} features")
     wanted: dict[str, FeatureUpdate] = {}
     results = []
     for one in body.feature_updates:
@@ -48,17 +44,10 @@ def run(ctx: Context) -> Work[Entity]:
                 )
             )
         yield None
-    code, message = ErrorCode.none, None
     updates, validate_only = list(wanted.values()), getattr(body, "validate_only", False)
-    try:
-        yield from decided(
-            ctx, lambda one: one.update_features(updates, validate_only=validate_only)
-        )
-    except DomainError as error:
-        code, message = error_code(error), str(error)
-        results = []
+    yield from decided(ctx, lambda one: one.update_features(updates, validate_only=validate_only))
     return make.UpdateFeaturesResponse(
-        error_code=code, error_message=message, results=tuple(results)
+        error_code=ErrorCode.none, error_message=None, results=tuple(results)
     )
 
 

@@ -8,9 +8,8 @@ queue, and responses cannot overtake one another.
 The way from frame to response is work in steps (:mod:`fencepost.coordinator.runtime.turns`): a
 large one gives way to other connections, in the decoder, in the handler and in the encoder.
 
-Whatever a request does wrong ends with its own connection: malformed frames, unknown APIs and
-unsupported versions close it without an answer (ApiVersions excepted), and a handler that fails is
-logged and answered UNKNOWN_SERVER_ERROR where the response has room for it.
+A faulty request ends its own connection only: malformed frames, unknown APIs and unsupported
+versions close it unanswered (ApiVersions excepted). A failed handler's API has an error response.
 
 Source: the behaviour is that of Kafka's ``SocketServer.Processor`` and ``KafkaApis.handle``.
 """
@@ -511,7 +510,8 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         except Exception as error:  # noqa: BLE001 - a handler's failure is its own request's only
-            entity = refusal(context, error, self._server.error_code)
+            refused = refusal(context, error, self._server.error_code)
+            entity = yield from self._result(refused, spent)
             if entity is None:
                 self.close(f"{KNOWN_APIS[context.api_key].name} failed and has no error field")
         if context.throttle is not None and not self.closed:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import structlog
 from kio.schema.errors import ErrorCode
 
-from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers import Answer, Context
 from fencepost.coordinator.runtime.few_lines import FewLines
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.errors import UnsupportedVersion, WireError
-from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.tracebacks import without_traceback
@@ -21,17 +21,18 @@ log = structlog.get_logger(__name__)
 
 def refusal(
     context: Context, error: Exception, error_code: Callable[[DomainError], int]
-) -> Entity | None:
-    """Return the answer; None where the API has no error of its own. An unexpected error is logged.
+) -> Answer | Work[Answer]:
+    """Return the API's error response; None where it has none. An unexpected error is logged.
 
     The error's traceback is dropped: a future that a frame of it waited for may hold the error.
     """
+    refused = context.registry.handler(context.api_key).refused
     if isinstance(error, DomainError):
-        return context.respond.error(error_code(without_traceback(error)), str(error))
+        return refused(context, error_code(without_traceback(error)), str(error))
     name = KNOWN_APIS[context.api_key].name
     log.error("handler failed", api=name, version=context.version, exc_info=error)
     without_traceback(error)
-    return context.respond.error(ErrorCode.unknown_server_error)
+    return refused(context, ErrorCode.unknown_server_error, None)
 
 
 class UnservedRequests:

@@ -21,7 +21,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.net.server import Server
-from fencepost.coordinator.wire.api import FORWARDED, ApiKey
+from fencepost.coordinator.wire.api import FORWARDED, KNOWN_APIS, ApiKey
 from fencepost.coordinator.wire.client.channel import ConnectionLostError
 from fencepost.coordinator.wire.client.client import AsyncWireClient
 from fencepost.coordinator.wire.client.cluster import error_codes
@@ -222,68 +222,201 @@ def test_a_topic_for_a_client_is_asked_for_in_the_own_name_where_no_envelope_is_
 
 
 @pytest.mark.parametrize("api", sorted(FORWARDED), ids=lambda api: ApiKey(api).name.lower())
-@pytest.mark.parametrize("how", ["refused", "late", "not taken"])
-def test_without_an_answer_everything_that_was_asked_for_has_failed(
-    api: int, how: str, tmp_path
+def test_request_without_a_response_of_the_controller_is_refused_as_a_whole(
+    api: int, tmp_path
 ) -> None:
+    """In every version: the top-level error where there is one, and a row for each item."""
+    low, high = KNOWN_APIS[api].min_version, KNOWN_APIS[api].max_version
+
     async def run() -> None:
         async with forwarding(tmp_path) as setting:
-            if how == "late":
+
+            async def check(version: int, expected: ErrorCode) -> None:
+                answer = await setting.client.call(
+                    api, version, entity=ASKED[api], check=False, deadline_ms=5_000
+                )
+                expected_rows = ROWS[api]
+                if api == ApiKey.DELETE_TOPICS and version >= 6:
+                    expected_rows = [["t", CODE], [TOPIC_ID, CODE]]
+                assert REFUSED[api](answer) == _with_code(expected_rows, int(expected)), version
+                if hasattr(answer, "error_code"):
+                    assert answer.error_code == expected
+                assert set(error_codes(answer)) == {expected}, "no row has another error"
+
+            for version in range(low, high + 1):
                 setting.give_up()
-                expected = ErrorCode.request_timed_out
-            elif how == "not taken":
+                await check(version, ErrorCode.request_timed_out)
                 setting.take_none()
-                expected = ErrorCode.not_controller
-            else:
+                await check(version, ErrorCode.not_controller)
                 setting.refuse(ErrorCode.principal_deserialization_failure)
-                expected = ErrorCode.unknown_server_error
-            body = ASKED[api]
-            answer = await setting.client.call(api, entity=body, check=False, deadline_ms=5_000)
-            assert [code for code in error_codes(answer) if code] == [expected], answer
+                await check(version, ErrorCode.unknown_server_error)
 
     asyncio.run(run())
 
 
-def _acl(make: Any) -> Entity:
-    one = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": "*"}
-    return make.message(creations=[make.AclCreation(**one, operation=3, permission_type=3)])
+CODE = object()
+"""Stands in an expected row where the error code of the request does."""
 
+
+def _with_code(rows: Any, code: int) -> Any:
+    if rows is CODE:
+        return code
+    return [_with_code(one, code) for one in rows] if isinstance(rows, list) else rows
+
+
+def _creation(make: Any, name: str) -> Entity:
+    fields = {"resource_type": 2, "resource_name": name, "principal": "User:a", "host": "*"}
+    return make.AclCreation(**fields, operation=3, permission_type=3)
+
+
+def _asked_resources(make: Any) -> Entity:
+    asked = ((2, "t"), (32, "g"))
+    return make.message(
+        resources=[
+            make.AlterConfigsResource(resource_type=kind, resource_name=name)
+            for kind, name in asked
+        ]
+    )
+
+
+def _quota_entry(make: Any, *named: tuple[str, str | None]) -> Entity:
+    entity = [make.EntityData(entity_type=kind, entity_name=name) for kind, name in named]
+    return make.EntryData(entity=entity, ops=[])
+
+
+TOPIC_ID = uuid.UUID(int=7)
 
 ASKED: dict[int, Callable[[Any], Entity]] = {
     ApiKey.CREATE_TOPICS: lambda make: make.message(
-        topics=[make.CreatableTopic(name="t", num_partitions=1, replication_factor=1)]
+        topics=[
+            make.CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+            for name in ("t", "u")
+        ]
     ),
-    ApiKey.DELETE_TOPICS: lambda make: make.message(topic_names=["t"]),
-    ApiKey.CREATE_ACLS: _acl,
+    ApiKey.DELETE_TOPICS: lambda make: make.message(
+        topic_names=["t", "u"],
+        topics=[
+            make.DeleteTopicState(name="t", topic_id=None),
+            make.DeleteTopicState(name=None, topic_id=TOPIC_ID),
+        ],
+    ),
+    ApiKey.CREATE_ACLS: lambda make: make.message(
+        creations=[_creation(make, "t"), _creation(make, "u")]
+    ),
     ApiKey.DELETE_ACLS: lambda make: make.message(
-        filters=[make.DeleteAclsFilter(resource_type_filter=1, operation=1, permission_type=1)]
+        filters=[make.DeleteAclsFilter(resource_type_filter=1, operation=1, permission_type=1)] * 2
     ),
-    ApiKey.ALTER_CONFIGS: lambda make: make.message(
-        resources=[make.AlterConfigsResource(resource_type=2, resource_name="t")]
-    ),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: lambda make: make.message(
-        resources=[make.AlterConfigsResource(resource_type=2, resource_name="t")]
-    ),
+    ApiKey.ALTER_CONFIGS: _asked_resources,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _asked_resources,
     ApiKey.CREATE_PARTITIONS: lambda make: make.message(
-        topics=[make.CreatePartitionsTopic(name="t", count=2)]
+        topics=[make.CreatePartitionsTopic(name=name, count=2) for name in ("t", "u")]
     ),
     ApiKey.ELECT_LEADERS: lambda make: make.message(
-        topic_partitions=[make.TopicPartitions(topic="t", partitions=[0])]
+        topic_partitions=[
+            make.TopicPartitions(topic="t", partitions=[0, 2]),
+            make.TopicPartitions(topic="u", partitions=[1]),
+        ]
     ),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda make: make.message(),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda make: make.message(),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda make: make.message(
+        topics=[
+            make.ReassignableTopic(
+                name="t",
+                partitions=[
+                    make.ReassignablePartition(partition_index=index, replicas=[1])
+                    for index in (0, 2)
+                ],
+            )
+        ]
+    ),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda make: make.message(
+        topics=[make.ListPartitionReassignmentsTopics(name="t", partition_indexes=[0, 2])]
+    ),
     ApiKey.ALTER_CLIENT_QUOTAS: lambda make: make.message(
         entries=[
-            make.EntryData(entity=[make.EntityData(entity_type="user", entity_name="a")], ops=[])
+            _quota_entry(make, ("user", "a"), ("client-id", "c")),
+            _quota_entry(make, ("user", None)),
         ]
     ),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: lambda make: make.message(
-        deletions=[make.ScramCredentialDeletion(name="a", mechanism=1)]
+        deletions=[make.ScramCredentialDeletion(name=name, mechanism=1) for name in ("a", "b")],
+        upsertions=[
+            make.ScramCredentialUpsertion(
+                name=name, mechanism=1, iterations=4096, salt=b"s", salted_password=b"p"
+            )
+            for name in ("b", "c")
+        ],
     ),
     ApiKey.DESCRIBE_QUORUM: lambda make: make.message(),
-    ApiKey.UPDATE_FEATURES: lambda make: make.message(),
+    ApiKey.UPDATE_FEATURES: lambda make: make.message(
+        feature_updates=[make.FeatureUpdateKey(feature="f", max_version_level=1)]
+    ),
     ApiKey.UNREGISTER_BROKER: lambda make: make.message(broker_id=1),
 }
+"""Requests with more than one item, where the API knows items."""
+
+
+def _resource_rows(answer: Any) -> list[Any]:
+    return [[one.resource_type, one.resource_name, one.error_code] for one in answer.responses]
+
+
+REFUSED: dict[int, Callable[[Any], list[Any]]] = {
+    ApiKey.CREATE_TOPICS: lambda answer: [[one.name, one.error_code] for one in answer.topics],
+    ApiKey.DELETE_TOPICS: lambda answer: [
+        [getattr(one, "topic_id", None) or one.name, one.error_code] for one in answer.responses
+    ],
+    ApiKey.CREATE_ACLS: lambda answer: [one.error_code for one in answer.results],
+    ApiKey.DELETE_ACLS: lambda answer: [one.error_code for one in answer.filter_results],
+    ApiKey.ALTER_CONFIGS: _resource_rows,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _resource_rows,
+    ApiKey.CREATE_PARTITIONS: lambda answer: [[one.name, one.error_code] for one in answer.results],
+    ApiKey.ELECT_LEADERS: lambda answer: [
+        [topic.topic, [[one.partition_id, one.error_code] for one in topic.partition_result]]
+        for topic in answer.replica_election_results
+    ],
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: lambda answer: [
+        [topic.name, [[one.partition_index, one.error_code] for one in topic.partitions]]
+        for topic in answer.responses
+    ],
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: lambda answer: [
+        [topic.name, [[one.partition_index, len(one.replicas)] for one in topic.partitions]]
+        for topic in answer.topics
+    ],
+    ApiKey.ALTER_CLIENT_QUOTAS: lambda answer: [
+        [[[part.entity_type, part.entity_name] for part in one.entity], one.error_code]
+        for one in answer.entries
+    ],
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: lambda answer: [
+        [one.user, one.error_code] for one in answer.results
+    ],
+    ApiKey.DESCRIBE_QUORUM: lambda answer: list(answer.topics),
+    ApiKey.UPDATE_FEATURES: lambda answer: list(getattr(answer, "results", ())),
+    ApiKey.UNREGISTER_BROKER: lambda _answer: [],
+}
+"""The rows of a response."""
+
+_RESOURCES = [[2, "t", CODE], [32, "g", CODE]]
+
+ROWS: dict[int, list[Any]] = {
+    ApiKey.CREATE_TOPICS: [["t", CODE], ["u", CODE]],
+    ApiKey.DELETE_TOPICS: [["t", CODE], ["u", CODE]],
+    ApiKey.CREATE_ACLS: [CODE, CODE],
+    ApiKey.DELETE_ACLS: [CODE, CODE],
+    ApiKey.ALTER_CONFIGS: _RESOURCES,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _RESOURCES,
+    ApiKey.CREATE_PARTITIONS: [["t", CODE], ["u", CODE]],
+    ApiKey.ELECT_LEADERS: [["t", [[0, CODE], [2, CODE]]], ["u", [[1, CODE]]]],
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: [["t", [[0, CODE], [2, CODE]]]],
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: [["t", [[0, 0], [2, 0]]]],
+    ApiKey.ALTER_CLIENT_QUOTAS: [
+        [[["user", "a"], ["client-id", "c"]], CODE],
+        [[["user", None]], CODE],
+    ],
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: [["a", CODE], ["b", CODE], ["c", CODE]],
+    ApiKey.DESCRIBE_QUORUM: [],
+    ApiKey.UPDATE_FEATURES: [],
+    ApiKey.UNREGISTER_BROKER: [],
+}
+"""What they must be: one for each item, with the code of the request."""
 
 
 def test_share_consumers_hear_that_they_are_not_served(tmp_path) -> None:

@@ -131,15 +131,14 @@ class ImageLoader:
                     self._shared[id(known), alike.said] = known, then
             partitions[index] = then
 
-    def lead_anew(self, node_id: int) -> list[bytes]:
-        """Begin a new leader epoch of all partitions that this broker alone has.
+    def change_all(self, change: PartitionChangeRecord, replicas: tuple[int, ...]) -> list[bytes]:
+        """Replay ``change`` for each partition with just these replicas.
 
         Returns the values of the records that say so. Nothing else may have been replayed since the
         last :meth:`publish`.
         """
-        change = PartitionChangeRecord(UUID(int=0), 0, leader=node_id)
         template, values = Template(change), list[bytes]()
-        for topic_id, indexes in self._delta.change_all(change, (node_id,)):
+        for topic_id, indexes in self._delta.change_all(change, replicas):
             values += template.at(topic_id, indexes)
         return values
 

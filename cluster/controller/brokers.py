@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
+from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.controller.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
@@ -27,7 +28,7 @@ from fencepost.cluster.controller.heartbeats import (
     step,
 )
 from fencepost.cluster.controller.outcome import Change, Outcome, told
-from fencepost.cluster.controller.view import METADATA_VERSION, View
+from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import BrokerRegistration, TopicImage
 from fencepost.cluster.records import (
     BrokerEndpoint,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from fencepost.cluster.controller.activation import MIN_INSYNC_REPLICAS
 from fencepost.cluster.controller.errors import InvalidConfigError
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import MIN_INSYNC_REPLICAS, View
+from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import ClearElrRecord, ConfigRecord, MetadataRecord
 

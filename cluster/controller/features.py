@@ -9,22 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
-from fencepost.cluster.controller.errors import InvalidUpdateVersionError
-from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.view import (
+from fencepost.cluster.controller.activation import (
     ELR_VERSION,
     METADATA_VERSION,
     MIN_INSYNC_REPLICAS,
-    View,
 )
+from fencepost.cluster.controller.errors import InvalidUpdateVersionError
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import BROKER_RESOURCE
-from fencepost.cluster.records import (
-    BeginTransactionRecord,
-    ConfigRecord,
-    EndTransactionRecord,
-    FeatureLevelRecord,
-    MetadataRecord,
-)
+from fencepost.cluster.records import ConfigRecord, FeatureLevelRecord, MetadataRecord
 from fencepost.logcore.machine import Event
 from fencepost.logcore.values import dataclass
 
@@ -45,15 +39,6 @@ class FeatureUpdate:
     name: str
     level: int
     upgrade_type: UpgradeType = UpgradeType.UPGRADE
-
-
-def bootstrap(levels: Mapping[str, int], min_insync_replicas: str) -> tuple[MetadataRecord, ...]:
-    """The first records of a cluster: one transaction with the levels that it begins with."""
-    records: list[MetadataRecord] = [BeginTransactionRecord("Bootstrap records")]
-    records += [FeatureLevelRecord(name, level) for name, level in sorted(levels.items())]
-    if levels.get(ELR_VERSION):
-        records.append(ConfigRecord(BROKER_RESOURCE, "", MIN_INSYNC_REPLICAS, min_insync_replicas))
-    return (*records, EndTransactionRecord())
 
 
 def update_features(

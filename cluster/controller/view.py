@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from uuid import UUID
 
+from fencepost.cluster.controller.activation import ELR_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.controller.errors import StaleBrokerEpochError
 from fencepost.cluster.controller.outcome import Change
 from fencepost.cluster.controller.partition_change import Election, PartitionChange
@@ -25,11 +26,8 @@ from fencepost.cluster.image import (
 )
 from fencepost.logcore.values import dataclass
 
-MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
-METADATA_VERSION = "metadata.version"
 KRAFT_VERSION = "kraft.version"
-ELR_VERSION = "eligible.leader.replicas.version"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from fencepost.cluster.controller.view import (
-    MIN_INSYNC_REPLICAS,
-    UNCLEAN_LEADER_ELECTION,
-    ControllerSettings,
-    View,
-)
+from fencepost.cluster.controller.activation import MIN_INSYNC_REPLICAS
+from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings, View
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
 from fencepost.coordinator.metadata.metadata import FEATURES, Metadata

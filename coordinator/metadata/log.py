@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from fencepost.cluster.controller import activation
+from fencepost.cluster.controller.activation import ELR_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.image import (
     BROKER_RESOURCE,
     GROUP_RESOURCE,
@@ -41,13 +43,9 @@ from fencepost.cluster.records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     BrokerEndpoint,
-    BrokerFeature,
-    ConfigRecord,
     EndTransactionRecord,
-    FeatureLevelRecord,
     MetadataRecord,
     ProducerIdsRecord,
-    RegisterBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -59,11 +57,7 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.figures import RESET_IDS, check_figures
 from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
 from fencepost.coordinator.metadata.metadata import (
-    DEFAULT_SETTINGS,
-    ELR_VERSION,
     FEATURES,
-    METADATA_VERSION,
-    MIN_INSYNC_REPLICAS,
     SETTINGS_OF,
     Metadata,
 )
@@ -419,39 +413,27 @@ class MetadataLog(Metadata):
             )
         partition, now_ms = self.partition, self._clock.now_ms()
         partition.marks.leader_epoch = max(self.image.epoch, self.epoch) + 1
-        levels: list[MetadataRecord] = []
-        if METADATA_VERSION not in self.image.features:
-            levels = [
-                FeatureLevelRecord(name, level)
-                for name, (_, _, level) in sorted(FEATURES.items())
-                if level
-            ]
+        levels = {name: level for name, (_, _, level) in sorted(FEATURES.items())}
+        if not is_broker:
+            levels[ELR_VERSION] = FEATURES[ELR_VERSION][1]
+        min_insync_replicas = str(self._config.int(MIN_INSYNC_REPLICAS))
+        head = list(activation.bootstrap(self.image, levels, min_insync_replicas))
         partition.append_batch(leader_change(self._node_id, now_ms), now_ms)
         if not is_broker:
-            self.append([*levels, *self._of_a_cluster(levels)])
+            self.append(head)
             return
-        offset = partition.log_end_offset + self._is_cut_short + len(levels)
-        registration = RegisterBrokerRecord(
-            broker_id=self._node_id,
-            incarnation_id=uuid.uuid4(),
-            broker_epoch=offset,
-            end_points=tuple(end_points),
-            features=tuple(BrokerFeature(name, *FEATURES[name][:2]) for name in sorted(FEATURES)),
-            rack=self._config.text("broker.rack"),
-            fenced=False,
-            log_dirs=(self._directory_id,),
+        broker = activation.LocalBroker(
+            self._node_id,
+            uuid.uuid4(),
+            tuple(end_points),
+            {name: (low, high) for name, (low, high, _) in sorted(FEATURES.items())},
+            self._config.text("broker.rack"),
+            self._directory_id,
         )
-        # What a start finds cut off after a power loss was written in an earlier epoch, so that
-        # consumers can tell.
-        anew, head = self._loader.lead_anew(self._node_id), [*levels, registration]
-        self._append([encode(one) for one in head], head, anew)
-
-    def _of_a_cluster(self, levels: Sequence[MetadataRecord]) -> Iterator[MetadataRecord]:
-        """What else a new cluster of several brokers begins with, as Apache Kafka's do."""
-        if levels:
-            text = str(self._config.int(MIN_INSYNC_REPLICAS))
-            yield FeatureLevelRecord(ELR_VERSION, FEATURES[ELR_VERSION][1])
-            yield ConfigRecord(BROKER_RESOURCE, DEFAULT_SETTINGS, MIN_INSYNC_REPLICAS, text)
+        offset = partition.log_end_offset + self._is_cut_short + len(head)
+        head.append(activation.registration(broker, offset))
+        again = self._loader.change_all(activation.leads_again(self._node_id), (self._node_id,))
+        self._append([encode(one) for one in head], head, again)
 
     # --- topics ----------------------------------------------------------------------------------
 

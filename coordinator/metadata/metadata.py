@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import UUID
 
+from fencepost.cluster.controller.activation import ELR_VERSION, METADATA_VERSION
 from fencepost.cluster.image import (
     BROKER_RESOURCE,
     GROUP_RESOURCE,
@@ -33,10 +34,7 @@ from fencepost.logcore.config import MAX_INT64
 
 TRANSACTION_VERSION: Final = "transaction.version"
 GROUP_VERSION: Final = "group.version"
-METADATA_VERSION: Final = "metadata.version"
 KRAFT_VERSION: Final = "kraft.version"
-ELR_VERSION: Final = "eligible.leader.replicas.version"
-MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
     ELR_VERSION: (0, 1, 0),
     GROUP_VERSION: (0, 1, 1),

@@ -19,10 +19,10 @@ from uuid import UUID
 
 import structlog
 
+from fencepost.cluster.controller.activation import METADATA_VERSION
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.lifecycle import FATAL, BrokerState, Intervals, Lifecycle, Registration, Step
 from fencepost.cluster.observer import MetadataDivergedError
-from fencepost.coordinator.metadata.metadata import METADATA_VERSION
 from fencepost.coordinator.replication.controller_channel import RemoteControllerChannel
 from fencepost.coordinator.replication.controller_connection import Address
 from fencepost.coordinator.replication.errors import MembershipError

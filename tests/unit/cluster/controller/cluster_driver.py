@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
+from fencepost.cluster.controller.activation import (
+    ELR_VERSION,
+    METADATA_VERSION,
+    MIN_INSYNC_REPLICAS,
+    bootstrap,
+)
 from fencepost.cluster.controller.brokers import HeartbeatReply, Registration
 from fencepost.cluster.controller.configs import AlterConfig, OpType
-from fencepost.cluster.controller.features import bootstrap
 from fencepost.cluster.controller.heartbeats import Heartbeat
 from fencepost.cluster.controller.isr import AlterIsr
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.reassignments import Reassign
 from fencepost.cluster.controller.topics import NewTopic
-from fencepost.cluster.controller.view import (
-    ELR_VERSION,
-    METADATA_VERSION,
-    MIN_INSYNC_REPLICAS,
-    ControllerSettings,
-)
+from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.image import (
     BROKER_RESOURCE,
     TOPIC_RESOURCE,
@@ -73,7 +73,7 @@ class Cluster:
         self._incarnations = 0
         self._draw = random.Random(7)
         levels = {METADATA_VERSION: 30, **({ELR_VERSION: 1} if elr else {})}
-        self.append(bootstrap(levels, str(min_isr)))
+        self.append([*bootstrap(self.image, levels, str(min_isr))])
         for broker_id in brokers:
             self.register(broker_id, rack=(racks or {}).get(broker_id))
             self.beat(broker_id)

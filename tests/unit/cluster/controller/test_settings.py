@@ -6,6 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from fencepost.cluster.controller.activation import (
+    ELR_VERSION,
+    METADATA_VERSION,
+    MIN_INSYNC_REPLICAS,
+)
 from fencepost.cluster.controller.configs import AlterConfig, OpType
 from fencepost.cluster.controller.errors import (
     InvalidConfigError,
@@ -14,7 +19,6 @@ from fencepost.cluster.controller.errors import (
     StaleBrokerEpochError,
 )
 from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
-from fencepost.cluster.controller.view import ELR_VERSION, METADATA_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import (
     BrokerFeature,

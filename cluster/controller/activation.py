@@ -1,0 +1,83 @@
+"""The records of a start: those a cluster begins with, and those of a broker that decides alone.
+
+Such a broker registers itself in the log that it is the controller of. It is the leader of all that
+it has, and begins another leader epoch of every partition: a power loss may have cut off what it
+wrote in the epoch before, and consumers can tell then. This module is part of every start and
+imports nothing that others need not.
+
+Source: ``ActivationRecordsGenerator``, ``ClusterControlManager.registerBroker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+from uuid import UUID
+
+from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
+from fencepost.cluster.records import (
+    BrokerEndpoint,
+    BrokerFeature,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    RegisterBrokerRecord,
+)
+from fencepost.logcore.values import dataclass
+
+METADATA_VERSION: Final = "metadata.version"
+"""The feature that every cluster has a level of."""
+ELR_VERSION: Final = "eligible.leader.replicas.version"
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+"""What a topic needs in sync to be written to with acks=all."""
+
+_ANY_TOPIC: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBroker:
+    """The broker of the controller's own node, as it starts."""
+
+    broker_id: int
+    incarnation_id: UUID
+    end_points: tuple[BrokerEndpoint, ...]
+    features: Mapping[str, tuple[int, int]]
+    """Lowest and highest supported level of each."""
+    rack: str | None
+    directory_id: UUID
+
+
+def bootstrap(
+    image: MetadataImage, levels: Mapping[str, int], min_insync_replicas: str
+) -> Iterator[MetadataRecord]:
+    """Make the first records of a cluster; none where it has begun already.
+
+    With eligible leader replicas there is one ``min.insync.replicas`` for all brokers.
+    """
+    if METADATA_VERSION in image.features:
+        return
+    for name, level in sorted(levels.items()):
+        if level:
+            yield FeatureLevelRecord(name, level)
+    if levels.get(ELR_VERSION):
+        yield ConfigRecord(BROKER_RESOURCE, "", MIN_INSYNC_REPLICAS, min_insync_replicas)
+
+
+def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
+    """Make the record at ``offset`` that registers the broker, unfenced: its logs are open."""
+    return RegisterBrokerRecord(
+        broker_id=broker.broker_id,
+        incarnation_id=broker.incarnation_id,
+        broker_epoch=offset,
+        end_points=broker.end_points,
+        features=tuple(BrokerFeature(name, *broker.features[name]) for name in broker.features),
+        rack=broker.rack,
+        fenced=False,
+        log_dirs=(broker.directory_id,),
+    )
+
+
+def leads_again(broker_id: int) -> PartitionChangeRecord:
+    """Make the form of the records that begin a leader epoch of each partition it alone has."""
+    return PartitionChangeRecord(_ANY_TOPIC, 0, leader=broker_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import pytest
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.observer import Observer, SnapshotFetched
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.coordinator.replication import metadata_wire
 from tests.oracle.desk import Tools, tools_at_hand
 from tests.oracle.tool_scenes import CONFIGS, LOG_DIRS, METADATA_QUORUM
@@ -107,7 +109,11 @@ def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
     assert row[1] == member.identity["directory.id"]
     assert row[-1] == "Observer"
     shown = said(tools, LOG_DIRS, *here, "--broker-list", "101", "--describe")
-    assert '{"broker":101,"logDirs":[{"partitions":[],"error":null' in shown
+    (described,) = json.loads(shown.splitlines()[-1])["brokers"]
+    (log_dir,) = described["logDirs"]
+    assert (described["broker"], log_dir["error"]) == (101, None)
+    # The first broker of Fencepost creates the topic of the history, and nothing else is here.
+    assert {one["partition"] for one in log_dir["partitions"]} <= {f"{HISTORY_TOPIC}-0"}
 
 
 def test_features_are_those_of_the_cluster(kafka: Kafka, member: Member) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +21,7 @@ from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
-from fencepost.coordinator.metadata.observed import AnyMetadata, ObservedMetadata
 from fencepost.coordinator.metadata.server_secret import server_secret
-from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
@@ -65,7 +63,7 @@ class Services:
         self.rack = storage.config.text("broker.rack")
         self.log_dir = str(Path(storage.directory).absolute())
         """The data directory, in Kafka's words."""
-        self.metadata: AnyMetadata = storage.metadata
+        self.metadata = storage.metadata
         self.topics = storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self.commits, self.replicas = storage.commits, storage.replicas
@@ -84,6 +82,9 @@ class Services:
         """The way to the active controller; None where this process alone decides."""
         self.zookeeper: ZooKeeperNode | None = None
         """Its place in a cluster whose controller is elected on ZooKeeper."""
+        self._active_controller: ActiveController | None = None
+        self._users: Users | None = None
+        self._password_checks: PasswordChecks | None = None
         self.topics_coming: set[str] = set()
         """Topics that the controller has been asked to create."""
         self.fetches = Fetches(storage)
@@ -126,27 +127,18 @@ class Services:
             raise RuntimeError("the cluster is not one on ZooKeeper")
         return self.zookeeper
 
-    def deciding(
-        self, metadata: ObservedMetadata, active: ActiveController | None = None
-    ) -> Services:
-        """The same broker as handlers see it that change ``metadata`` themselves.
-
-        With ``active`` they answer as the controller elected among many.
-        """
-        found = object.__new__(_Deciding)
-        found.__dict__ |= self.__dict__
-        found.metadata = metadata
-        found.topics = TopicAdmin(metadata, self.config, self.node_id)
-        if active is not None:
-            found.controller = None
-            found.topics.learned = active.learned
-            found.__dict__["active_controller"] = active
-        return found
-
-    @cached_property
+    @property
     def active_controller(self) -> ActiveController:
-        """Who decides on the cluster, where that is this process."""
-        # Who stands alone seldom asks.
+        """The controller of this process, which decides by its own log.
+
+        Made when it is first asked for: a broker that stands alone seldom needs it. Raises
+        RuntimeError where the controllers are elsewhere.
+        """
+        if self._active_controller is None:
+            self._active_controller = self._make_controller()
+        return self._active_controller
+
+    def _make_controller(self) -> ActiveController:
         from fencepost.coordinator.controller.active import ActiveController  # noqa: PLC0415
         from fencepost.coordinator.controller.quorum_log import QuorumLog  # noqa: PLC0415
         from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
@@ -170,10 +162,8 @@ class Services:
         return active
 
     def observers(self) -> list[Observer]:
-        """Who reads the metadata log of this controller."""
-        if "active_controller" not in self.__dict__:
-            return []
-        return self.active_controller.observers()
+        """The brokers that read the metadata log of this controller."""
+        return [] if self._active_controller is None else self._active_controller.observers()
 
     def decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         """What the controller decided, and why."""
@@ -182,20 +172,24 @@ class Services:
         scope = PARTITION if event.kind in OF_PARTITIONS else CLUSTER
         self.history.remember(scope, event.subject, event, origin, trigger)
 
-    @cached_property
+    @property
     def users(self) -> Users:
         """Who may log in with a password."""
-        from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
+        if self._users is None:
+            from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
 
-        draw_secret = partial(server_secret, self.storage.fs, self.storage.directory)
-        return Users(self.metadata, draw_secret)
+            draw_secret = partial(server_secret, self.storage.fs, self.storage.directory)
+            self._users = Users(self.metadata, draw_secret)
+        return self._users
 
-    @cached_property
+    @property
     def password_checks(self) -> PasswordChecks:
         """The thread that hashes passwords."""
-        from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - the same
+        if self._password_checks is None:
+            from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - the same
 
-        return PasswordChecks()
+            self._password_checks = PasswordChecks()
+        return self._password_checks
 
     def steps_of_a_stop(self) -> list[Step]:
         """The first steps of a stop: no request comes any more, but answers still go out."""
@@ -215,8 +209,8 @@ class Services:
         ]
 
     def _end_password_checks(self) -> None:
-        if "password_checks" in self.__dict__:
-            self.password_checks.close()
+        if self._password_checks is not None:
+            self._password_checks.close()
 
     def advertised(self, listener: str | None = None) -> Address:
         """Where clients that came by ``listener``, or by the first one, are told to connect to."""
@@ -248,16 +242,3 @@ class Services:
         """Get what is left of dropped topics out of the way: directories, groups' offsets."""
         await self.logs.forget_doomed()
         await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
-
-
-class _Deciding(Services):
-    """What is decided is kept elsewhere, and comes back to this broker as it does to all others."""
-
-    def drop_topics(self, topics: Sequence[TopicImage]) -> None:
-        """They are dropped when the controller tells."""
-
-    async def forget_topics(self, topics: Sequence[TopicImage]) -> None:  # noqa: ARG002 - see above
-        """Return once it is certain that they are to go. Raises NotControllerError."""
-        written = self.metadata.durable()
-        if written is not None:
-            await written

@@ -136,7 +136,7 @@ class ZooKeeperMember(Member):
         epoch_version: int,
         on_lost: Callable[[], None],
     ) -> Elected:
-        elected = Elected(
+        return Elected(
             self._config,
             self._node.session,
             cluster_clock(services.clock),
@@ -154,8 +154,6 @@ class ZooKeeperMember(Member):
             epoch_version=epoch_version,
             on_lost=on_lost,
         )
-        elected.services = services.deciding(elected.store, elected.active)
-        return elected
 
     def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
         """Nobody wants to know the directory."""

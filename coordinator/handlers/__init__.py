@@ -72,6 +72,10 @@ from fencepost.coordinator.wire.schema import Entity
 from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
+    from fencepost.coordinator.controller.active import ActiveController
+    from fencepost.coordinator.controller.services import ControllerServices
+    from fencepost.coordinator.metadata.observed import AnyMetadata
+    from fencepost.coordinator.metadata.topic_admin import TopicAdmin
     from fencepost.coordinator.services import Services
 
 Answer = Entity | None
@@ -134,6 +138,30 @@ class Context:
     """The request against its client's quotas; None where nobody has one."""
     frame: bytes = b""
     """The request as it came, where the active controller has to answer it."""
+    on_znodes: ControllerServices | None = None
+    """Set where the request is decided on here, and kept in ZooKeeper."""
+
+    @property
+    def controller(self) -> ActiveController:
+        """The controller that decides on the request here."""
+        return self.broker.active_controller if self.on_znodes is None else self.on_znodes.active
+
+    @property
+    def metadata(self) -> AnyMetadata:
+        """The metadata with all decisions that were made here, told to brokers or not."""
+        return self.broker.metadata if self.on_znodes is None else self.on_znodes.metadata
+
+    @property
+    def topics(self) -> TopicAdmin:
+        """Changes of topics and settings here."""
+        return self.broker.topics if self.on_znodes is None else self.on_znodes.topics
+
+    @property
+    def keeps_all_brokers_settings(self) -> bool:
+        """Whether settings of other brokers are changed here: a controller keeps them."""
+        if self.on_znodes is None:
+            return self.broker.controller is None
+        return self.on_znodes.is_elected
 
     @property
     def advertised(self) -> tuple[str, int]:

@@ -22,7 +22,7 @@ def run(ctx: Context) -> Work[Entity]:
 
     def apply(resource: Any) -> None:
         replace(
-            ctx.broker,
+            ctx,
             resource.resource_type,
             resource.resource_name,
             [(entry.name, entry.value) for entry in resource.configs],

@@ -68,7 +68,7 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
     try:
         result = yield from changes
     finally:
-        flushed = ctx.broker.metadata.durable()
+        flushed = ctx.metadata.durable()
     if flushed is not None:
         yield flushed
         flushed.result()
@@ -87,7 +87,7 @@ def each_topic(
         answers = []
         for name, topic in (yield from by_name(ctx.body.topics)).items():
             yield
-            with ctx.broker.metadata.unforced():
+            with ctx.metadata.unforced():
                 answers.append(change(ctx, name, topic))
         return tuple(answers)
 

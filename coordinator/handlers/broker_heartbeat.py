@@ -35,7 +35,7 @@ def run(ctx: Context) -> Work[Entity]:
         offline_log_dirs=tuple(one or ZERO for one in offline),
         cordoned_log_dirs=None if cordoned is None else tuple(one or ZERO for one in cordoned),
     )
-    now_ms = ctx.broker.active_controller.now_ms()
+    now_ms = ctx.controller.now_ms()
     reply = yield from decided_to_the_end(
         ctx,
         lambda: lambda controller: controller.heartbeat(request, now_ms),

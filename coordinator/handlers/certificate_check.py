@@ -29,7 +29,7 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
         return
     is_whole = not hasattr(about[0], "config_operation")
-    settings = {} if is_whole else dict(ctx.broker.metadata.plain_settings(resource.resource_name))
+    settings = {} if is_whole else dict(ctx.metadata.plain_settings(resource.resource_name))
     for entry in about:
         if is_whole or entry.config_operation == AlterOperation.SET:
             settings[entry.name] = entry.value or ""

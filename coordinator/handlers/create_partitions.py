@@ -48,7 +48,7 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
             raise InvalidRequestError("Duplicate topic name.")
         if not ctx.may(Operation.ALTER, ResourceType.TOPIC, name):
             raise TopicAuthorizationError("Topic authorization failed.")
-        assignments, topics = topic.assignments, ctx.broker.topics
+        assignments, topics = topic.assignments, ctx.topics
         topics.check_request_size(len(assignments or ()))
         topics.grow(
             name,

@@ -87,9 +87,9 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity
             raise InvalidRequestError("Duplicate topic name.")
         if name != METADATA_TOPIC and not _may_create(ctx, name):
             raise TopicAuthorizationError("Authorization failed.")
-        ctx.broker.topics.check_request_size(total)
-        configs = ctx.broker.topics.own_configs(name, _configs(topic))
-        made = ctx.broker.topics.create(
+        ctx.topics.check_request_size(total)
+        configs = ctx.topics.own_configs(name, _configs(topic))
+        made = ctx.topics.create(
             name,
             partitions=topic.num_partitions,
             replication_factor=topic.replication_factor,

@@ -40,9 +40,9 @@ def decided_each(
     def changes() -> Steps[list[T]]:
         answers = []
         for decision in decisions:
-            with ctx.broker.metadata.unforced():
+            with ctx.metadata.unforced():
                 answers.append(
-                    ctx.broker.active_controller.decide(
+                    ctx.controller.decide(
                         decision,
                         origin=ctx.origin,
                         trigger=f"request {KNOWN_APIS[ctx.api_key].name}",

@@ -73,7 +73,7 @@ async def run(ctx: Context) -> Entity:
         results += _some(ctx, waiting, named, deleted)
         await asyncio.sleep(0)
     if deleted:
-        await ctx.broker.forget_topics(deleted)
+        await _forget(ctx, deleted)
     return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
 
@@ -87,14 +87,27 @@ def _some(
     until = monotonic_s() + SLICE_MS / 1000
     before = len(deleted)
     results: list[Entity] = []
-    with ctx.broker.metadata.unforced():
+    with ctx.metadata.unforced():
         while waiting and monotonic_s() < until:
             one, times = waiting.popleft()
             results.append(_answer(ctx, one, deleted, times=times, named=named))
-    ctx.broker.metadata.force()
+    ctx.metadata.force()
     # Only when no power loss can bring the topics back may their records go.
-    ctx.broker.drop_topics(deleted[before:])
+    if ctx.on_znodes is None:
+        ctx.broker.drop_topics(deleted[before:])
     return results
+
+
+async def _forget(ctx: Context, deleted: list[TopicImage]) -> None:
+    """Get what is left of deleted topics out of the way.
+
+    Brokers of a cluster on ZooKeeper do so once they are told; the answer waits until ZooKeeper
+    has the deletion. Raises NotControllerError.
+    """
+    if ctx.on_znodes is None:
+        await ctx.broker.forget_topics(deleted)
+    elif (written := ctx.metadata.durable()) is not None:
+        await written
 
 
 def _answer(
@@ -129,7 +142,7 @@ def _resolved(ctx: Context, one: Asked) -> Resolved:
     name, topic_id = one
     if name is not None:
         return name
-    topic = ctx.broker.metadata.topic_by_id(topic_id)
+    topic = ctx.metadata.topic_by_id(topic_id)
     return topic_id if topic is None else str(topic.name)
 
 
@@ -146,16 +159,14 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
         raise InvalidRequestError("Duplicate topic name or topic id.")
     by_name = name is not None
     if name is None:
-        known = ctx.broker.metadata.topic_by_id(topic_id)
+        known = ctx.metadata.topic_by_id(topic_id)
         if known is None:
             raise UnknownTopicIdError("This server does not host this topic ID.")
         name = known.name
     _check_rights(ctx, name, by_name=by_name)
     if named[name] > 1:  # only now, for to others this would tell which topic has an id
         raise InvalidRequestError("The topic is named by its name and by its id.")
-    topic: TopicImage = ctx.broker.topics.delete(
-        name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT)
-    )
+    topic: TopicImage = ctx.topics.delete(name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
     return topic
 
 
@@ -169,14 +180,14 @@ def _check_rights(ctx: Context, name: str, *, by_name: bool) -> None:
     may_describe = ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name)
     may_delete = ctx.may(Operation.DELETE, ResourceType.TOPIC, name)
     if by_name and may_describe:
-        ctx.broker.metadata.known(name)
+        ctx.metadata.known(name)
     if not may_delete or (by_name and not may_describe):
         raise TopicAuthorizationError("Topic authorization failed.")
 
 
 def _name_for(ctx: Context, topic_id: uuid.UUID) -> str | None:
     """The name of a topic whose id was asked for, if the client may know it."""
-    topic = ctx.broker.metadata.topic_by_id(topic_id)
+    topic = ctx.metadata.topic_by_id(topic_id)
     if topic and ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name, audited=False):
         return str(topic.name)
     return None

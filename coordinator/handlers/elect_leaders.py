@@ -58,7 +58,7 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.ALTER)
     everything = body.topic_partitions is None
     asked = (
-        [(one.name, range(len(one.partitions))) for one in ctx.broker.metadata.topics.values()]
+        [(one.name, range(len(one.partitions))) for one in ctx.metadata.topics.values()]
         if everything
         else [(one.topic, one.partitions) for one in body.topic_partitions]
     )

@@ -41,7 +41,7 @@ def run(ctx: Context) -> Entity:
         error_code=code,
         snapshot_id=make.SnapshotId(end_offset=snapshot.end_offset, epoch=snapshot.epoch),
         current_leader=make.LeaderIdAndEpoch(
-            leader_id=node_id, leader_epoch=ctx.broker.active_controller.log.epoch
+            leader_id=node_id, leader_epoch=ctx.controller.log.epoch
         ),
         size=size,
         position=0 if code else part.position,
@@ -55,7 +55,7 @@ def run(ctx: Context) -> Entity:
 
 
 def _piece(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
-    log = ctx.broker.active_controller.log
+    log = ctx.controller.log
     if (topic, part.partition) != (METADATA_TOPIC, 0):
         raise UnknownTopicOrPartitionError(f"there are snapshots of {METADATA_TOPIC}-0 alone")
     log.check_epoch(part.current_leader_epoch)

@@ -22,7 +22,7 @@ def run(ctx: Context) -> Work[Entity]:
 
     def apply(resource: Any) -> None:
         change(
-            ctx.broker,
+            ctx,
             resource.resource_type,
             resource.resource_name,
             [Change(one.name, one.config_operation, one.value) for one in resource.configs],

@@ -29,7 +29,7 @@ NOT_ASKED: Final = (1 << 63) - 1
 def run(ctx: Context) -> Work[Entity]:
     """Answer with records, or with what the reader has to do first; wait where there is neither."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
-    body, log = ctx.body, ctx.broker.active_controller.log
+    body, log = ctx.body, ctx.controller.log
     if ctx.version < FIRST_WITH_TOPIC_IDS:
         return ctx.respond.error(ErrorCode.invalid_request)
     if body.cluster_id is not None and body.cluster_id != ctx.broker.cluster_id:
@@ -67,7 +67,7 @@ def _read(ctx: Context, log: QuorumLog, part: Any, max_wait_ms: int) -> Work[Rea
             if replica_id >= 0 and read.diverging is None and read.snapshot is None:
                 directory_id = getattr(part, "replica_directory_id", None)
                 log.fetched(replica_id, directory_id, part.fetch_offset)
-                ctx.broker.active_controller.observed()
+                ctx.controller.observed()
             if log.is_worth_an_answer(read, high_watermark):
                 return read
             if over is None:

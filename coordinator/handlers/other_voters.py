@@ -29,7 +29,7 @@ def refused(ctx: Context) -> Entity:
         "partition_index": 0,
         "error_code": ErrorCode.inconsistent_voter_set,
         "leader_id": node_id,
-        "leader_epoch": ctx.broker.active_controller.log.epoch,
+        "leader_epoch": ctx.controller.log.epoch,
     }
     host, port = ctx.advertised
     part = make.PartitionData(**told, **_OWN_FIELDS.get(ctx.api_key, {}))

@@ -26,6 +26,7 @@ from fencepost.coordinator.config.broker_config import (
 from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.state_topics import safe_configs, value_in_force
 from fencepost.coordinator.metadata.topic_admin import check_name
@@ -151,11 +152,11 @@ def _described(key: ConfigKey, settings: list[Setting]) -> Described:
     return Described(key, settings[0].text, settings[0].source, settings)
 
 
-def _check_changeable(broker: Services, name: str) -> None:
+def _check_changeable(ctx: Context, name: str) -> None:
     """Raise unless a broker's own settings may be changed here: a controller keeps everybody's."""
-    is_known = name.isdecimal() and int(name) in broker.metadata.image.brokers
-    if broker.controller is not None or not is_known:
-        _check_node(broker, name)
+    is_known = name.isdecimal() and int(name) in ctx.metadata.image.brokers
+    if not (ctx.keeps_all_brokers_settings and is_known):
+        _check_node(ctx.broker, name)
 
 
 def _check_node(broker: Services, name: str) -> None:
@@ -172,7 +173,7 @@ Permit = Callable[[], None]
 
 
 def replace(
-    broker: Services,
+    ctx: Context,
     kind: int,
     name: str,
     entries: Iterable[tuple[str, str | None]],
@@ -194,12 +195,12 @@ def replace(
         configs[key] = value
     if kind == ResourceType.BROKER_LOGGER:
         raise InvalidRequestError("levels are changed one by one, with IncrementalAlterConfigs")
-    _check_permission(broker, kind, name, permit)
-    _store(broker, kind, name, configs, validate_only=validate_only)
+    _check_permission(ctx, kind, name, permit)
+    _store(ctx, kind, name, configs, validate_only=validate_only)
 
 
 def change(
-    broker: Services,
+    ctx: Context,
     kind: int,
     name: str,
     changes: list[Change],
@@ -221,20 +222,20 @@ def change(
         seen.add(one.name)
         if one.value is None and one.operation != Operation.DELETE:
             raise InvalidRequestError(f"Null value not supported for : {one.name}")
-    _check_permission(broker, kind, name, permit)
+    _check_permission(ctx, kind, name, permit)
     if kind == ResourceType.BROKER_LOGGER:
-        _change_logger(broker, name, changes, validate_only=validate_only)
+        _change_logger(ctx.broker, name, changes, validate_only=validate_only)
         return
-    configs = dict(_stored(broker, kind, name))
+    configs = dict(_stored(ctx, kind, name))
     for one in changes:
-        _apply(broker, kind, configs, one)
-    _store(broker, kind, name, configs, validate_only=validate_only)
+        _apply(ctx.broker, kind, configs, one)
+    _store(ctx, kind, name, configs, validate_only=validate_only)
 
 
-def _check_permission(broker: Services, kind: int, name: str, permit: Permit) -> None:
+def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:
     """Nothing that is kept is looked at before, nor whether the resource is there."""
     if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
-        _check_changeable(broker, name)
+        _check_changeable(ctx, name)
     permit()
 
 
@@ -269,37 +270,37 @@ def _inherited(broker: Services, kind: int, name: str) -> str | None:
     return text_of(broker.config.get(name))
 
 
-def _stored(broker: Services, kind: int, name: str) -> Mapping[str, str]:
+def _stored(ctx: Context, kind: int, name: str) -> Mapping[str, str]:
     """What is stored for a resource now."""
     if kind == ResourceType.TOPIC:
-        return broker.metadata.topic_configs(name)
+        return ctx.metadata.topic_configs(name)
     if kind == ResourceType.BROKER:
-        return broker.metadata.settings(name)
+        return ctx.metadata.settings(name)
     if kind == ResourceType.GROUP:
-        return broker.metadata.group_settings(name)
+        return ctx.metadata.group_settings(name)
     return {}
 
 
 def _store(
-    broker: Services, kind: int, name: str, configs: Mapping[str, str], *, validate_only: bool
+    ctx: Context, kind: int, name: str, configs: Mapping[str, str], *, validate_only: bool
 ) -> None:
     """Check ``configs`` and make them the resource's own."""
     if not name and kind in {ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
         raise InvalidRequestError("the name of the resource is empty")
     if kind == ResourceType.TOPIC:
         check_name(name)
-        broker.topics.configure(name, configs, validate_only=validate_only)
+        ctx.topics.configure(name, configs, validate_only=validate_only)
     elif kind == ResourceType.BROKER:
         if name != DEFAULT_SETTINGS:
-            _check_changeable(broker, name)
-        broker.config.check_dynamic(configs)
+            _check_changeable(ctx, name)
+        ctx.broker.config.check_dynamic(configs)
         if name == DEFAULT_SETTINGS:
             _check_for_all_brokers(configs)
-        broker.topics.configure_brokers(name, configs, validate_only=validate_only)
+        ctx.topics.configure_brokers(name, configs, validate_only=validate_only)
     elif kind == ResourceType.GROUP:
-        group_settings.check(broker.config, configs)
+        group_settings.check(ctx.broker.config, configs)
         if not validate_only:
-            broker.storage.metadata_log.set_group_settings(name, configs)
+            ctx.broker.storage.metadata_log.set_group_settings(name, configs)
     elif kind == ResourceType.CLIENT_METRICS:
         for key, value in configs.items():
             raise ConfigError(key, value, "clients have no settings here")

@@ -22,7 +22,7 @@ def run(ctx: Context) -> Work[Entity]:
     """Forget it, and whatever it had in sync."""
     ctx.require_on_cluster(Operation.ALTER)
     asked = ctx.body.broker_id
-    if asked == ctx.broker.node_id and ctx.broker.active_controller.has_own_broker:
+    if asked == ctx.broker.node_id and ctx.controller.has_own_broker:
         return ctx.respond.error(
             ErrorCode.invalid_request, f"broker {asked} is the controller itself, and is running"
         )

@@ -60,8 +60,9 @@ def zookeeper_registry(services: Services) -> Registry:
 
     def up_to_date(run: Run) -> Run:
         async def after_others(ctx: Context) -> Any:
-            await services.on_zookeeper.catch_up()
-            return run(ctx)
+            node = services.on_zookeeper
+            await node.catch_up()
+            return run(replace(ctx, on_znodes=await node.own_decisions(())))
 
         return after_others
 
@@ -89,7 +90,7 @@ def zookeeper_registry(services: Services) -> Registry:
         if elected is None:
             return None
         handler = inside.handler(ctx.api_key)
-        return handler.run(replace(ctx, broker=elected.services, registry=inside))
+        return handler.run(replace(ctx, on_znodes=elected.services, registry=inside))
 
     return Registry(
         modules=own,
@@ -116,12 +117,9 @@ def _keeps_passwords(body: Any) -> bool:
 def _written_here(ctx: Context, inside: Registry) -> Work[Entity]:
     """Change settings as the brokers of Apache Kafka 3.9 do, whoever the controller is."""
     named = {(one.resource_type, one.resource_name) for one in ctx.body.resources}
-    settings = ctx.broker.on_zookeeper.settings_to_write()
-    reading = spawn(settings.read(named), "read settings")
+    reading = spawn(ctx.broker.on_zookeeper.own_decisions(named), "read settings")
     yield reading
-    reading.result()
-    broker = ctx.broker.deciding(settings)
     handler = inside.handler(ctx.api_key)
-    own = replace(ctx, broker=broker, registry=inside)
+    own = replace(ctx, on_znodes=reading.result(), registry=inside)
     answer: Entity = yield from handler.run(own)  # type: ignore[misc]
     return answer

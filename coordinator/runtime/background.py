@@ -70,10 +70,10 @@ def survived(what: str, **where: object) -> Iterator[None]:
         tell(what, error, **where)
 
 
-def spawn(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+def spawn(work: Coroutine[Any, Any, T], what: str) -> asyncio.Task[T]:
     """Run ``work`` on the running loop; its failure is logged, awaited or not."""
 
-    def ended(task: asyncio.Task[None]) -> None:
+    def ended(task: asyncio.Task[T]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             tell(what, error)

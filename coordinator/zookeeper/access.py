@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from fencepost.cluster.acl import Permission, ResourceType
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.record_codec import decode
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
     ClientQuotaRecord,
@@ -402,28 +404,36 @@ class ChangedMetadata(ObservedMetadata):
         """The same, in steps."""
         by_path: dict[str, list[Change]] = {}
         for record in records:
-            change = self._change_of(record)
+            change = change_of(self.image, decode(record) if isinstance(record, bytes) else record)
             by_path.setdefault(formats.path_of(change.record), []).append(change)
             yield
         return self._access.change(by_path)
 
-    def _change_of(self, record: MetadataRecord | bytes) -> Change:
-        match record:
-            case UserScramCredentialRecord() | AccessControlEntryRecord():
-                return Change(record)
-            case ClientQuotaRecord():
-                return Change(record, record.remove)
-            case RemoveUserScramCredentialRecord(name=name, mechanism=mechanism):
-                nothing = UserScramCredentialRecord(name, mechanism, b"", b"", b"", 0)
-                return Change(self.image.scram.get((name, mechanism), nothing), is_removed=True)
-            case RemoveAccessControlEntryRecord() if record.id in self.image.acls:
-                return Change(self.image.acls[record.id], is_removed=True)
-        raise MetadataUnavailableError("the controller is elsewhere")
-
     def reason_against(self, record: MetadataRecord) -> str | None:
-        """Why a change can not be kept."""
-        if isinstance(
-            record, (UserScramCredentialRecord, ClientQuotaRecord, AccessControlEntryRecord)
-        ):
-            return formats.reason_against(record)
-        return None
+        """See :meth:`Metadata.reason_against`."""
+        return reason_against(record)
+
+
+def change_of(image: MetadataImage, record: MetadataRecord) -> Change:
+    """The change of a znode that a record stands for.
+
+    Raises MetadataUnavailableError for a change that only the controller makes.
+    """
+    match record:
+        case UserScramCredentialRecord() | AccessControlEntryRecord():
+            return Change(record)
+        case ClientQuotaRecord():
+            return Change(record, record.remove)
+        case RemoveUserScramCredentialRecord(name=name, mechanism=mechanism):
+            nothing = UserScramCredentialRecord(name, mechanism, b"", b"", b"", 0)
+            return Change(image.scram.get((name, mechanism), nothing), is_removed=True)
+        case RemoveAccessControlEntryRecord() if record.id in image.acls:
+            return Change(image.acls[record.id], is_removed=True)
+    raise MetadataUnavailableError("the controller is elsewhere")
+
+
+def reason_against(record: MetadataRecord) -> str | None:
+    """Why ZooKeeper cannot hold a user, a quota or an ACL; None if it can."""
+    if isinstance(record, (UserScramCredentialRecord, ClientQuotaRecord, AccessControlEntryRecord)):
+        return formats.reason_against(record)
+    return None

@@ -28,9 +28,11 @@ from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, TopicImage, c
 from fencepost.cluster.records import MetadataRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.active import ActiveController, Remember
+from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.log import new_topic_id
+from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
@@ -108,7 +110,7 @@ class Elected:
         on_lost: Callable[[], None],
     ) -> None:
         self._session, self._epoch_version, self._on_lost = session, epoch_version, on_lost
-        self._teller, self._loaded = teller, loaded
+        self._config, self._teller, self._loaded = config, teller, loaded
         self._channels = channels(self._answered)
         self._image = MetadataImage()
         """What ZooKeeper has, and brokers are told."""
@@ -145,8 +147,6 @@ class Elected:
             remember,
             own_broker=True,
         )
-        self.services: Any = None
-        """What handlers of requests to the controller are given."""
         self._watches = Watches()
         self._nodes = AdminNodes(
             session,
@@ -162,6 +162,13 @@ class Elected:
         self._untold: asyncio.Queue[tuple[MetadataImage, MetadataImage]] = asyncio.Queue()
         """Changes that ZooKeeper has, in order."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def services(self) -> ControllerServices:
+        """The part that handlers of requests to the controller work with."""
+        topics = TopicAdmin(self.store, self._config, self._teller.broker_id)
+        topics.learned = self.active.learned
+        return ControllerServices(self.active, self.store, topics, is_elected=True)
 
     # --- office ---
 

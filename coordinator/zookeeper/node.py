@@ -12,7 +12,7 @@ Source: ``KafkaServer.startup``, ``KafkaController.elect``, ``KafkaZkClient.regi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
@@ -24,8 +24,12 @@ from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
 from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listeners import between_brokers
+from fencepost.coordinator.controller.active import ActiveController
+from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.metadata.changes import new_settings
+from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
+from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, spawn, tell
 from fencepost.coordinator.wire.schema import Entity
@@ -33,6 +37,7 @@ from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access import Access
 from fencepost.coordinator.zookeeper.access_znodes import entity_of
 from fencepost.coordinator.zookeeper.arrivals import Arrivals, before_it_is_told
+from fencepost.coordinator.zookeeper.broker_store import BrokerStore, encode_anew
 from fencepost.coordinator.zookeeper.connection import Reach
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import (
@@ -43,7 +48,6 @@ from fencepost.coordinator.zookeeper.loading import (
     read_config,
 )
 from fencepost.coordinator.zookeeper.notes import Notes
-from fencepost.coordinator.zookeeper.own_settings import OwnSettings, encode_anew
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.registration import Registration
 from fencepost.coordinator.zookeeper.session import (
@@ -62,6 +66,7 @@ from fencepost.logcore.tracebacks import without_traceback
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import Remember
+    from fencepost.coordinator.runtime.origin import Origin
     from fencepost.coordinator.zookeeper.elected import Elected
     from fencepost.coordinator.zookeeper.loading import Loaded
     from fencepost.logcore.clock import Clock
@@ -376,8 +381,7 @@ class ZooKeeperNode:
         return former, f"the session of broker {former} has ended"
 
     def _tell_of_office(self, kind: str, detail: Mapping[str, object]) -> None:
-        if self.remember is not None:
-            self.remember(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
+        self._keep(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
 
     def _can_not_go_on(self) -> None:
         """Give up the office; this one or another is elected in a moment."""
@@ -430,11 +434,28 @@ class ZooKeeperNode:
         except (TimeoutError, ZooKeeperError) as error:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
-    def settings_to_write(self) -> OwnSettings:
-        """What is known, for one request to change settings."""
-        return OwnSettings(
-            self._config, self._session, self._image, self.passwords, node_id=self._node_id
+    async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
+        """Decide on one request here, with the current settings of these resources.
+
+        Raises MetadataUnavailableError.
+        """
+        config, node_id = self._config, self._node_id
+        store = BrokerStore(
+            config, self._session, self._image, self.passwords, self.access, node_id=node_id
         )
+        await store.read(resources)
+        settings = controller_settings(
+            config,
+            node_id=node_id,
+            max_partitions_per_request=store.limits.max_partitions_per_request,
+        )
+        active = ActiveController(store, settings, self._clock, None, self._keep, own_broker=False)
+        topics = TopicAdmin(store, config, node_id)
+        return ControllerServices(active, store, topics, is_elected=False)
+
+    def _keep(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
+        if self.remember is not None:
+            self.remember(event, origin, trigger)
 
     async def _reread(self, kind: int, name: str) -> None:
         async with self._arriving:

@@ -11,7 +11,7 @@ from fencepost.cluster.records import ConfigRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.errors import InvalidRequestError
-from fencepost.coordinator.zookeeper.own_settings import OwnSettings
+from fencepost.coordinator.zookeeper.broker_store import BrokerStore
 from fencepost.coordinator.zookeeper.passwords import (
     DEFAULT_KEY_FACTORY,
     MAX_ITERATIONS,
@@ -104,8 +104,8 @@ def test_what_the_old_secret_has_encoded_is_encoded_anew_once() -> None:
 def test_a_change_of_a_broker_encodes_only_what_is_new() -> None:
     """What is kept comes with every change of a broker's settings (KAFKA-14136)."""
     nobody: Any = None  # nothing is written here
-    own = OwnSettings(
-        BrokerConfig({}), nobody, MetadataImage(), passwords(secret="the secret"), node_id=1
+    own = BrokerStore(
+        BrokerConfig({}), nobody, MetadataImage(), passwords(secret="the secret"), nobody, node_id=1
     )
     own.append([ConfigRecord(BROKER_RESOURCE, "1", KEY, "password")])
     kept = own.settings("1")[KEY]

@@ -1,8 +1,10 @@
-"""Settings that a broker writes by itself, as every broker of Apache Kafka 3.9 does.
+"""The store of what a broker of a cluster on ZooKeeper changes by itself, as Apache Kafka 3.9 does.
 
-Such a controller answers nobody but whoever asks it, and clients take settings to any broker. They
-are read before they are changed, and written without a look at who wrote meanwhile: the last one
-wins, as there.
+Clients send changes of settings, users, quotas and ACLs to any broker. A controller of Apache Kafka
+3.9 takes no requests from other brokers for their clients, so each broker decides by the
+controller's rules and writes the znodes. Settings are read before they are changed and written
+unconditionally: the last writer wins, as there. The others are merged into what their znode holds
+by then (``access.py``).
 
 Source: ``ZkAdminManager.incrementalAlterConfigs``, ``KafkaZkClient.setOrCreateEntityConfigs``.
 """
@@ -22,15 +24,17 @@ from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn
-from fencepost.coordinator.zookeeper import znodes
+from fencepost.coordinator.zookeeper import access_znodes, znodes
+from fencepost.coordinator.zookeeper.access import Access, change_of, reason_against
+from fencepost.coordinator.zookeeper.access_znodes import Change
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError, ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import read_config
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import Create, Put, Session
 
 
-class OwnSettings(ObservedMetadata):
-    """What is known of a cluster, in which settings can be changed; for one request."""
+class BrokerStore(ObservedMetadata):
+    """The image that a broker has been told, and the changes of one request on top of it."""
 
     def __init__(
         self,
@@ -38,16 +42,30 @@ class OwnSettings(ObservedMetadata):
         session: Session,
         image: MetadataImage,
         passwords: Passwords,
+        access: Access,
         *,
         node_id: int,
     ) -> None:
         super().__init__(config, node_id=node_id)
-        self._session, self._passwords = session, passwords
-        self._changed: dict[tuple[int, str], None] = {}
+        self._session, self._passwords, self._access = session, passwords, access
+        self._settings: dict[tuple[int, str], None] = {}
+        """Resources whose settings are not written yet."""
+        self._changes: dict[str, list[Change]] = {}
+        """Changes of users, quotas and ACLs that are not written yet, by path."""
         self.image = image
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the controller that the broker has been told of."""
+        return self.image.epoch
+
+    @property
+    def next_offset(self) -> int:
+        """Changes are counted alone: nothing here has an offset."""
+        return self.image.offset + 1
+
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
-        """Know these resources' settings as they are now. Raises MetadataUnavailableError."""
+        """Read the current settings of these resources. Raises MetadataUnavailableError."""
         try:
             for kind, name in resources:
                 if kind == BROKER_RESOURCE or name in self.image.topics:
@@ -64,24 +82,28 @@ class OwnSettings(ObservedMetadata):
         self.image = delta.apply(self.image.offset + len(records), self.image.epoch)
 
     def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
-        """Change settings, which :meth:`durable` writes.
+        """Make a change, which :meth:`durable` writes.
 
-        Raises MetadataUnavailableError for any other change, NotInZooKeeperError, and what
-        :meth:`Passwords.encoded` does.
+        Raises MetadataUnavailableError for a change that only the controller makes,
+        NotInZooKeeperError, and what :meth:`Passwords.encoded` does; nothing has changed then.
         """
         taken = [self._encoded(decode(one) if isinstance(one, bytes) else one) for one in records]
-        resources: dict[tuple[int, str], None] = {}
+        settings: dict[tuple[int, str], None] = {}
+        changes: list[Change] = []
         for record in taken:
             if not isinstance(record, ConfigRecord):
-                raise MetadataUnavailableError("the controller is elsewhere")
-            if znodes.config_path(record.resource_type, record.resource_name) is None:
+                changes.append(change_of(self.image, record))
+            elif znodes.config_path(record.resource_type, record.resource_name) is None:
                 raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
-            resources[record.resource_type, record.resource_name] = None
+            else:
+                settings[record.resource_type, record.resource_name] = None
         self._replay(taken)
-        self._changed |= resources
+        self._settings |= settings
+        for change in changes:
+            self._changes.setdefault(access_znodes.path_of(change.record), []).append(change)
 
     def _encoded(self, record: MetadataRecord) -> MetadataRecord:
-        """A change as it is kept."""
+        """A change as its znode holds it."""
         if (
             not isinstance(record, ConfigRecord)
             or record.resource_type != BROKER_RESOURCE
@@ -99,19 +121,34 @@ class OwnSettings(ObservedMetadata):
         """See :meth:`Metadata.plain_settings`."""
         return self._passwords.plain(name, self.settings(name))
 
-    def durable(self) -> asyncio.Future[None] | None:
-        """Done once ZooKeeper has all of it; it raises MetadataUnavailableError."""
-        changed, self._changed = self._changed, {}
-        return spawn(self._write(changed), "write settings") if changed else None
+    def reason_against(self, record: MetadataRecord) -> str | None:
+        """See :meth:`Metadata.reason_against`."""
+        return reason_against(record)
 
-    async def _write(self, changed: Collection[tuple[int, str]]) -> None:
+    def durable(self) -> asyncio.Future[None] | None:
+        """Write the changes made since the last call; done once ZooKeeper has them.
+
+        So each item of a request can have an answer of its own. The future raises
+        MetadataUnavailableError, or what :meth:`Access.change` does.
+        """
+        settings, self._settings = self._settings, {}
+        changes, self._changes = self._changes, {}
+        if not settings:
+            return self._access.change(changes) if changes else None
+        return spawn(self._write(settings, changes), "write settings")
+
+    async def _write(
+        self, settings: Collection[tuple[int, str]], changes: Mapping[str, Sequence[Change]]
+    ) -> None:
         try:
-            for kind, name in changed:
-                await self._write_one(kind, name)
+            for kind, name in settings:
+                await self._write_settings(kind, name)
         except ZooKeeperError as error:
             raise MetadataUnavailableError(str(error)) from error
+        if changes:
+            await self._access.change(changes)
 
-    async def _write_one(self, kind: int, name: str) -> None:
+    async def _write_settings(self, kind: int, name: str) -> None:
         path = znodes.config_path(kind, name) or ""
         data = znodes.config_data(self.image.configs.get((kind, name), {}))
         told = Create(

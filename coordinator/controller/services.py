@@ -1,0 +1,22 @@
+"""The part of a controller that handlers work with."""
+
+from __future__ import annotations
+
+from fencepost.coordinator.controller.active import ActiveController
+from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.topic_admin import TopicAdmin
+from fencepost.logcore.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerServices:
+    """Decisions that this broker makes on ZooKeeper's znodes, which it has no log of.
+
+    Either it is the elected controller, or it changes znodes that every broker may change.
+    """
+
+    active: ActiveController
+    metadata: ObservedMetadata
+    """The image with all decisions; brokers and this one learn of them once they are written."""
+    topics: TopicAdmin
+    is_elected: bool

@@ -30,22 +30,27 @@ class EpochEnds(Protocol):
 
 
 def diverging_epoch(
-    log: EpochEnds, last_fetched_epoch: int, fetch_offset: int
+    end_of_epoch: tuple[int, int], last_fetched_epoch: int, fetch_offset: int, log_start_offset: int
 ) -> tuple[int, int] | None:
-    """What a leader answers a fetch whose last record is of that epoch; None: the logs agree.
+    """Return what a leader answers a fetch after a record of that epoch; None if the logs agree.
 
-    (epoch, where it ends in the leader's log): the follower has to cut its own. Such an answer has
-    no records, and the fetch does not count for the follower's state. Raises OffsetOutOfRangeError
-    where the leader cannot tell, for an epoch above all it knows, too.
+    ``end_of_epoch`` is the leader's of ``last_fetched_epoch``. The answer is (epoch, where it ends
+    in the leader's log): the reader has to cut its own. Such an answer has no records, and the
+    fetch does not count for the follower's state. Raises OffsetOutOfRangeError for an epoch above
+    all that the leader knows, and below the start of its log, whether the epochs part or not.
     """
     if last_fetched_epoch == NO_EPOCH:
         return None
-    epoch, end = log.end_of_epoch(last_fetched_epoch)
-    if epoch == NO_EPOCH:
+    epoch, end = end_of_epoch
+    if epoch == NO_EPOCH or end == UNKNOWN_OFFSET:
         raise OffsetOutOfRangeError(
             f"nothing is known of leader epoch {last_fetched_epoch}, asked for at {fetch_offset}"
         )
-    return (epoch, end) if epoch < last_fetched_epoch or end < fetch_offset else None
+    if fetch_offset < log_start_offset:
+        raise OffsetOutOfRangeError(
+            f"offset {fetch_offset} is below {log_start_offset}, where the log begins"
+        )
+    return end_of_epoch if epoch < last_fetched_epoch or end < fetch_offset else None
 
 
 def truncation_offset(log: EpochEnds, epoch: int, end: int, start: int) -> int:

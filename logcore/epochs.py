@@ -13,10 +13,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from fencepost.logcore.checkpoints import CheckpointError, read_epochs
+from fencepost.logcore.errors import FencedLeaderEpochError, UnknownLeaderEpochError
 from fencepost.logcore.fs import FileSystem
 
 UNDEFINED_EPOCH: Final = -1
 UNDEFINED_EPOCH_OFFSET: Final = -1
+
+
+def check_leader_epoch(asked: int, ours: int) -> None:
+    """Compare a request's leader epoch with ours; −1 is not checked.
+
+    Raises FencedLeaderEpochError, UnknownLeaderEpochError.
+    """
+    if asked not in {UNDEFINED_EPOCH, ours}:
+        error = FencedLeaderEpochError if asked < ours else UnknownLeaderEpochError
+        raise error(f"leader epoch {asked}, ours is {ours}")
 
 
 class LeaderEpochs:

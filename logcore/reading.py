@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 from fencepost.logcore.batch import BatchHeader
 from fencepost.logcore.epoch_check import agree, epochs_of
-from fencepost.logcore.epochs import UNDEFINED_EPOCH, LeaderEpochs
+from fencepost.logcore.epochs import LeaderEpochs
 from fencepost.logcore.errors import (
     CorruptRecordError,
-    FencedLeaderEpochError,
     OffsetOutOfRangeError,
-    UnknownLeaderEpochError,
 )
 from fencepost.logcore.file_range import MIN_RANGE_BYTES, FileRange
 from fencepost.logcore.log import Log
@@ -190,16 +188,6 @@ class LogReader:
         except CorruptRecordError:
             pass
         epochs.is_checked = True
-
-    def check_leader_epoch(self, epoch: int) -> None:
-        """Compare a request's epoch with ours; −1 is not checked.
-
-        Raises FencedLeaderEpochError, UnknownLeaderEpochError.
-        """
-        ours = self._marks.leader_epoch
-        if epoch not in {UNDEFINED_EPOCH, ours}:
-            error = FencedLeaderEpochError if epoch < ours else UnknownLeaderEpochError
-            raise error(f"leader epoch {epoch}, ours is {ours}")
 
     def read_all(self) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Yield header and bytes of each batch from log start to log end.

@@ -13,16 +13,19 @@ from uuid import UUID
 
 import structlog
 
+from fencepost.cluster.divergence import diverging_epoch
 from fencepost.coordinator.controller.errors import (
     PositionOutOfRangeError,
     SnapshotNotFoundError,
 )
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.snapshots import SnapshotId, snapshots
-from fencepost.coordinator.runtime.background import Threads, call_later, spawn
+from fencepost.coordinator.runtime.background import Threads, spawn
+from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
 from fencepost.coordinator.runtime.flusher import Flusher
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.errors import FencedLeaderEpochError, LogError, UnknownLeaderEpochError
+from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.reading import Isolation
 from fencepost.logcore.values import dataclass
@@ -81,39 +84,6 @@ class Observer:
     """When it had last read all that there was; -1 for never."""
 
 
-class Poll:
-    """A fetch that waits for news; its maker closes it."""
-
-    def __init__(self, polls: set[Poll], max_wait_ms: int) -> None:
-        self._polls = polls
-        self._loop = asyncio.get_running_loop()
-        self._next: asyncio.Future[None] | None = None
-        self.is_over = False
-        """Whether its time has passed."""
-        self._timer = call_later(self._loop, max_wait_ms, "poll of the metadata log", self.end)
-        polls.add(self)
-
-    def woken(self) -> asyncio.Future[None]:
-        """Done when there may be news, or when the time is over."""
-        self._next = self._loop.create_future()
-        return self._next
-
-    def wake(self) -> None:
-        """There may be news."""
-        if self._next is not None and not self._next.done():
-            self._next.set_result(None)
-
-    def end(self) -> None:
-        """The time is over."""
-        self.is_over = True
-        self.wake()
-
-    def close(self) -> None:
-        """Nobody waits any more."""
-        self._timer.cancel()
-        self._polls.discard(self)
-
-
 class QuorumLog:
     """What lies behind :class:`MetadataLog`, for others to read."""
 
@@ -128,7 +98,9 @@ class QuorumLog:
         self._snapshot: tuple[int, SnapshotId | None] = -1, None
         """The newest one, and where the log began when it was looked for."""
         self._observers: dict[int, Observer] = {}
-        self._polls: set[Poll] = set()
+        self.delayed = DelayedFetches()
+        """Fetches that wait for news."""
+        self.delayed.close()
         self._unlisten: Callable[[], None] | None = None
         self._sent: tuple[SnapshotId, bytes] | None = None
         """The snapshot that is being sent in pieces."""
@@ -139,7 +111,8 @@ class QuorumLog:
     # --- life ---
 
     def start(self) -> None:
-        """Hear of appends, for those who wait for them."""
+        """Hear of appends, for the observers."""
+        self.delayed.closed = False
         self._unlisten = self.partition.marks.listen(self._appended)
 
     async def stop(self) -> None:
@@ -150,11 +123,9 @@ class QuorumLog:
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        for poll in tuple(self._polls):
-            poll.end()
+        self.delayed.close()
 
     def _appended(self) -> None:
-        self._wake()
         flushed = self._flusher.forced(self.partition)
         if flushed is not None:
             flushed.add_done_callback(self._flushed)
@@ -162,17 +133,13 @@ class QuorumLog:
     def _flushed(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
             done.exception()  # Whoever changed something tells of the disk.
-        self._wake()
+        self.delayed.high_watermark_moved(self.high_watermark)
 
     async def _forced(self) -> None:
         """Return once all that is there now is on disk. Raises StorageError."""
         flushed = self._flusher.forced(self.partition)
         if flushed is not None:
             await flushed
-
-    def _wake(self) -> None:
-        for poll in tuple(self._polls):
-            poll.wake()
 
     # --- reading ---
 
@@ -185,14 +152,6 @@ class QuorumLog:
     def high_watermark(self) -> int:
         """What is on the disk of the only voter is committed."""
         return min(self.partition.recovery_point, self.partition.log_end_offset)
-
-    def check_epoch(self, current_leader_epoch: int) -> None:
-        """Raise FencedLeaderEpochError or UnknownLeaderEpochError for another quorum epoch."""
-        own = self.epoch
-        if current_leader_epoch < own:
-            raise FencedLeaderEpochError(f"the epoch is {own}, not {current_leader_epoch}")
-        if current_leader_epoch > own:
-            raise UnknownLeaderEpochError(f"the epoch is {own}, not {current_leader_epoch}")
 
     def read(self, offset: int, last_fetched_epoch: int, max_bytes: int) -> Read:
         """Read from an offset on, for whose log ends there in that epoch. Raises StorageError."""
@@ -207,8 +166,8 @@ class QuorumLog:
             return Read(snapshot=snapshot)
         if offset or last_fetched_epoch:
             end = self._end_of(last_fetched_epoch)
-            if end.epoch != last_fetched_epoch or end.end_offset < offset:
-                return Read(diverging=end)
+            if (diverging := diverging_epoch(end, last_fetched_epoch, offset, start)) is not None:
+                return Read(diverging=Diverging(*diverging))
         if offset >= partition.log_end_offset:
             return Read()
         limit = max(1, min(max_bytes, MAX_FETCH_BYTES))
@@ -234,12 +193,20 @@ class QuorumLog:
             or known_high_watermark < self.high_watermark
         )
 
-    def poll(self, max_wait_ms: int) -> Poll:
-        """Wait for news, for so long in all; over at once where nobody would bring any."""
-        poll = Poll(self._polls, max_wait_ms)
-        if self._unlisten is None:
-            poll.end()
-        return poll
+    def wait(self, offset: int, known_high_watermark: int, max_wait_ms: int) -> Work[None]:
+        """Wait for records at an offset, or for a high watermark above the known one."""
+        poll = DelayedFetch(
+            self.delayed,
+            Isolation.LOG_END,
+            min_bytes=1,
+            max_wait_ms=max_wait_ms,
+            known_high_watermark=known_high_watermark,
+        )
+        try:
+            poll.watch(Watched(self.partition, offset, 1))
+            yield poll.over
+        finally:
+            poll.cancel()
 
     # --- snapshots ---
 

@@ -17,8 +17,8 @@ from struct import Struct
 from typing import Protocol
 from uuid import UUID
 
+from fencepost.cluster.divergence import diverging_epoch
 from fencepost.coordinator.config.key import RACK_AWARE
-from fencepost.coordinator.data.delayed_fetch import DelayedFetch, DelayedFetches, Watched
 from fencepost.coordinator.data.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -41,9 +41,10 @@ from fencepost.coordinator.errors import (
     UnknownTopicIdError,
 )
 from fencepost.coordinator.runtime.background import tell
+from fencepost.coordinator.runtime.delayed_fetch import DelayedFetch, DelayedFetches, Watched
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.steps import Steps
-from fencepost.logcore.errors import OffsetOutOfRangeError, UnknownLeaderEpochError
+from fencepost.logcore.errors import UnknownLeaderEpochError
 from fencepost.logcore.file_range import MIN_RANGE_BYTES
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.partition import Partition
@@ -354,7 +355,12 @@ class _Reading:
             _check_replica(replicas, name, index, self._fetch.replica_id, asked.leader_epoch)
         end = partition.log.log_end_offset
         if asked.last_epoch >= 0:
-            diverging = _diverging(partition, asked)
+            diverging = diverging_epoch(
+                _end_of_epoch(partition, asked.last_epoch),
+                asked.last_epoch,
+                asked.offset,
+                partition.log_start_offset,
+            )
             if diverging is not None:
                 return FetchedPartition(asked, self._marks(partition), diverging=diverging)
         # Only the first partition that has anything may go beyond the limits, by one batch.
@@ -518,18 +524,9 @@ def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
     return min(offset, base)
 
 
-def _diverging(partition: Partition, asked: PartitionFetch) -> tuple[int, int] | None:
-    """Epoch and end offset where the reader's log parts from ours, if it does."""
+def _end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
+    """Where an epoch ends here; without followers ours exists before its first record."""
     reader = partition.reader
-    # What has one replica has begun its epoch, though no record of it may be there.
-    find = reader.offset_for_leader_epoch if partition.marks.is_replicated else reader.end_of_epoch
-    epoch, end_offset = find(asked.last_epoch)
-    if epoch < 0 or end_offset < 0:
-        raise OffsetOutOfRangeError(f"nothing is known of leader epoch {asked.last_epoch}")
-    if asked.offset < partition.log_start_offset:
-        raise OffsetOutOfRangeError(
-            f"offset {asked.offset} is below {partition.log_start_offset}, where the log begins"
-        )
-    if epoch >= asked.last_epoch and end_offset >= asked.offset:
-        return None
-    return epoch, end_offset
+    if partition.marks.is_replicated:
+        return reader.offset_for_leader_epoch(epoch)
+    return reader.end_of_epoch(epoch)

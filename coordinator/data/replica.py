@@ -10,9 +10,7 @@ from uuid import UUID
 from fencepost.cluster.image import LocalPartition
 from fencepost.logcore.epochs import UNDEFINED_EPOCH
 from fencepost.logcore.errors import (
-    FencedLeaderEpochError,
     StorageError,
-    UnknownLeaderEpochError,
 )
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
@@ -97,13 +95,3 @@ class ReplicaCounts:
     offline: int = 0
     reassigning: int = 0
     """Led, and replicas come or go."""
-
-
-def check_epoch(asked: int, ours: int) -> None:
-    """Compare a request's leader epoch with ours; −1 is not checked.
-
-    Raises FencedLeaderEpochError, UnknownLeaderEpochError.
-    """
-    if asked not in {UNDEFINED_EPOCH, ours}:
-        error = FencedLeaderEpochError if asked < ours else UnknownLeaderEpochError
-        raise error(f"leader epoch {asked}, ours is {ours}")

@@ -36,7 +36,7 @@ from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.due_changes import DueChanges
 from fencepost.coordinator.data.log_manager import LogManager
-from fencepost.coordinator.data.replica import Fetchers, Placed, Replica, ReplicaCounts, check_epoch
+from fencepost.coordinator.data.replica import Fetchers, Placed, Replica, ReplicaCounts
 from fencepost.coordinator.errors import (
     InconsistentTopicIdError,
     NotEnoughReplicasError,
@@ -45,7 +45,7 @@ from fencepost.coordinator.errors import (
 from fencepost.coordinator.runtime.background import Repeated, spawn, survived
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.epochs import UNDEFINED_EPOCH
+from fencepost.logcore.epochs import UNDEFINED_EPOCH, check_leader_epoch
 from fencepost.logcore.errors import LogError, StorageError
 from fencepost.logcore.machine import Event
 from fencepost.logcore.partition import Partition
@@ -111,8 +111,7 @@ class Replicas:
         """
         if self.image is None:
             partition = self._logs.partition(topic, index)
-            if leader_epoch != UNDEFINED_EPOCH:
-                partition.reader.check_leader_epoch(leader_epoch)
+            check_leader_epoch(leader_epoch, partition.marks.leader_epoch)
             return partition
         return self._find(topic, index, leader_epoch, only_leader=True)
 
@@ -153,7 +152,7 @@ class Replicas:
         if replica is None:
             return self._alone(topic, index, leader_epoch)
         partition, machine = replica.log, replica.machine
-        check_epoch(leader_epoch, machine.leader_epoch)
+        check_leader_epoch(leader_epoch, machine.leader_epoch)
         if only_leader and not machine.is_leader:
             raise NotLeaderOrFollowerError(f"{machine} is not led by this broker")
         return partition
@@ -169,7 +168,7 @@ class Replicas:
         marks = partition.marks
         if marks.is_replicated or marks.leader_epoch != registration.leader_epoch:
             self._lead_alone(partition, registration)
-        check_epoch(leader_epoch, registration.leader_epoch)
+        check_leader_epoch(leader_epoch, registration.leader_epoch)
         return partition
 
     def registration(self, topic: str, index: int) -> PartitionRegistration | None:

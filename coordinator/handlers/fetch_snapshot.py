@@ -16,6 +16,7 @@ from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.snapshots import SnapshotId
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.epochs import check_leader_epoch
 from fencepost.logcore.machine import DomainError
 
 
@@ -58,6 +59,7 @@ def _piece(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
     log = ctx.controller.log
     if (topic, part.partition) != (METADATA_TOPIC, 0):
         raise UnknownTopicOrPartitionError(f"there are snapshots of {METADATA_TOPIC}-0 alone")
-    log.check_epoch(part.current_leader_epoch)
+    # There is no way to leave it out: −1 is an old epoch.
+    check_leader_epoch(max(part.current_leader_epoch, 0), log.epoch)
     asked = SnapshotId(part.snapshot_id.end_offset, part.snapshot_id.epoch)
     return log.snapshot_piece(asked, part.position, ctx.body.max_bytes)

@@ -18,6 +18,7 @@ from fencepost.coordinator.handlers import Context, handles, replica_id_of, requ
 from fencepost.coordinator.metadata.names import METADATA_TOPIC_ID
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.logcore.epochs import check_leader_epoch
 from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_TOPIC_IDS: Final = 13
@@ -41,7 +42,7 @@ def run(ctx: Context) -> Work[Entity]:
     if request_ms(body.max_wait) < 0 or min(numbers) < 0:
         return _answer(ctx, log, Read(), ErrorCode.invalid_request)
     try:
-        log.check_epoch(part.current_leader_epoch)
+        check_leader_epoch(part.current_leader_epoch, log.epoch)
         read = yield from _read(ctx, log, part, request_ms(body.max_wait))
     except DomainError as error:
         return _answer(ctx, log, Read(), error_code(error))
@@ -60,24 +61,20 @@ def _only_partition(body: Any) -> Any | None:
 def _read(ctx: Context, log: QuorumLog, part: Any, max_wait_ms: int) -> Work[Read]:
     replica_id = replica_id_of(ctx.body)
     high_watermark = getattr(part, "high_watermark", NOT_ASKED)
-    over = None
-    try:
-        while True:
-            read = log.read(part.fetch_offset, part.last_fetched_epoch, ctx.body.max_bytes)
-            if replica_id >= 0 and read.diverging is None and read.snapshot is None:
-                directory_id = getattr(part, "replica_directory_id", None)
-                log.fetched(replica_id, directory_id, part.fetch_offset)
-                ctx.controller.observed()
-            if log.is_worth_an_answer(read, high_watermark):
-                return read
-            if over is None:
-                over = log.poll(max_wait_ms)
-            if over.is_over:
-                return read
-            yield over.woken()
-    finally:
-        if over is not None:
-            over.close()
+
+    def read() -> Read:
+        found = log.read(part.fetch_offset, part.last_fetched_epoch, ctx.body.max_bytes)
+        if replica_id >= 0 and found.diverging is None and found.snapshot is None:
+            directory_id = getattr(part, "replica_directory_id", None)
+            log.fetched(replica_id, directory_id, part.fetch_offset)
+            ctx.controller.observed()
+        return found
+
+    found = read()
+    if log.is_worth_an_answer(found, high_watermark):
+        return found
+    yield from log.wait(part.fetch_offset, high_watermark, max_wait_ms)
+    return read()
 
 
 def _answer(ctx: Context, log: QuorumLog, read: Read, code: ErrorCode) -> Entity:

@@ -496,7 +496,8 @@ def read_for_follower(
     ``Partition.readRecords``)."""
     offset = part.fetch_offset
     try:
-        diverging = diverging_epoch(log, part.last_fetched_epoch, offset)
+        epoch = part.last_fetched_epoch
+        diverging = diverging_epoch(log.end_of_epoch(epoch), epoch, offset, log.start)
     except OffsetOutOfRangeError:
         return PartitionAnswer(error=Errors.OFFSET_OUT_OF_RANGE)
     if offset < log.start or (diverging is None and offset > log.end):

@@ -297,6 +297,10 @@ def _log(*epochs: int) -> ListLog:
     return log
 
 
+def _diverging(leader: ListLog, epoch: int, offset: int) -> tuple[int, int] | None:
+    return diverging_epoch(leader.end_of_epoch(epoch), epoch, offset, leader.log_start_offset)
+
+
 @pytest.mark.parametrize(
     ("epochs", "epoch", "end", "cut"),
     [
@@ -324,7 +328,7 @@ def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_
     for _ in range(5):
         fetch = one.ask()
         asked.append((fetch.fetch_offset, fetch.last_fetched_epoch))
-        diverging = diverging_epoch(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
+        diverging = _diverging(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
         if diverging is None:
             break
         one.get(diverging=diverging)
@@ -342,7 +346,7 @@ def test_an_epoch_without_records_goes_with_the_cut():
     assert fetch.last_fetched_epoch == 5
     leader = _log(3, 3, 3)
     leader.begin_epoch(6, 3)
-    diverging = diverging_epoch(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
+    diverging = _diverging(leader, fetch.last_fetched_epoch, fetch.fetch_offset)
     assert diverging == (3, 3)
     one.get(diverging=diverging)
     assert (one.ask().fetch_offset, one.ask().last_fetched_epoch) == (2, 3)
@@ -360,13 +364,20 @@ def test_an_epoch_without_records_goes_with_the_cut():
     ],
 )
 def test_last_fetched_offset_validation(last_epoch, offset, answer):
-    assert diverging_epoch(_log(*[0] * 8, 2, 2), last_epoch, offset) == answer
+    assert _diverging(_log(*[0] * 8, 2, 2), last_epoch, offset) == answer
+
+
+def test_fetch_below_the_log_start_is_out_of_range_whether_epochs_part_or_not():
+    for epoch in (0, 1):
+        with pytest.raises(OffsetOutOfRangeError):
+            diverging_epoch((0, 8), epoch, 4, log_start_offset=5)
+    assert diverging_epoch((0, 8), 1, 5, log_start_offset=5) == (0, 8)
 
 
 @pytest.mark.parametrize("log", [_log(), _log(0, 2)])
 def test_an_epoch_above_all_known_is_out_of_range(log):
     with pytest.raises(OffsetOutOfRangeError):
-        diverging_epoch(log, 99, 1)
+        _diverging(log, 99, 1)
 
 
 # --- out of range ---

@@ -159,7 +159,9 @@ class Node:
         log, offset = self.log, fetch.fetch_offset
         try:
             self.leader.check_replica(source)
-            diverging = diverging_epoch(log, fetch.last_fetched_epoch, offset)
+            epoch = fetch.last_fetched_epoch
+            end = log.end_of_epoch(epoch)
+            diverging = diverging_epoch(end, epoch, offset, log.log_start_offset)
             high = log.high_watermark
             if diverging is None and not log.log_start_offset <= offset <= log.log_end_offset:
                 return PartitionAnswer(Errors.OFFSET_OUT_OF_RANGE)

@@ -16,6 +16,7 @@ from fencepost.logcore.batch import (
     verify_crc,
 )
 from fencepost.logcore.compression import Codec
+from fencepost.logcore.epochs import check_leader_epoch
 from fencepost.logcore.errors import (
     CorruptRecordError,
     FencedLeaderEpochError,
@@ -308,12 +309,12 @@ def test_coordinator_records(tmp_path: Path) -> None:
 
 def test_leader_epoch_checks(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, leader_epoch=5)
-    partition.reader.check_leader_epoch(-1)
-    partition.reader.check_leader_epoch(5)
+    check_leader_epoch(-1, partition.marks.leader_epoch)
+    check_leader_epoch(5, partition.marks.leader_epoch)
     with pytest.raises(FencedLeaderEpochError):
-        partition.reader.check_leader_epoch(4)
+        check_leader_epoch(4, partition.marks.leader_epoch)
     with pytest.raises(UnknownLeaderEpochError):
-        partition.reader.check_leader_epoch(6)
+        check_leader_epoch(6, partition.marks.leader_epoch)
     assert partition.reader.offset_for_leader_epoch(5) == (-1, -1)
     assert (partition.reader.end_of_epoch(5), partition.reader.epoch_of(0)) == ((5, 0), -1)
     append(partition, 3)

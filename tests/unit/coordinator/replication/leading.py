@@ -108,7 +108,9 @@ class Leader(OtherBroker):
         if error:
             return make.PartitionData(**row, error_code=error, records=b"")
         try:
-            parts = diverging_epoch(FollowedLog(log), asked.last_fetched_epoch, asked.fetch_offset)
+            epoch, offset = asked.last_fetched_epoch, asked.fetch_offset
+            end = FollowedLog(log).end_of_epoch(epoch)
+            parts = diverging_epoch(end, epoch, offset, log.log_start_offset)
             if parts is not None:
                 epoch = make.EpochEndOffset(epoch=parts[0], end_offset=parts[1])
                 return make.PartitionData(**row, diverging_epoch=epoch, records=b"")

@@ -44,8 +44,11 @@ class DelayedFetch:
         *,
         min_bytes: int,
         max_wait_ms: int,
+        known_high_watermark: int | None = None,
     ) -> None:
         self._polls = polls
+        self.known_high_watermark = known_high_watermark
+        """Of a request that is also answered when the high watermark has moved (KIP-1166)."""
         self._isolation = isolation
         self._min_bytes = min_bytes
         loop = asyncio.get_running_loop()
@@ -139,6 +142,12 @@ class DelayedFetches:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def high_watermark_moved(self, high_watermark: int) -> None:
+        """Answer the requests that wait for a higher one than they know."""
+        for poll in list(self._waiting):
+            if poll.known_high_watermark is not None and poll.known_high_watermark < high_watermark:
+                poll.wake()
 
     def wake_all(self) -> None:
         """Answer everybody with what there is, for example because a topic is gone."""

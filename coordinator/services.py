@@ -23,12 +23,14 @@ from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
+from fencepost.coordinator.runtime.late_imports import CONTROLLER_MODULES, load
 from fencepost.coordinator.security.acls import AclControl
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.replication_quota import ReplicationQuota, Side
 from fencepost.logcore.machine import Event
+from fencepost.txn.ids import ProducerIdBlock
 
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import ActiveController
@@ -98,7 +100,10 @@ class Services:
         self.groups = GroupCoordinator(storage, self.history.remember)
         """Consumer groups and their offsets."""
         self.txns = TxnCoordinator(
-            storage, self.history.remember, complete_offsets=self.groups.complete_transaction
+            storage,
+            self.history.remember,
+            self._allocate_producer_ids,
+            complete_offsets=self.groups.complete_transaction,
         )
         """Transactions and producer ids."""
         self.appends = Appends(storage, verify=self.txns.verify)
@@ -160,6 +165,19 @@ class Services:
         )
         self.topics.learned = active.learned
         return active
+
+    async def _allocate_producer_ids(self) -> ProducerIdBlock:
+        """Return a block for the broker of this node, durably. Raises ProducerIdsExhaustedError."""
+        for _ in load(CONTROLLER_MODULES):
+            await asyncio.sleep(0)
+        active, node_id = self.active_controller, self.node_id
+        with active.store.unforced():
+            epoch = active.store.image.brokers[node_id].epoch
+            block = active.decide(lambda one: one.allocate_producer_ids(node_id, epoch))
+        durable = active.store.durable()
+        if durable is not None:
+            await durable
+        return ProducerIdBlock(block.first, block.size)
 
     def observers(self) -> list[Observer]:
         """The brokers that read the metadata log of this controller."""

@@ -68,7 +68,14 @@ ALLOWED_IMPORTS = {
     ),
     "testing": ("testing", "coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
     # The rooms of the daemon. What lies in its root is for all of them.
-    "coordinator": ("coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
+    "coordinator": (
+        "coordinator",
+        "cluster",
+        "groups.errors",
+        "txn.errors",
+        "txn.ids",
+        "logcore",
+    ),
     f"{_ROOM}wire": (
         "coordinator.wire",
         *(f"logcore.{name}" for name in ("byte_count", "clock", "steps", "tracebacks", "values")),

@@ -149,6 +149,14 @@ class Controller:
         """See :func:`producer_ids.allocate_producer_ids`."""
         return producer_ids.allocate_producer_ids(self.view, broker_id, broker_epoch)
 
+    def reserve_producer_ids(self, below: int) -> Outcome[None]:
+        """See :func:`producer_ids.reserve_producer_ids`."""
+        return producer_ids.reserve_producer_ids(self.view, below)
+
+    def reset_producer_ids(self, following: int) -> Outcome[None]:
+        """See :func:`producer_ids.reset_producer_ids`."""
+        return producer_ids.reset_producer_ids(self.view, following)
+
     # --- partitions ---
 
     def alter_partition(

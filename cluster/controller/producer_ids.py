@@ -34,3 +34,18 @@ def allocate_producer_ids(
         raise ProducerIdsExhaustedError("the last producer id has been given out")
     record = ProducerIdsRecord(broker_id, first + BLOCK_SIZE, broker_epoch)
     return Outcome(ProducerIdsBlock(first), (record,))
+
+
+def reserve_producer_ids(view: View, below: int) -> Outcome[None]:
+    """Never give out an id under ``below``: other brokers have given those out."""
+    if below <= view.image.next_producer_id:
+        return Outcome(None)
+    return reset_producer_ids(view, below)
+
+
+def reset_producer_ids(view: View, following: int) -> Outcome[None]:
+    """Give out ids from ``following`` on, even where that is lower than before."""
+    broker_id = view.settings.node_id
+    broker = view.image.brokers.get(broker_id)
+    epoch = -1 if broker is None else broker.epoch
+    return Outcome(None, (ProducerIdsRecord(broker_id, following, epoch),))

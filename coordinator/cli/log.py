@@ -298,12 +298,13 @@ def reset_producer_ids(data_dir: Path, pairs: tuple[str, ...], form: str, *, exe
     For a broker whose ids run out because a topic with the id of some client was imported: records
     with an id beyond the bound of an import are not counted.
     """
+    from fencepost.coordinator.tools.decisions import decide
     from fencepost.coordinator.tools.figures import plan_producer_ids
 
     with _opened(data_dir, pairs) as broker:
         plan = plan_producer_ids(broker.storage)
         if execute:
-            broker.storage.metadata_log.reset_producer_ids(plan.following)
+            decide(broker.storage, lambda one: one.reset_producer_ids(plan.following))
     row = {**plan._asdict(), "executed": execute}
     emit([row], list(row), form)
     if not execute:

@@ -35,6 +35,7 @@ from fencepost.coordinator.coordinators.verification import (
 )
 from fencepost.coordinator.data.appends import Notes, Verdicts
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.figures import RESET_IDS
 from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.background import spawn
@@ -77,6 +78,10 @@ of ``RPCProducerIdManager``)."""
 WAIT_FOR_IDS_MS: Final = 1_000
 """How long a request waits for them before it is answered COORDINATOR_LOAD_IN_PROGRESS."""
 
+AllocateProducerIds = Callable[[], Awaitable[ProducerIdBlock]]
+"""Returns a block for this broker alone; raises ProducerIdsUnavailableError, or
+ProducerIdsExhaustedError where this process is the controller."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -90,7 +95,12 @@ class TxnCoordinator(ShardedCoordinator):
     MODULES = TXN_MODULES
 
     def __init__(
-        self, storage: Storage, remember: Remember, *, complete_offsets: CompleteOffsets
+        self,
+        storage: Storage,
+        remember: Remember,
+        allocate: AllocateProducerIds,
+        *,
+        complete_offsets: CompleteOffsets,
     ) -> None:
         super().__init__(
             storage,
@@ -115,14 +125,14 @@ class TxnCoordinator(ShardedCoordinator):
         """Writes them wherever they belong."""
         self.ask_elsewhere: AskElsewhere | None = None
         """Asks coordinators on other brokers; None where there are none."""
-        self.allocate_elsewhere: Callable[[], Awaitable[ProducerIdBlock]] | None = None
-        """Asks the active controller for producer ids; None where this process decides."""
+        self.allocate = allocate
+        """Asks the active controller, which may be this process, for a block of producer ids."""
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
         if self._reservation is not None:
-            if self.allocate_elsewhere is not None:
-                self._reservation.cancel()
+            if self.ask_elsewhere is not None:
+                self._reservation.cancel()  # the controller may never answer
             await asyncio.wait({self._reservation})
         self.markers.close()
         await self._shards.close()
@@ -168,15 +178,15 @@ class TxnCoordinator(ShardedCoordinator):
         markers: MarkerWriter,
         take_over: Elsewhere,
         ask_elsewhere: AskElsewhere,
-        allocate: Callable[[], Awaitable[ProducerIdBlock]],
+        allocate: AllocateProducerIds,
     ) -> None:
         """Work with the coordinators, partition leaders and controllers of a cluster.
 
         ``markers`` go to partitions that others lead as well; ``take_over`` gets those that are led
-        here no more when they are tried again. ``allocate`` raises ProducerIdsUnavailableError.
+        here no more when they are tried again.
         """
         self.markers, self.local_markers.elsewhere = markers, take_over
-        self.ask_elsewhere, self.allocate_elsewhere = ask_elsewhere, allocate
+        self.ask_elsewhere, self.allocate = ask_elsewhere, allocate
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -371,7 +381,7 @@ class TxnCoordinator(ShardedCoordinator):
         self, ask: Callable[[], asyncio.Future[object]], answer: asyncio.Future[object]
     ) -> None:
         if not self._ids.remaining:
-            limit_s = None if self.allocate_elsewhere is None else WAIT_FOR_IDS_MS / 1000
+            limit_s = None if self.ask_elsewhere is None else WAIT_FOR_IDS_MS / 1000
             await asyncio.wait({self._reserve()}, timeout=limit_s)
         try:
             result = await ask()
@@ -389,26 +399,17 @@ class TxnCoordinator(ShardedCoordinator):
         return self._reservation
 
     async def _reserve_block(self) -> None:
-        if self.allocate_elsewhere is not None:
-            try:
-                self._ids.add(await self.allocate_elsewhere())
-            except ProducerIdsUnavailableError as error:
-                _log.warning("no producer ids", cause=str(error))
-                await asyncio.sleep(RETRY_IDS_MS / 1000)  # until then no request asks again
-            return
         from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - no start needs it
 
         try:
-            with self._metadata.unforced():
-                first, length = self._metadata.allocate_producer_ids()
+            self._ids.add(await self.allocate())
+        except ProducerIdsUnavailableError as error:
+            _log.warning("no producer ids", cause=str(error))
         except ProducerIdsExhaustedError as error:
-            _log.error("no producer ids", cause=str(error))
-            await asyncio.sleep(RETRY_IDS_MS / 1000)
+            _log.error("no producer ids", cause=str(error), remedy=RESET_IDS)
+        else:
             return
-        flushed = self._metadata.durable()
-        if flushed is not None:
-            await flushed
-        self._ids.add(ProducerIdBlock(first, length))
+        await asyncio.sleep(RETRY_IDS_MS / 1000)  # until then no request asks again
 
     def _reads_only(self, command: object) -> bool:
         if isinstance(command, AddPartitions):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fencepost.coordinator.handlers import Registry
 from fencepost.coordinator.runtime.late_imports import (
+    CONTROLLER_MODULES,
     GROUP_MODULES,
     NEW_TOPIC_MODULES,
     TXN_MODULES,
@@ -36,7 +37,7 @@ _PARTS = (
     # How every client begins, and a transactional producer.
     _Part((), ((ApiKey.API_VERSIONS, 3), (ApiKey.METADATA, 13))),
     _Part(
-        TXN_MODULES,
+        (*TXN_MODULES, *CONTROLLER_MODULES),
         (
             (ApiKey.FIND_COORDINATOR, 2),
             (ApiKey.INIT_PRODUCER_ID, 4),

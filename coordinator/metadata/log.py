@@ -45,7 +45,6 @@ from fencepost.cluster.records import (
     BrokerEndpoint,
     EndTransactionRecord,
     MetadataRecord,
-    ProducerIdsRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -54,7 +53,7 @@ from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.metadata.changes import new_partition, new_settings
 from fencepost.coordinator.metadata.control_records import leader_change
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.metadata.figures import RESET_IDS, check_figures
+from fencepost.coordinator.metadata.figures import check_figures
 from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
 from fencepost.coordinator.metadata.metadata import (
     FEATURES,
@@ -72,7 +71,7 @@ from fencepost.coordinator.metadata.snapshots import (
 )
 from fencepost.logcore.batch import NO_TIMESTAMP, decode_records
 from fencepost.logcore.clock import Clock
-from fencepost.logcore.config import MAX_INT64, LogConfig
+from fencepost.logcore.config import LogConfig
 from fencepost.logcore.errors import CorruptRecordError, LogError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import Record
@@ -84,9 +83,6 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-
-PRODUCER_ID_BLOCK = 1000
-"""Producer ids in one durable reservation, as in Kafka."""
 
 METADATA_LOG_CONFIG = LogConfig(
     segment_bytes=16 << 20,
@@ -531,30 +527,6 @@ class MetadataLog(Metadata):
 
     def _set_configs(self, kind: int, name: str, settings: Mapping[str, str]) -> None:
         self.append(new_settings(kind, name, self.image.configs.get((kind, name), {}), settings))
-
-    def allocate_producer_ids(self) -> tuple[int, int]:
-        """Reserve a block of producer ids; returns its first id and its length.
-
-        Raises ProducerIdsExhaustedError.
-        """
-        from fencepost.cluster.controller.errors import ProducerIdsExhaustedError  # noqa: PLC0415 - no start needs it
-
-        first = self.image.next_producer_id
-        if first > MAX_INT64 - PRODUCER_ID_BLOCK:
-            raise ProducerIdsExhaustedError(
-                f"the next block of producer ids would begin at {first}: {RESET_IDS}"
-            )
-        self.reserve_producer_ids(first + PRODUCER_ID_BLOCK)
-        return first, PRODUCER_ID_BLOCK
-
-    def reset_producer_ids(self, following: int) -> None:
-        """Give out producer ids from ``following`` on, also where that is lower than before."""
-        self.append([ProducerIdsRecord(self._node_id, following, self.broker_epoch)])
-
-    def reserve_producer_ids(self, below: int) -> None:
-        """Never give out a producer id under ``below``, which other brokers have given out."""
-        if below > self.image.next_producer_id:
-            self.append([ProducerIdsRecord(self._node_id, below, self.broker_epoch)])
 
 
 def _old_metadata() -> OldMetadata:

@@ -82,10 +82,6 @@ class ObservedMetadata(Metadata):
             raise MetadataUnavailableError(f"there is no topic {name} yet")
         return topic
 
-    def allocate_producer_ids(self) -> tuple[int, int]:
-        """Raise MetadataUnavailableError: blocks come from the controller."""
-        raise MetadataUnavailableError("the controller is elsewhere")
-
     def compact(self, factor: int | None = None) -> None:
         """Nothing is kept here."""
 

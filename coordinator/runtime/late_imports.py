@@ -39,6 +39,22 @@ TXN_MODULES = (
 )
 """What that of transactions is made of."""
 
+CONTROLLER_MODULES = (
+    "cluster.controller.errors",
+    "cluster.controller.view",
+    "cluster.controller.heartbeats",
+    "cluster.controller.brokers",
+    "cluster.controller.configs",
+    "cluster.controller.elections",
+    "cluster.controller.reassignments",
+    "cluster.controller.topics",
+    "cluster.controller.machine",
+    "coordinator.metadata.controller_settings",
+    "coordinator.controller.quorum_log",
+    "coordinator.controller.active",
+)
+"""What the active controller is made of."""
+
 NEW_TOPIC_MODULES = (
     "cluster.controller.placement",
     "cluster.controller.configs",

@@ -21,5 +21,5 @@ def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
     view = view_of(storage.metadata, storage.config, storage.node_id)
     outcome = decision(Controller(view.settings, view.image, storage.clock.monotonic_ms()))
     if outcome.records:
-        storage.metadata.append(outcome.records)
+        storage.metadata_log.append(outcome.records)
     return outcome.answer

@@ -26,6 +26,7 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
 from fencepost.coordinator.metadata.state_topics import safe_log_config
+from fencepost.coordinator.tools.decisions import decide
 from fencepost.coordinator.tools.figures import check_files, check_state
 from fencepost.logcore.batch import MAGIC, parse_header
 from fencepost.logcore.bounds import MAX_PRODUCER_ID, BoundError, bounded
@@ -264,7 +265,8 @@ def _import_topic(
         for source in sources:
             fs.remove_tree(_staging_path(storage, name, source.index))
         raise
-    metadata.reserve_producer_ids(1 + max(one.moved.highest_producer_id for one in staged))
+    highest_id = max(one.moved.highest_producer_id for one in staged)
+    decide(storage, lambda one: one.reserve_producer_ids(highest_id + 1))
     # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
     registration = PartitionRegistration.of(new_partition(storage.node_id, UNASSIGNED, epoch))

@@ -19,6 +19,7 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.figures import MAX_EPOCH
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.stopped import read_stopped
+from fencepost.coordinator.tools.decisions import decide
 from fencepost.coordinator.tools.figures import ID_GAP
 from fencepost.coordinator.tools.transfer import TransferError, import_directories
 from fencepost.groups import consumer_records, records
@@ -44,7 +45,7 @@ from tests.support.batches import batch
 from tests.support.cluster import Cluster
 from tests.support.old_formats import encode_message_set
 from tests.support.raw import Answer
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services import allocate_producer_ids, storage
 from tests.wire.test_cli import fencepost
 
 INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
@@ -121,7 +122,7 @@ def goes_on(target: Path, topic: str = "t") -> None:
         partition.append_records([Record(b"k", b"v")], now_ms=1)
         assert partition.log_end_offset == end + 1
         for _ in range(10):
-            first, length = store.metadata.allocate_producer_ids()
+            first, length = allocate_producer_ids(store)
             assert 0 <= first <= first + length <= MAX_INT64
         store.logs.close()
 
@@ -310,7 +311,7 @@ def test_start_with_producer_ids_that_run_out_says_what_to_do(tmp_path: Path) ->
         client.produce("t", batch([b"x"], producer_id=41, producer_epoch=0, sequence=0))
         client.produce("t", batch([b"x"], producer_id=INT64 - 2_000, producer_epoch=0, sequence=0))
     store = storage(broker)
-    store.metadata.reset_producer_ids(INT64 - 1_999)
+    decide(store, lambda one: one.reset_producer_ids(INT64 - 1_999))
     store.logs.close()
     with (
         capture_logs() as lines,
@@ -321,7 +322,7 @@ def test_start_with_producer_ids_that_run_out_says_what_to_do(tmp_path: Path) ->
         assert "coordinator_load_in_progress" in codes
     told = {one["event"]: one for one in lines if one["log_level"] == "error"}
     assert "fencepost log reset-producer-ids" in told["producer ids run out"]["remedy"]
-    assert "fencepost log reset-producer-ids" in told["no producer ids"]["cause"]
+    assert "fencepost log reset-producer-ids" in told["no producer ids"]["remedy"]
     words = ["log", "reset-producer-ids", "--data-dir", str(broker), "--format", "json"]
     assert json.loads(fencepost(*words).stdout)[0]["executed"] is False
     (row,) = json.loads(fencepost(*words, "--execute").stdout)
@@ -342,7 +343,7 @@ def ask_for_id(client: Cluster) -> Answer:
 @pytest.mark.parametrize("following", [MAX_PRODUCER_ID + 1, MAX_PRODUCER_ID + 2, MAX_INT64, -1])
 def test_next_producer_id_that_is_handed_over_is_bounded(tmp_path: Path, following: int) -> None:
     store = storage(tmp_path)
-    store.metadata.reset_producer_ids(following)
+    decide(store, lambda one: one.reset_producer_ids(following))
     store.logs.close()
     assert_handed_over(tmp_path, 0 <= following <= MAX_PRODUCER_ID + 1)
 

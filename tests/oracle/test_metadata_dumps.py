@@ -23,7 +23,7 @@ from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
 from tests.support.kafka import run_tool
 from tests.unit.cluster.test_records import random_record
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services import allocate_producer_ids, storage
 
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(1200)]
 
@@ -94,7 +94,7 @@ def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
         metadata.delete_topic("gone")
         metadata.set_settings("", {"log.retention.ms": "8"})
         decide(now, lambda one: one.update_features([lower]))
-        metadata.allocate_producer_ids()
+        allocate_producer_ids(now)
         now.logs.close()
     now = storage(tmp_path)
     now.metadata.write_snapshot()

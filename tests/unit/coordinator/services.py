@@ -18,6 +18,7 @@ from fencepost.coordinator.runtime.shard import ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.coordinator.runtime.shards import ShardSet
 from fencepost.coordinator.services import Services as BrokerServices
+from fencepost.coordinator.tools.decisions import decide
 from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp
@@ -43,6 +44,12 @@ def storage(
         node_id=1,
         flusher=flusher(clock),
     )
+
+
+def allocate_producer_ids(store: Storage) -> tuple[int, int]:
+    """A block for this broker: its first id, and how many there are."""
+    epoch = store.metadata_log.broker_epoch
+    return decide(store, lambda one: one.allocate_producer_ids(store.node_id, epoch))
 
 
 class Services(BrokerServices):

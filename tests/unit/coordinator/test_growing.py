@@ -28,6 +28,7 @@ from fencepost.coordinator.tools.promotion import (
 )
 from fencepost.coordinator.wire.client.client import AsyncWireClient
 from fencepost.logcore.fs import OsFileSystem
+from tests.unit.coordinator.services import allocate_producer_ids
 
 FS = OsFileSystem()
 NOW_MS = 1_700_000_000_000
@@ -127,7 +128,7 @@ async def test_there_and_back_again(place: Place) -> None:
     async with place.alone() as broker:
         ids = {one.name: one.topic_id for one in broker.services.metadata.topics.values()}
         epoch = broker.services.metadata.topics["orders"].partitions[0].leader_epoch
-        broker.services.metadata.allocate_producer_ids()
+        allocate_producer_ids(broker.services.storage)
     place.promote()
     async with place.decides() as decides:
         async with place.member() as member:

@@ -32,15 +32,15 @@ from fencepost.coordinator.metadata.names import (
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
 from tests.support.faults import FaultyDisk
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services import allocate_producer_ids, storage
 
 
 class Node:
     """A metadata log on a directory; another one on the same directory is a restart."""
 
     def __init__(self, directory: Path, fs: FileSystem | None = None) -> None:
-        store = storage(directory, fs=fs)
-        self.config, self.logs, self.log = store.config, store.logs, store.metadata
+        self.store = store = storage(directory, fs=fs)
+        self.config, self.logs, self.log = store.config, store.logs, store.metadata_log
 
     def stop(self) -> None:
         self.logs.close()
@@ -53,7 +53,7 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
     node.log.set_partitions("a.b", 5)
     node.log.set_topic_configs("a.b", {"retention.ms": "6"})
     gone = node.log.delete_topic("gone")
-    assert node.log.allocate_producer_ids() == (0, 1000)
+    assert allocate_producer_ids(node.store) == (0, 1000)
     assert node.log.epoch == 1
     node.log.set_settings("1", {"log.retention.ms": "7"})
     node.log.set_settings("", {"log.retention.ms": "8", "message.max.bytes": "9"})
@@ -75,7 +75,7 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
         assert node.config.int("log.retention.ms") == 7
         assert node.config.int("message.max.bytes") == 9
         assert node.log.settings("2") == {"log.retention.ms": "10"}
-    assert node.log.allocate_producer_ids() == (1000, 1000)
+    assert allocate_producer_ids(node.store) == (1000, 1000)
 
 
 def test_resetting_dynamic_settings_restores_the_defaults(tmp_path):
@@ -185,7 +185,7 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 10)
     monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 200)
     node = Node(tmp_path)
-    node.log.allocate_producer_ids()
+    allocate_producer_ids(node.store)
     node.log.set_settings("1", {"message.max.bytes": "9"})
     topics = [node.log.create_topic(f"t{n}", 1, {}) for n in range(3)]
     node.log.compact()
@@ -201,7 +201,7 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
             node.stop()
         node = Node(tmp_path)
         assert [one.topic_id for one in node.log.topics.values()] == [t.topic_id for t in topics]
-        assert node.log.allocate_producer_ids()[0] >= 1000
+        assert allocate_producer_ids(node.store)[0] >= 1000
         assert node.log.epoch == starts
         assert node.config.int("message.max.bytes") == 9
 

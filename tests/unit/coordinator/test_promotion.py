@@ -44,7 +44,7 @@ from fencepost.logcore.checkpoints import (
 from fencepost.logcore.fs import write_file
 from tests.support import old_metadata
 from tests.support.memory_disk import MemoryDisk
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services import allocate_producer_ids, storage
 from tests.unit.coordinator.test_metadata_files import DATA, LOG, OLD, each_end, known, start
 
 OUT = "/home/out"
@@ -60,7 +60,8 @@ def grown() -> MemoryDisk:
     for path in (DATA, "/home"):
         disk.make_directory(path)
     write_meta_properties(disk, DATA, MetaProperties(CLUSTER, 1, uuid.UUID(int=5 << 70)))
-    metadata = start(disk).metadata
+    store = start(disk)
+    metadata = store.metadata_log
     metadata.set_settings("", {"log.retention.ms": "8"})
     metadata.set_settings("1", {"log.retention.ms": "7"})
     metadata.create_topic("orders.eu", 3, {"retention.ms": "5"})
@@ -68,7 +69,7 @@ def grown() -> MemoryDisk:
     metadata.create_topic("gone", 1, {})
     metadata.delete_topic("gone")
     metadata.set_group_settings("g", {"consumer.session.timeout.ms": "50000"})
-    metadata.allocate_producer_ids()
+    allocate_producer_ids(store)
     metadata.append(
         [
             FeatureLevelRecord("transaction.version", 1),

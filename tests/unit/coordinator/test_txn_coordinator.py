@@ -43,6 +43,7 @@ from fencepost.txn.errors import (
     ProducerIdsUnavailableError,
     TransactionAbortableError,
 )
+from fencepost.txn.ids import ProducerIdBlock
 from fencepost.txn.limits import TxnLimits
 from fencepost.txn.records import encode
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
@@ -204,14 +205,14 @@ async def test_no_decision_reserves_ids(
     """A turn writes to its own log alone: the reservation is forced to disk before, or behind."""
     finish(services.txns.open_in_steps())
     shards = services.txns._shards.shards
-    allocate = services.metadata.allocate_producer_ids
+    allocate = services.txns.allocate
     reserved: list[bool] = []
 
-    def watched() -> tuple[int, int]:
+    async def watched() -> ProducerIdBlock:
         reserved.append(any(shard._in_turn for shard in shards))
-        return allocate()
+        return await allocate()
 
-    monkeypatch.setattr(services.metadata, "allocate_producer_ids", watched)
+    monkeypatch.setattr(services.txns, "allocate", watched)
     producers = [await Producer(services, f"id-{number}").init() for number in range(1_200)]
     assert len({producer.pid for producer in producers}) == 1_200
     assert reserved == [False, False]

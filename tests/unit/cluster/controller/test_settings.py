@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ from fencepost.cluster.records import (
     FeatureLevelRecord,
     ProducerIdsRecord,
 )
-from tests.unit.cluster.controller.cluster_driver import Cluster, any_config
+from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config
 
 FOO = (TOPIC_RESOURCE, "foo")
 ALL_BROKERS = (BROKER_RESOURCE, "")
@@ -238,6 +239,22 @@ def test_blocks_of_producer_ids() -> None:
     assert cluster.log[-1] == ProducerIdsRecord(0, 3_000, cluster.epoch(0))
     with pytest.raises(StaleBrokerEpochError):
         cluster.controller.allocate_producer_ids(1, cluster.epoch(0))
+
+
+def test_producer_ids_are_reserved_once_and_reset_anywhere() -> None:
+    cluster = Cluster(settings=replace(SETTINGS, node_id=1))
+    epoch = cluster.epoch(1)
+    cluster.do(cluster.controller.reserve_producer_ids(500))
+    assert cluster.log[-1] == ProducerIdsRecord(1, 500, epoch)
+    for below in (500, 499):
+        assert cluster.controller.reserve_producer_ids(below).records == ()
+    assert cluster.do(cluster.controller.allocate_producer_ids(0, cluster.epoch(0))).first == 500
+    cluster.do(cluster.controller.reset_producer_ids(7))
+    assert cluster.log[-1] == ProducerIdsRecord(1, 7, epoch)
+    assert cluster.image.next_producer_id == 7
+    nowhere = Cluster()
+    nowhere.do(nowhere.controller.reset_producer_ids(7))
+    assert nowhere.log[-1] == ProducerIdsRecord(nowhere.settings.node_id, 7, -1)
 
 
 def test_the_last_producer_id() -> None:

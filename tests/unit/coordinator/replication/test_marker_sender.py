@@ -21,7 +21,7 @@ from fencepost.txn.ids import ProducerIdBlock
 from fencepost.txn.marker_queues import Nowhere
 from tests.support.waits import until_async, until_true
 from tests.unit.coordinator.replication.other_broker import Scripted, image_of
-from tests.unit.coordinator.services import Services, reload
+from tests.unit.coordinator.services import Services, allocate_producer_ids, reload
 from tests.unit.coordinator.test_txn_coordinator import ID, Producer, end, stable, state
 
 HERE, THERE = 1, 7
@@ -61,7 +61,7 @@ class Pair(Scripted):
         await self.other.stop()
 
     async def _allocate(self) -> ProducerIdBlock:
-        return ProducerIdBlock(*self.services.metadata.allocate_producer_ids())
+        return ProducerIdBlock(*allocate_producer_ids(self.services.storage))
 
     def made(self, make: ResponseFactory, body: Entity, code: ErrorCode) -> Entity:
         return make.message(

@@ -259,7 +259,7 @@ async def test_producer_ids_come_from_the_controller(pair: Pair) -> None:
 
     ids = ControllersProducerIds(Channel(), HERE, lambda: 44)  # type: ignore[arg-type]
     txns = pair.services.txns
-    txns.allocate_elsewhere = ids.allocate
+    txns.allocate = ids.allocate
     with pytest.raises(ProducerIdsUnavailableError):
         await txns.new_producer()
     given = [(await txns.new_producer()).producer_id for _ in range(12)]  # type: ignore[attr-defined]

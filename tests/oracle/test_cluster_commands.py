@@ -73,8 +73,12 @@ def test_replicas_move_and_come_back(three: KafkaCluster, tmp_path: Path):
     assert {len(row["replicas"]) for row in rows(three, "topics", "describe", topic)} == {2}
     cli(three.bootstrap, "topics", "reassign", "--file", str(back), "--execute")
     until(lambda: finished(three, back), "the way back")
-    described = rows(three, "topics", "describe", topic)
-    assert all(sorted(row["isr"]) == [1, 2, 3] for row in described)
+
+    def is_in_sync() -> bool:  # the broker that is asked may learn of the end later
+        described = rows(three, "topics", "describe", topic)
+        return all(sorted(row["isr"]) == [1, 2, 3] for row in described)
+
+    until(is_in_sync, "all replicas in sync")
 
 
 def test_a_throttled_move_is_cancelled(three: KafkaCluster):

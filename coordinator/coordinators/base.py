@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from fencepost.cluster.image import TopicImage
 from fencepost.coordinator.data.storage import Storage
@@ -18,7 +18,7 @@ from fencepost.coordinator.runtime.errors import (
 )
 from fencepost.coordinator.runtime.late_imports import load
 from fencepost.coordinator.runtime.origin import Origin
-from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
+from fencepost.coordinator.runtime.shard import M_co, Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.coordinator.wire.steps import Steps
@@ -32,7 +32,7 @@ UPKEEP = "upkeep"
 """The key of the timer that comes again and again, whatever the shards hold."""
 
 
-class ShardedCoordinator:
+class ShardedCoordinator(Generic[M_co]):
     """A coordinator on the partitions of ``topic``, made in the event loop that it belongs to.
 
     There is a shard for each partition that this broker leads: :meth:`elected` and :meth:`resigned`
@@ -82,7 +82,7 @@ class ShardedCoordinator:
         """The deadlines of all shards; the key of the upkeep's own is :data:`UPKEEP`."""
         return self._shards.timers
 
-    def _build(self, partition: Partition, coordinator_epoch: int) -> Machine:
+    def _build(self, partition: Partition, coordinator_epoch: int) -> M_co:
         """Make an empty machine."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class ShardedCoordinator:
 
     def _run_effect(
         self,
-        shard: ShardRuntime,
+        shard: ShardRuntime[Machine],
         effect: object,
         now_ms: int,
         first_attempt_done: Callable[[], None],
@@ -136,7 +136,7 @@ class ShardedCoordinator:
         return 0 if topic is None else len(topic.partitions)
 
     @property
-    def shards(self) -> Sequence[ShardRuntime]:
+    def shards(self) -> Sequence[ShardRuntime[M_co]]:
         """One for each partition that is led here; none until the topic exists."""
         return self._shards.shards
 

@@ -39,7 +39,7 @@ from fencepost.groups.consumer_commands import (
 )
 from fencepost.groups.limits import GroupLimits
 from fencepost.logcore.budget import Account
-from fencepost.logcore.machine import EndMarker, InvariantViolation
+from fencepost.logcore.machine import EndMarker, InvariantViolation, Machine
 from fencepost.logcore.partition import Partition
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
 """The broker's own server-side assignors by their names in ``group.consumer.assignors``."""
 
 
-class GroupCoordinator(ShardedCoordinator):
+class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     """``services.groups``: every group of this broker."""
 
     MODULES = GROUP_MODULES
@@ -197,7 +197,7 @@ class GroupCoordinator(ShardedCoordinator):
 
     def _run_effect(
         self,
-        shard: ShardRuntime,
+        shard: ShardRuntime[Machine],
         effect: object,
         _now_ms: int,
         first_attempt_done: Callable[[], None],

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -45,7 +45,7 @@ from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.logcore.budget import Account
-from fencepost.logcore.machine import DomainError, InvariantViolation
+from fencepost.logcore.machine import DomainError, InvariantViolation, Machine
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.tracebacks import without_traceback
 from fencepost.txn.commands import (
@@ -85,7 +85,7 @@ ProducerIdsExhaustedError where this process is the controller."""
 _log = structlog.get_logger(__name__)
 
 
-class TxnCoordinator(ShardedCoordinator):
+class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     """``services.txns``: every transactional id of this broker, and the source of producer ids.
 
     ``complete_offsets`` ends a transaction on an offsets partition, which its group coordinator
@@ -316,7 +316,7 @@ class TxnCoordinator(ShardedCoordinator):
             shard = self._shards.shard_for(transactional_id)
         except ShardError:
             return None
-        offset = cast("TxnMachine", shard.machine).last_offset(transactional_id)
+        offset = shard.machine.last_offset(transactional_id)
         if offset is None or offset < shard.partition.high_watermark:
             return None
         held = self._commits.committed((shard.partition,))
@@ -344,7 +344,7 @@ class TxnCoordinator(ShardedCoordinator):
 
     def _run_effect(
         self,
-        shard: ShardRuntime,
+        shard: ShardRuntime[Machine],
         effect: object,
         _now_ms: int,
         first_attempt_done: Callable[[], None],

@@ -99,10 +99,12 @@ def open_coordinator(ctx: Context, topic: str) -> Steps[bool]:
 
     Raises CoordinatorNotAvailableError.
     """
-    coordinators = {CONSUMER_OFFSETS: ctx.broker.groups, TRANSACTION_STATE: ctx.broker.txns}
-    if topic not in coordinators:
+    if topic == CONSUMER_OFFSETS:
+        yield from ctx.broker.groups.open_in_steps()
+    elif topic == TRANSACTION_STATE:
+        yield from ctx.broker.txns.open_in_steps()
+    else:
         return False
-    yield from coordinators[topic].open_in_steps()
     return True
 
 

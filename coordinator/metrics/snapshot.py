@@ -10,12 +10,12 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fencepost.coordinator.metadata.names import is_progress
 from fencepost.coordinator.metrics.families import label, labels
 from fencepost.coordinator.runtime.background import Pace
-from fencepost.coordinator.runtime.shard import ShardRuntime
+from fencepost.coordinator.runtime.shard import M_co, ShardRuntime
 from fencepost.coordinator.runtime.shard_state import ShardState
 from fencepost.groups.assignors.client.protocol import decode_assignment
 from fencepost.groups.classic_group import CONSUMER_PROTOCOL_TYPE, ClassicGroup
@@ -27,10 +27,8 @@ from fencepost.logcore.values import dataclass
 if TYPE_CHECKING:
     from fencepost.cluster.image import TopicImage
     from fencepost.coordinator.services import Services
-    from fencepost.groups.machine import GroupMachine
     from fencepost.groups.shard import Group
     from fencepost.logcore.partition import Partition
-    from fencepost.txn.machine import TxnMachine
     from fencepost.txn.state import TransactionMetadata
 
 TopicPartition = tuple[str, int]
@@ -231,7 +229,7 @@ async def _transactions(
         if shard.state is not ShardState.ACTIVE:
             knows_all = False
             continue
-        for txn in list(cast("TxnMachine", shard.machine).transactions.values()):
+        for txn in list(shard.machine.transactions.values()):
             snapshot.transactions[txn.state.kafka_name] += 1
             if txn.partitions:
                 known[txn.producer_id] = txn
@@ -270,7 +268,9 @@ def timestamp_at(partition: Partition, offset: int) -> int | None:
     return None
 
 
-def _counted(shards: Iterable[ShardRuntime], snapshot: Snapshot) -> Iterator[ShardRuntime]:
+def _counted(
+    shards: Iterable[ShardRuntime[M_co]], snapshot: Snapshot
+) -> Iterator[ShardRuntime[M_co]]:
     for shard in list(shards):
         snapshot.shards[shard.partition.topic, shard.state.value] += 1
         yield shard
@@ -282,7 +282,7 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
     for shard in _counted(services.groups.shards, snapshot):
         if shard.state is not ShardState.ACTIVE:
             continue
-        machine = cast("GroupMachine", shard.machine)
+        machine = shard.machine
         for group_id, group in list(machine.groups.items()):
             stored = machine.offsets.of_group(group_id)
             row = _group(group_id, group, 0 if stored is None else stored.commits)

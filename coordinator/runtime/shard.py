@@ -35,6 +35,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -92,7 +93,7 @@ _HELD, _POSTPONED = "held replies", "postponed reports"
 _log = structlog.get_logger(__name__)
 
 
-RunEffect = Callable[["ShardRuntime", object, int, Callable[[], None]], None]
+RunEffect = Callable[["ShardRuntime[Machine]", object, int, Callable[[], None]], None]
 """Carries out one effect: ``run_effect(shard, effect, now_ms, first_attempt_done)``.
 
 It reports with ``shard.report``, at once (the report then belongs to the same turn) or later. It
@@ -133,18 +134,20 @@ class _LeadershipLostError(Exception):
     """The partition is led in another epoch by now, here or elsewhere."""
 
 
-Build = Callable[[Partition, int], Machine]
+M_co = TypeVar("M_co", bound=Machine, covariant=True)
+
+Build = Callable[[Partition, int], M_co]
 """Makes an empty machine for a partition, whose coordinator has the given epoch."""
 
 
-class ShardRuntime:
+class ShardRuntime(Generic[M_co]):
     """One machine on one partition, which this broker leads in ``leader_epoch``.
 
     ``build`` makes an empty machine of ``coordinator_epoch`` for each load.
     """
 
     def __init__(
-        self, partition: Partition, leader_epoch: int, build: Build, services: ShardServices
+        self, partition: Partition, leader_epoch: int, build: Build[M_co], services: ShardServices
     ) -> None:
         self.partition = partition
         self.leader_epoch = leader_epoch
@@ -184,7 +187,7 @@ class ShardRuntime:
         return self._state
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> M_co:
         """The machine as it stands; only for looking (tests, the command line)."""
         return self._machine
 
@@ -518,7 +521,7 @@ class ShardRuntime:
         if self.partition.log_start_offset != self.partition.log_end_offset:
             return False
         self._enter(ShardState.LOADING)
-        self._activate(self._machine, self.partition.log_end_offset)
+        self._activate(self.partition.log_end_offset)
         return True
 
     async def load(self, pace: Pace) -> None:
@@ -539,7 +542,8 @@ class ShardRuntime:
             return
         if self._state is ShardState.LOADING:
             if self._leads:
-                self._activate(machine, offset)
+                self._machine = machine
+                self._activate(offset)
             else:
                 self._end_of_leadership()
 
@@ -547,14 +551,13 @@ class ShardRuntime:
         self._next_offset = at
         return self._state is ShardState.LOADING
 
-    def _activate(self, machine: Machine, offset: int) -> None:
-        self._machine = machine
+    def _activate(self, offset: int) -> None:
         self._next_offset = offset
         self._active_since_ms = self._clock.monotonic_ms()
         self._enter(ShardState.ACTIVE)
         if offset and _log.is_enabled_for(logging.DEBUG):
-            _log.debug("shard loaded", shard=self.name, end=offset, digest=machine.digest())
-        self._turn(machine.loaded, self._clock.now_ms(), about=None)
+            _log.debug("shard loaded", shard=self.name, end=offset, digest=self._machine.digest())
+        self._turn(self._machine.loaded, self._clock.now_ms(), about=None)
 
     def end(self) -> None:
         """Stop serving for good: answer all that wait, drop the state."""

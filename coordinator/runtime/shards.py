@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Generic, Protocol
 
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn, survived
 from fencepost.coordinator.runtime.commits import Commits
@@ -19,6 +19,7 @@ from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import (
     Admit,
     Build,
+    M_co,
     Remember,
     RunEffect,
     ShardRuntime,
@@ -50,7 +51,7 @@ CountPartitions = Callable[[], int]
 """How many partitions the topic has; 0 where it does not exist."""
 
 
-class ShardSet:
+class ShardSet(Generic[M_co]):
     """The shards of ``topic``, one for each partition that this broker leads.
 
     They come with :meth:`elected` and go with :meth:`resigned`. Belongs to the event loop that runs
@@ -72,7 +73,7 @@ class ShardSet:
         *,
         source: PartitionSource,
         partitions: CountPartitions,
-        build: Build,
+        build: Build[M_co],
         run_effect: RunEffect,
         while_loading: WhileLoading,
         remember: Remember,
@@ -96,14 +97,14 @@ class ShardSet:
             commit_timeout_ms,
             admit,
         )
-        self._shards: dict[int, ShardRuntime] = {}
+        self._shards: dict[int, ShardRuntime[M_co]] = {}
         self._unopened: dict[int, int] = {}
         """Leader epochs of partitions that were won and are not open yet."""
         self._loading: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
-    def shards(self) -> list[ShardRuntime]:
+    def shards(self) -> list[ShardRuntime[M_co]]:
         """The shards of the partitions that are led here, in the order of these."""
         return [self._shards[index] for index in sorted(self._shards)]
 
@@ -207,7 +208,7 @@ class ShardSet:
             raise NotCoordinatorError(f"{self.topic} does not exist")
         return partition_for(key, partitions)
 
-    def shard_at(self, index: int) -> ShardRuntime:
+    def shard_at(self, index: int) -> ShardRuntime[M_co]:
         """The shard of a partition. Raises a :class:`ShardError` where it is not served here."""
         shard = self._shards.get(index)
         if shard is None:
@@ -223,7 +224,7 @@ class ShardSet:
             self._open_next()
             await pace()
 
-    def shard_for(self, key: str) -> ShardRuntime:
+    def shard_for(self, key: str) -> ShardRuntime[M_co]:
         """The shard that ``key`` belongs to. Raises a :class:`ShardError`, as :meth:`shard_at`."""
         return self.shard_at(self.index_for(key))
 
@@ -270,7 +271,7 @@ class ShardSet:
                 self._send(self._shards[index], command)
             await pace()
 
-    def _send(self, shard: ShardRuntime, command: object) -> None:
+    def _send(self, shard: ShardRuntime[M_co], command: object) -> None:
         """Send a command that must not get lost, and again while its result has ``more``.
 
         Each time in a turn of its own; a shard that does not serve is asked again later, until it

@@ -294,8 +294,8 @@ class _Shard(ShardRuntime):
             self.shards.acknowledges(*written)
         super()._answer(reply)
 
-    def _activate(self, machine: Machine, offset: int) -> None:
-        super()._activate(machine, offset)
+    def _activate(self, offset: int) -> None:
+        super()._activate(offset)
         self.shards.activated(self)
 
     def _fail(self, cause: Exception, token: int | None) -> None:

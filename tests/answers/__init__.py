@@ -1,0 +1,1 @@
+"""Recorded answers of the admin APIs in each kind of cluster."""

@@ -1,0 +1,316 @@
+"""Sends the requests of a script to a cluster and keeps the answers in a form that can be compared.
+
+Unlike ``tests/oracle/tracer.py``, which compares two brokers at once, answers are kept in files, so
+error messages stay in them, and requests are written down in full.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.oracle.authorised_brokers import Member as LoggedIn
+from tests.oracle.tracer import UNORDERED, Masks, Tracer, _entity, _fitting
+from tests.support.cluster import Cluster
+from tests.support.raw import Answer, ConnectionLostError, decode
+from tests.support.waits import until
+
+OPERATOR, STRANGER = "operator", "stranger"
+"""The operator may do everything; a stranger has logged in and has no rights."""
+
+FIRST, OTHER, CONTROLLER = "first", "other", "controller"
+"""Nodes that are asked: broker 1, another broker of Fencepost, a controller on its own."""
+
+CLOSED: Final = "connection closed"
+CHANGE_S: Final = 10.0
+"""How long a change may take to reach the broker that is asked."""
+
+UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+PORT: Final = re.compile(r"(127\.0\.0\.1|localhost):\d+")
+REQUEST: Final = re.compile(r"Request Request\(.*\)", flags=re.DOTALL)
+"""Apache Kafka's authorizer shows the whole request, its connection id included."""
+PATH: Final = re.compile(r"/[^\s,'\"]*/(?:data|logs)\b")
+FIRST_MADE_ID: Final = 1 << 64
+
+Step = tuple[str, Any, Any]
+"""A request, its body, and the answer."""
+
+
+def compact(value: Any) -> str:
+    """JSON on one line."""
+    return json.dumps(value, default=repr, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that a script may ask."""
+
+    plain: str
+    """HOST:PORT for the operator."""
+    guarded: str = ""
+    """HOST:PORT for clients that log in; empty where there is no such listener."""
+
+
+class AnswerMasks(Masks):
+    """Names for values that differ from one run to the next."""
+
+    unordered = UNORDERED | {
+        "acls",
+        "brokers",
+        "configurations",
+        "credential_infos",
+        "finalized_features",
+        "matching_acls",
+        "nodes",
+        "partition_result",
+        "replica_election_results",
+        "resources",
+        "supported_features",
+        "synonyms",
+    }
+    left_out = frozenset({"throttle_time", "documentation"})
+    epochs = frozenset(
+        {"broker_epoch", "leader_epoch", "finalized_features_epoch", "controller_epoch"}
+        | {"producer_id", "producer_id_start"}
+    )
+    chosen: Mapping[str | None, str] = {
+        # Brokers that are told of no controller name one another, by chance.
+        "controller_id": "a broker",
+        "port": "a port",
+        "total_bytes": "a size",
+        "usable_bytes": "a size",
+    }
+    directories = frozenset({"replica_directory_id", "directory_id"})
+    masked_by_name = frozenset({"cluster_id", "member_id"})
+
+    def shown(self, value: Any, name: str | None = None) -> Any:
+        """See :meth:`Masks.shown`; error messages are kept, with ids and addresses replaced."""
+        if isinstance(value, Mapping):
+            return {k: self.shown(v, k) for k, v in value.items() if k not in self.left_out}
+        if isinstance(value, list | tuple):
+            if name == "configs":
+                value = [one for one in value if not _is_told_elsewhere(one)]
+            items = [self.shown(item, name) for item in value]
+            return sorted(items, key=repr) if name in self.unordered else items
+        if isinstance(value, uuid.UUID):
+            return self._id(str(value), "topic")
+        if isinstance(value, bytes):
+            return f"{len(value)} bytes"
+        if isinstance(value, str):
+            return self._named_text(value, name)
+        if name in self.chosen and isinstance(value, int):
+            return self.chosen[name] if value > 0 else value
+        if name is not None and name in self.epochs and isinstance(value, int):
+            kind = "a producer id" if name.startswith("producer_id") else "an epoch"
+            return kind if value >= 0 else "none"
+        return value
+
+    def _named_text(self, text: str, name: str | None) -> str:
+        if name in self.directories:
+            return self._id(text, "directory")
+        if name == "topic_id":
+            return self._id(text, "topic")
+        if name in self.masked_by_name:
+            return str(super().shown(text, name))
+        return self._text(text)
+
+    def _id(self, text: str, kind: str) -> str:
+        if uuid.UUID(text).int < FIRST_MADE_ID:
+            return text
+        for (_, known), name in self.names.items():
+            if known == text:
+                return name
+        count = sum(other == kind for other, _ in self.names) + 1
+        self.names[kind, text] = f"{kind} {count}"
+        return self.names[kind, text]
+
+    def _text(self, text: str) -> str:
+        for (_, known), name in self.names.items():
+            if isinstance(known, str) and UUID.fullmatch(known):
+                short = base64.urlsafe_b64encode(uuid.UUID(known).bytes).decode().rstrip("=")
+                text = text.replace(known, f"<{name}>").replace(short, f"<{name}>")
+        text = UUID.sub(lambda found: self._id(found[0], "id"), text)
+        return PATH.sub("a directory", REQUEST.sub("Request", PORT.sub(r"\1:PORT", text)))
+
+
+DEFAULT: Final = 5
+"""The source of a config that nobody has set."""
+
+
+def _is_told_elsewhere(row: Any) -> bool:
+    """Whether this is a default in an answer to CreateTopics: DescribeConfigs tells it, too."""
+    return (
+        isinstance(row, Mapping)
+        and "synonyms" not in row
+        and row.get("config_source") == DEFAULT
+        and "read_only" in row
+    )
+
+
+class Asker(Tracer):
+    """``ask("delete_topics", 6, topics=[...])`` asks the first broker as the operator."""
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        super().__init__(places[FIRST].plain)
+        self.places = places
+        self.steps: list[Step] = []  # type: ignore[assignment]
+        self._masks = AnswerMasks()
+        self._connections: dict[tuple[str, str], Cluster] = {}
+        self.markers = 0
+        self.is_settled = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """The operator's connection to the first broker."""
+        return self.connection(FIRST, OPERATOR)
+
+    def connection(self, at: str, who: str) -> Cluster:
+        """A connection that is kept until it is lost."""
+        found = self._connections.get((at, who))
+        if found is None:
+            place = self.places[at]
+            if who == OPERATOR:
+                found = Scene(place.plain, client_id=who, deadline_s=60)
+            else:
+                stranger = LoggedIn(place.guarded, client_id=who, deadline_s=60)
+                stranger.login("u0")
+                found = stranger
+            self._connections[at, who] = found
+        return found
+
+    def close(self) -> None:
+        """Close all connections."""
+        for one in self._connections.values():
+            one.close()
+        self._connections.clear()
+
+    def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
+        """Ask the first broker as the operator."""
+        self.is_settled = False
+        return self.asked(api, version, body)
+
+    def asked(
+        self,
+        api: str,
+        version: int,
+        body: Mapping[str, Any],
+        *,
+        who: str = OPERATOR,
+        at: str = FIRST,
+        when: Callable[[Answer], object] = lambda _: True,
+    ) -> Answer:
+        """Ask until ``when`` holds of the answer, and keep the last answer."""
+        seen: Answer = {}
+
+        def holds() -> bool:
+            nonlocal seen
+            seen = self._once(api, version, body, who, at)
+            return bool(when(seen))
+
+        # An answer that never comes is a difference like any other: the rest is asked as well.
+        with suppress(TimeoutError):
+            until(holds, f"{api} is answered as expected", deadline_s=CHANGE_S, poll_s=0.02)
+        told = "" if (who, at) == (OPERATOR, FIRST) else f" by {who} at {at}"
+        self.keep(f"{api} v{version}{told}", body, seen or CLOSED)
+        return seen
+
+    def keep(self, request: str, body: Mapping[str, Any] | None, answer: Any) -> None:
+        """Keep an answer, and what was asked for."""
+        shown = None if body is None else self._masks.shown(dict(body))
+        self.steps.append((request, shown, self._masks.shown(answer)))
+
+    def begin_part(self) -> None:
+        """Forget the steps so far, and the names of ids in them."""
+        self.steps.clear()
+        self._masks = AnswerMasks()
+
+    def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
+        """Ask the first broker as the operator, without keeping the answer.
+
+        Traces of ``tests/oracle`` look at configs in this way as soon as they have changed them.
+        """
+        if api == "describe_configs" and not self.is_settled:
+            settled(self)
+        return self._once(api, version, body, OPERATOR, FIRST)
+
+    def _once(self, api: str, version: int, body: Mapping[str, Any], who: str, at: str) -> Answer:
+        fitted = _fitting(api, _entity(api, version, "request"), body)
+        try:
+            return self.connection(at, who).call(api, version, **fitted)
+        except ConnectionLostError:
+            self._connections.pop((at, who)).close()
+            return {}
+
+    def versions(
+        self, api: str, versions: Sequence[int], /, *, who: str = OPERATOR, **body: Any
+    ) -> None:
+        """The same request at several versions."""
+        for version in versions:
+            self.asked(api, version, body, who=who)
+
+    def refused(self, api: str, version: int, /, **body: Any) -> None:
+        """The same request by a client without rights."""
+        self.asked(api, version, body, who=STRANGER)
+
+    def note(self, what: str, value: Any) -> None:
+        """Keep something else."""
+        self.keep(what, None, value)
+
+
+class Scene(Cluster):
+    """An operator's connection; topics that it creates for a scene are on broker 1 alone."""
+
+    def create_topic(
+        self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> str:
+        """See :meth:`Cluster.create_topic`."""
+        rows = [{"partition_index": index, "broker_ids": [1]} for index in range(partitions)]
+        topic = {
+            "name": name,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": rows,
+            "configs": [{"name": k, "value": v} for k, v in (configs or {}).items()],
+        }
+        answer = self.call("create_topics", 5, timeout=10_000, topics=[topic])
+        assert answer["topics"][0]["error_code"] == "none", answer
+        until(lambda: self.leaders(name) == partitions, f"leaders of {name}")
+        return name
+
+
+def inside(api: str, version: int, answer: Answer) -> Answer:
+    """An Envelope's answer, with the one that it carries decoded."""
+    data = answer["response_data"]
+    if data is None:
+        return answer
+    return {**answer, "response_data": decode(api, version, data)[1]}
+
+
+MARKER: Final = "marker"
+
+
+def settled(ask: Asker) -> None:
+    """Wait until every broker has heard of all changes so far: they come in one order.
+
+    Topics that are marked for it in turn are in the metadata of every broker in the end.
+    """
+    ask.markers += 1
+    ask.is_settled = True
+    name = f"{MARKER}-{ask.markers}"
+    ask.cluster.create_topic(name)
+    for at in (FIRST, OTHER):
+        if at not in ask.places:
+            continue
+        asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+
+        def knows(at: str = at, asked: dict[str, Any] = asked) -> bool:
+            answer = ask.connection(at, OPERATOR).call("metadata", 9, **asked)
+            return bool(answer["topics"][0]["error_code"] == "none")
+
+        until(knows, f"the {at} broker has heard of the changes")

@@ -1,0 +1,140 @@
+"""The files of recorded answers: each request once, with the answer of each kind of cluster.
+
+Clusters that answer alike share a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.answers import script_access, script_cluster, script_controller, script_topics
+from tests.answers.asking import Asker, Step, compact
+from tests.answers.clusters import MODES, Places
+from tests.oracle.tracer import leaves
+
+RECORDED: Final = Path(__file__).with_name("recorded")
+
+SCRIPTS: Final = (script_topics, script_access, script_cluster, script_controller)
+Part = Callable[[Asker], None]
+Answers = dict[str, list[Step]]
+"""The answers of one cluster, by the name of the file."""
+
+
+def parts() -> Iterator[tuple[str, Part]]:
+    """The parts of the script in their order, with their names."""
+    for script in SCRIPTS:
+        stem = script.__name__.rpartition("_")[2]
+        for part in script.SCRIPT:
+            yield f"{stem}_{part.__name__}", part
+
+
+def play(places: Places, chosen: Iterable[tuple[str, Part]] = ()) -> Answers:
+    """All answers of a cluster."""
+    ask = Asker(places)
+    found: Answers = {}
+    try:
+        for name, part in chosen or parts():
+            ask.begin_part()
+            part(ask)
+            found[name] = json.loads(compact(ask.steps))
+    finally:
+        ask.close()
+    return found
+
+
+# --- files ---
+
+Key = tuple[str, str, int]
+"""A request, its body, and which time it is that this is asked."""
+
+
+def _numbered(steps: Iterable[Step]) -> dict[Key, Any]:
+    """Answers by request, and which time it is that the request is made."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for request, body, answer in steps:
+        key = request, compact(body)
+        found[*key, seen[key]] = answer
+        seen[key] += 1
+    return found
+
+
+def recorded(mode: str) -> Answers:
+    """The recorded answers of a cluster."""
+    found: Answers = {}
+    for path in sorted(RECORDED.glob("*.json")):
+        rows = json.loads(path.read_text())
+        answers = [(row["request"], row["body"], _of(mode, row)) for row in rows if _has(mode, row)]
+        if answers:
+            found[path.stem] = answers
+    return found
+
+
+def _has(mode: str, row: Mapping[str, Any]) -> bool:
+    return any(mode in key.split(", ") for key in row)
+
+
+def _of(mode: str, row: Mapping[str, Any]) -> Any:
+    return next(value for key, value in row.items() if mode in key.split(", "))
+
+
+def record(mode: str, answers: Answers) -> None:
+    """Write the answers of a cluster, and leave those of others as they are."""
+    others = {one: recorded(one) for one in MODES if one != mode}
+    for name in {*answers, *recorded(mode)}:
+        by_mode = {one: _numbered(found.get(name, ())) for one, found in others.items()}
+        by_mode[mode] = _numbered(answers.get(name, ()))
+        _write(RECORDED / f"{name}.json", by_mode)
+
+
+def _write(path: Path, by_mode: Mapping[str, Mapping[Key, Any]]) -> None:
+    keys: list[Key] = []
+    for found in by_mode.values():
+        at = 0
+        for key in found:
+            if key in keys:
+                at = keys.index(key) + 1
+            else:
+                keys.insert(at, key)
+                at += 1
+    rows = []
+    for key in keys:
+        alike: dict[str, list[str]] = {}
+        for mode in MODES:
+            if key in by_mode.get(mode, {}):
+                alike.setdefault(compact(by_mode[mode][key]), []).append(mode)
+        request, body, _ = key
+        lines = [f'{{"request":{compact(request)},"body":{body}']
+        lines += [f' "{", ".join(modes)}":{told}' for told, modes in alike.items()]
+        rows.append(",\n".join(lines) + "}")
+    RECORDED.mkdir(exist_ok=True)
+    path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
+
+
+# --- comparison ---
+
+
+def differences(found: Answers, expected: Answers) -> list[str]:
+    """Requests whose answers are not those of the recording, each leaf on a line."""
+    return [
+        line
+        for name in {**expected, **found}
+        for line in _compared(name, found.get(name, []), expected.get(name, []))
+    ]
+
+
+def _compared(name: str, found: Sequence[Step], expected: Sequence[Step]) -> Iterator[str]:
+    now, then = _numbered(found), _numbered(expected)
+    for key in {**then, **now}:
+        if key not in now or key not in then:
+            yield f"{name}: {'no longer asked' if key in then else 'not recorded'}: {key[:2]}"
+            continue
+        for where, ours, theirs in leaves(now[key], then[key]):
+            yield (
+                f"{name}: {key[0]} {key[1]}\n"
+                f"    {where or 'answer'}: {compact(ours)} instead of {compact(theirs)}"
+            )

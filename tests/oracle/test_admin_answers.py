@@ -1,0 +1,21 @@
+"""The admin APIs answer as recorded in clusters beside Apache Kafka (``tests/answers``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.answers.clusters import MODES, WITHOUT_JAVA
+from tests.answers.recording import differences, play, recorded
+from tests.support.kafka import required
+
+pytestmark = pytest.mark.oracle
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", [one for one in MODES if one not in WITHOUT_JAVA])
+def test_answers_are_those_recorded(mode: str, tmp_path: Path) -> None:
+    with required(), MODES[mode](tmp_path) as places:
+        found = differences(play(places), recorded(mode))
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found)

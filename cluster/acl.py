@@ -125,6 +125,19 @@ class Acl:
     operation: Operation
     permission: Permission
 
+    @property
+    def reason_against(self) -> str | None:
+        """Why no ACL says this: only a filter may."""
+        for what, value, least in (
+            ("resourceType", self.resource_type, ResourceType.TOPIC),
+            ("operation", self.operation, Operation.ALL),
+            ("permissionType", self.permission, Permission.DENY),
+            ("patternType", self.pattern_type, PatternType.LITERAL),
+        ):
+            if value < least:
+                return f"Invalid {what} {value.name}"
+        return None
+
     def __str__(self) -> str:
         on = resource_text(self.resource_type, self.resource_name, self.pattern_type)
         does = f"{self.permission.name} {self.operation.name}"
@@ -167,3 +180,23 @@ class AclFilter:
             and self.operation in {Operation.ANY, rule.operation}
             and self.permission in {Permission.ANY, rule.permission}
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AclLimits:
+    """How many ACLs a cluster keeps, and how long their texts are."""
+
+    max_acls: int = 20_000
+    """ACLs. Each takes about a kilobyte of memory and some 20 microseconds of a start, and the
+    question if a producer may write to any topic at all can take a look at each."""
+
+    max_changes_per_request: int = 10_000
+    """ACLs that one request creates or deletes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
+
+    max_change_bytes: int = 8 << 20
+    """Bytes of the texts of ACLs that one request creates, as many as a batch of Kafka's metadata
+    log may have."""
+
+    max_text_bytes: int = 1_024
+    """UTF-8 bytes of a name, a principal or a host. Topics' names end at 249, groups' at this; a
+    transactional id that is longer can be named by its beginning."""

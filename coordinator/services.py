@@ -24,7 +24,7 @@ from fencepost.coordinator.history.recorder import History
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.runtime.late_imports import CONTROLLER_MODULES, load
-from fencepost.coordinator.security.acls import AclControl
+from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import ClientQuotas
@@ -72,10 +72,8 @@ class Services:
         self._advertised = advertised
         self.authorizer = Authorizer.configured(storage.config)
         """Who knows what clients may do; None where they may do everything."""
-        self.acls = (
-            None if self.authorizer is None else AclControl(storage.metadata, self.authorizer)
-        )
-        """The rules that it goes by."""
+        if self.authorizer is not None:
+            AclPublisher(storage.metadata, self.authorizer)
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """How much users and clients may take, and addresses."""
         self.check_certificates: CheckCertificates | None = None

@@ -30,7 +30,8 @@ _BATCHES = (
 _BESIDE_MACHINES = tuple(
     f"logcore.{name}"
     for name in (
-        *("budget", "machine", "errors", "fields", "regex", "regex_syntax", "tracebacks", "values"),
+        *("budget", "machine", "errors", "fields", "regex", "regex_syntax"),
+        *("steps", "tracebacks", "values"),
     )
 )
 # So is what a topic may be called, which a client had better know before it sends.

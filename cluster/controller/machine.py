@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
+from fencepost.cluster.acl import Acl, AclFilter
 from fencepost.cluster.controller import (
+    acls,
     brokers,
     configs,
     elections,
@@ -41,6 +43,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.cluster.topic_names import Take, unlimited
 from fencepost.logcore.machine import DomainError
+from fencepost.logcore.steps import Steps
 
 
 class Controller:
@@ -281,6 +284,30 @@ class Controller:
     ) -> Outcome[Mapping[str, int]]:
         """See :func:`features.update_features`."""
         return features.update_features(self.view, updates, validate_only=validate_only)
+
+    # --- ACLs ---
+
+    def check_acl_creation(
+        self, wanted: Iterable[Acl], existing: acls.AclIndex, reason_against: acls.ReasonAgainst
+    ) -> Steps[acls.Creation]:
+        """See :func:`acls.check_creation`."""
+        return acls.check_creation(self.view, wanted, existing, reason_against)
+
+    def create_acls(
+        self, wanted: Iterable[Acl], existing: acls.AclIndex, draw_id: Callable[[], UUID]
+    ) -> Outcome[None]:
+        """See :func:`acls.create_acls`."""
+        return acls.create_acls(self.view, wanted, existing, draw_id)
+
+    def check_acl_deletion(
+        self, filters: Iterable[AclFilter], existing: acls.AclIndex
+    ) -> Steps[acls.Deletion]:
+        """See :func:`acls.check_deletion`."""
+        return acls.check_deletion(self.view, filters, existing)
+
+    def delete_acls(self, wanted: Iterable[Acl], existing: acls.AclIndex) -> Outcome[None]:
+        """See :func:`acls.delete_acls`."""
+        return acls.delete_acls(wanted, existing)
 
     # --- by itself ---
 

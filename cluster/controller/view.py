@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from uuid import UUID
 
+from fencepost.cluster.acl import AclLimits
 from fencepost.cluster.controller.activation import ELR_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.controller.errors import StaleBrokerEpochError
 from fencepost.cluster.controller.outcome import Change
@@ -60,6 +61,8 @@ class ControllerSettings:
     """Elections in one step of a periodic task."""
     max_partitions_per_request: int = 10_000
     """Partitions that one request may create."""
+    acl_limits: AclLimits = field(default_factory=AclLimits)
+    """How many ACLs there are at most, and how long their texts."""
     features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest level of each feature that this controller supports."""
     tells_by_leader_epoch: bool = False

@@ -285,8 +285,6 @@ class Member:
         self._place_replicas(replicas, channel)
         self._coordinate(services, self._peers)
         services.metadata.listen(services.quotas.table.follow)
-        if services.acls is not None:
-            services.metadata.listen(services.acls.follow)
         publisher = Publisher(
             services.node_id,
             services.metadata,

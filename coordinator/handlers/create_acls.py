@@ -5,13 +5,21 @@ Source: ``AclApis.handleCreateAcls``, ``AclControlManager.createAcls``; KIP-140,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from uuid import uuid4
+
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.acl import Operation
+from fencepost.cluster.acl import Acl, Operation
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, rule_of
-from fencepost.coordinator.handlers.answers import code_of, each_row, forced
+from fencepost.coordinator.handlers.answers import code_of, each_row
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
 
 
@@ -28,14 +36,22 @@ def _result(ctx: Context, code: int, message: str | None) -> Entity:
 @handles(ApiKey.CREATE_ACLS, versions=(1, 3), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
     """Answer each rule by itself, once all of them that can be made are on disk."""
-    acls, creations = ctx.broker.acls, ctx.body.creations
+    authorizer = ctx.broker.authorizer
     ctx.require_on_cluster(Operation.ALTER)
-    if acls is None:
+    if authorizer is None:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
-    wanted = yield from each_row(creations, rule_of)
-    made = yield from forced(ctx, acls.create(wanted))
+    wanted = yield from each_row(ctx.body.creations, rule_of)
+    errors, created = yield from ctx.controller.look().check_acl_creation(
+        wanted, authorizer.rules, ctx.metadata.reason_against
+    )
+    pieces = batched(created, ITEMS_PER_TURN)
+    yield from decided_each(ctx, (partial(_create, some, authorizer) for some in pieces))
     results = []
-    for wrong in made:
+    for wrong in errors:
         results.append(_result(ctx, code_of(wrong), None if wrong is None else str(wrong)))
         yield None
     return ctx.respond.CreateAclsResponse(results=tuple(results))
+
+
+def _create(acls: Sequence[Acl], authorizer: Authorizer, one: Controller) -> Outcome[None]:
+    return one.create_acls(acls, authorizer.rules, uuid4)

@@ -5,16 +5,21 @@ Source: ``AclApis.handleDeleteAcls``, ``AclControlManager.deleteAcls``; KIP-140,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Acl, Operation
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
-from fencepost.coordinator.handlers.answers import each_row, forced
+from fencepost.coordinator.handlers.answers import each_row
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.logcore.machine import DomainError
 
@@ -36,14 +41,16 @@ def _result(
 @handles(ApiKey.DELETE_ACLS, versions=(1, 3), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
     """Answer each filter with the rules that it meant, once they are gone from the disk."""
-    acls = ctx.broker.acls
+    authorizer = ctx.broker.authorizer
     ctx.require_on_cluster(Operation.ALTER)
-    if acls is None:
+    if authorizer is None:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
     wanted = yield from each_row(ctx.body.filters, filter_of)
-    deleted = yield from forced(ctx, acls.delete(wanted))
+    answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, authorizer.rules)
+    pieces = batched(deleted, ITEMS_PER_TURN)
+    yield from decided_each(ctx, (partial(_delete, some, authorizer) for some in pieces))
     results = []
-    for found in deleted:
+    for found in answers:
         if isinstance(found, DomainError):
             results.append(_result(ctx, error_code(found), str(found)))
             continue
@@ -51,6 +58,10 @@ def run(ctx: Context) -> Work[Entity]:
         results.append(_result(ctx, ErrorCode.none, None, gone))
         yield None
     return ctx.respond.DeleteAclsResponse(filter_results=tuple(results))
+
+
+def _delete(acls: Sequence[Acl], authorizer: Authorizer, one: Controller) -> Outcome[None]:
+    return one.delete_acls(acls, authorizer.rules)
 
 
 def _gone(ctx: Context, acl: Acl) -> Entity:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Acl, Operation, PatternType, ResourceType
+from fencepost.cluster.controller.acls import check_filter
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -20,12 +21,14 @@ from fencepost.coordinator.wire.steps import Steps
 @handles(ApiKey.DESCRIBE_ACLS, versions=(1, 3), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Steps[Entity]:
     """Answer with the rules that the filter means, by what they are about."""
-    make, acls = ctx.respond, ctx.broker.acls
+    make, authorizer = ctx.respond, ctx.broker.authorizer
     ctx.require_on_cluster(Operation.DESCRIBE)
-    if acls is None:
+    if authorizer is None:
         return make.error(ErrorCode.security_disabled, f"{NO_AUTHORIZER} on the broker")
+    wanted = filter_of(ctx.body)
+    check_filter(wanted)
     found: dict[tuple[ResourceType, str, PatternType], list[Entity]] = {}
-    for acl in (yield from acls.find(filter_of(ctx.body))):
+    for acl in (yield from authorizer.rules.find(wanted)):
         resource = acl.resource_type, acl.resource_name, acl.pattern_type
         found.setdefault(resource, []).append(_described(ctx, acl))
         yield

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -244,21 +244,6 @@ class MetadataLog(Metadata):
         changed then.
         """
         self._append([one if isinstance(one, bytes) else encode(one) for one in records], records)
-
-    def append_in_steps(
-        self, records: Sequence[MetadataRecord]
-    ) -> Generator[None, None, asyncio.Future[None] | None]:
-        """Append many records, all at once behind the last step.
-
-        It does not wait for the disk: :meth:`durable` must follow.
-        """
-        values = []
-        for record in records:
-            values.append(encode(record))
-            yield
-        with self.unforced():
-            self._append(values, records)
-        return None
 
     def _append(
         self,

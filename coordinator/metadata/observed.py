@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -63,13 +63,6 @@ class ObservedMetadata(Metadata):
     def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None] | None:  # noqa: ARG002 - see below
         """Raise MetadataUnavailableError: this is the controller's to do."""
         raise MetadataUnavailableError("the controller is elsewhere")
-
-    def append_in_steps(
-        self, records: Sequence[MetadataRecord]
-    ) -> Generator[None, None, asyncio.Future[None] | None]:
-        """The same behind the last step."""
-        yield
-        return self.append(records)
 
     def check_room(self, topics: int, partitions: int) -> None:
         """Raise TopicLimitExceededError if that many more do not fit."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from fencepost.cluster.acl import (
     ANYBODY,
@@ -24,6 +25,12 @@ from fencepost.cluster.acl import (
 )
 from fencepost.coordinator.security.principal import one_form
 from fencepost.coordinator.wire.steps import Steps, finish
+
+NO_ID: Final = UUID(int=0)
+"""The id of a rule that does not come from the metadata."""
+
+TEXTS_PER_STEP: Final = 100
+"""Prefixes that one step puts in order."""
 
 _EVERYTHING: Final = sum(1 << one for one in Operation if one > Operation.ALL)
 
@@ -106,7 +113,8 @@ class _Prefixes:
                 open_at.pop()
             made._longest_within.append(open_at[-1] if open_at else -1)
             open_at.append(at)
-            yield
+            if at % TEXTS_PER_STEP == 0:
+                yield
         return made
 
 
@@ -133,7 +141,7 @@ class RuleTable:
     """Rules, each once."""
 
     def __init__(self) -> None:
-        self._by_resource: dict[ResourceType, dict[Pattern, dict[Acl, None]]] = {}
+        self._by_resource: dict[ResourceType, dict[Pattern, dict[Acl, UUID]]] = {}
         self._prefixes: dict[ResourceType, _Prefixes] = {}
         self._by_holder: dict[Holder, _Held] = {}
         self.count = 0
@@ -142,12 +150,16 @@ class RuleTable:
     @classmethod
     def of(cls, rules: Iterable[Acl]) -> RuleTable:
         """The table of these, made in one go."""
-        return finish(cls().changed(added=rules))
+        return finish(cls().changed(added=dict.fromkeys(rules, NO_ID)))
 
     # --- questions ---
 
     def __contains__(self, rule: Acl) -> bool:
-        return rule in self._by_resource.get(rule.resource_type, {}).get(_pattern(rule), ())
+        return self.id_of(rule) is not None
+
+    def id_of(self, rule: Acl) -> UUID | None:
+        """The id of a rule in the metadata; None if there is no such rule."""
+        return self._by_resource.get(rule.resource_type, {}).get(_pattern(rule), {}).get(rule)
 
     def rights(self, principal: str, host: str, kind: ResourceType, name: str) -> Rights:
         """What rules allow a client to do with a resource, and what they deny it.
@@ -237,7 +249,7 @@ class RuleTable:
                 if held is not None:
                     yield held
 
-    def _about(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, None]]:
+    def _about(self, kind: ResourceType, name: str) -> Iterator[dict[Acl, UUID]]:
         by_pattern = self._by_resource.get(kind)
         if by_pattern:
             for pattern in _patterns_of(name, self._prefixes.get(kind, _NONE)):
@@ -247,9 +259,9 @@ class RuleTable:
     # --- another table ---
 
     def changed(
-        self, *, removed: Iterable[Acl] = (), added: Iterable[Acl] = ()
+        self, *, removed: Iterable[Acl] = (), added: Mapping[Acl, UUID] | None = None
     ) -> Steps[RuleTable]:
-        """This table with some rules fewer and some more."""
+        """This table with some rules fewer and some more, which come with their ids."""
         made = RuleTable()
         made._by_resource, made._by_holder = dict(self._by_resource), dict(self._by_holder)
         made._prefixes, made.count = dict(self._prefixes), self.count
@@ -258,9 +270,8 @@ class RuleTable:
             if rule in made:
                 draft.remove(rule)
             yield
-        for rule in added:
-            if rule not in made:
-                draft.add(rule)
+        for rule, id_ in (added or {}).items():
+            draft.add(rule, id_)
             yield
         yield from draft.finish()
         return made
@@ -277,8 +288,12 @@ class _Draft:
         self._with_prefixes: dict[Holder, None] = {}
         """Whose rules with prefixes came or went; all others keep the prefixes that they have."""
 
-    def add(self, rule: Acl) -> None:
-        self._rules(rule)[rule] = None
+    def add(self, rule: Acl, id_: UUID) -> None:
+        rules = self._rules(rule)
+        is_new = rule not in rules
+        rules[rule] = id_
+        if not is_new:
+            return
         self._table.count += 1
         grants, pattern = self._grants(rule), _pattern(rule)
         known = grants[pattern].rules if pattern in grants else ()
@@ -313,7 +328,7 @@ class _Draft:
                 del table._by_holder[holder]
             yield
 
-    def _rules(self, rule: Acl) -> dict[Acl, None]:
+    def _rules(self, rule: Acl) -> dict[Acl, UUID]:
         """The rules about what ``rule`` is about, to be changed."""
         table, kind, pattern = self._table, rule.resource_type, _pattern(rule)
         if kind not in self._kinds:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -38,7 +38,6 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn, tell
-from fencepost.coordinator.wire.steps import finish
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
@@ -396,17 +395,10 @@ class ChangedMetadata(ObservedMetadata):
 
         Raises MetadataUnavailableError for what the controller has to do.
         """
-        return finish(self.append_in_steps(records))
-
-    def append_in_steps(
-        self, records: Sequence[MetadataRecord | bytes]
-    ) -> Generator[None, None, asyncio.Future[None]]:
-        """The same, in steps."""
         by_path: dict[str, list[Change]] = {}
         for record in records:
             change = change_of(self.image, decode(record) if isinstance(record, bytes) else record)
             by_path.setdefault(formats.path_of(change.record), []).append(change)
-            yield
         return self._access.change(by_path)
 
     def reason_against(self, record: MetadataRecord) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 from fencepost.cluster.acl import (
     ANYTHING,
@@ -97,10 +98,16 @@ class Guarded:
         """Let these be all rules."""
 
         async def set_rules() -> None:
-            acls = self._broker.services.acls
-            assert acls is not None
-            finish(acls.delete([AclFilter()]))
-            assert finish(acls.create(rules)) == [None] * len(rules)
+            services = self._broker.services
+            authorizer, active = services.authorizer, services.active_controller
+            assert authorizer is not None
+            there = finish(authorizer.rules.find(AclFilter()))
+            active.decide(lambda one: one.delete_acls(there, authorizer.rules))
+            errors, created = finish(
+                active.look().check_acl_creation(rules, authorizer.rules, lambda _: None)
+            )
+            assert errors == [None] * len(rules)
+            active.decide(lambda one: one.create_acls(created, authorizer.rules, uuid4))
 
         self._thread.call(set_rules)
 

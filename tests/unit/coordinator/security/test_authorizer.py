@@ -25,7 +25,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.security import rules as rules_module
 from fencepost.coordinator.security.authorizer import STANDARD, Authorizer, parse_super_users
 from fencepost.coordinator.security.principal import ANONYMOUS, Principal, Session, one_form
-from fencepost.coordinator.security.rules import RuleTable
+from fencepost.coordinator.security.rules import NO_ID, RuleTable
 from fencepost.coordinator.wire.steps import finish
 from tests.support.stalls import MAX_STALL_MS, slowness
 from tests.unit.coordinator.security import slow_authorizer as model
@@ -579,7 +579,9 @@ def test_the_fast_authorizer_is_the_slow_one(seed):
         gone = draw.sample(rules, draw.randrange(len(rules) // 2 + 1))
         more = [drawn(draw) for _ in range(draw.choice([0, 1, 3, 12]))]
         before, known = of.rules, list(rules)
-        of.rules = finish(before.changed(removed=[*gone, drawn(draw), *gone], added=more))
+        of.rules = finish(
+            before.changed(removed=[*gone, drawn(draw), *gone], added=dict.fromkeys(more, NO_ID))
+        )
         rules = list(dict.fromkeys([*(one for one in rules if one not in gone), *more]))
         # The one more that was to be removed may have been there.
         rules = [one for one in rules if one in of.rules]
@@ -616,12 +618,14 @@ def test_no_step_of_a_change_takes_long(request):
     texts = [
         f"ALLOW READ User:u{at % 7} * TOPIC PREFIXED {'x' * (at % 99)}{at}" for at in range(10_000)
     ]
-    table, added = RuleTable(), list(map(rule, texts))
+    table, added = RuleTable(), dict.fromkeys(map(rule, texts), NO_ID)
     longest = 0.0
     gc.collect()
     gc.disable()  # as a broker does, who collects between requests
     request.addfinalizer(gc.enable)
-    for change in ({"added": added}, {"removed": added[::2]}, {"added": added[:5]}):
+    rules = [*added]
+    few = dict.fromkeys(rules[:5], NO_ID)
+    for change in ({"added": added}, {"removed": rules[::2]}, {"added": few}):
         steps = table.changed(**change)
         try:
             while True:

@@ -16,7 +16,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.observed import ObservedMetadata
-from fencepost.coordinator.security.acls import AclControl
+from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.quota_table import QuotaTable
@@ -67,8 +67,7 @@ def test_rules_follow_the_image() -> None:
     cluster = Cluster()
     authorizer = Authorizer.configured(cluster.config)
     assert authorizer is not None
-    acls = AclControl(cluster.metadata, authorizer)  # type: ignore[arg-type]
-    cluster.metadata.listen(acls.follow)
+    AclPublisher(cluster.metadata, authorizer)
     cluster.change(AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3))
     alice = Session("127.0.0.1", "PLAINTEXT", Principal("User", "alice"))
 

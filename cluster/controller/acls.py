@@ -1,0 +1,183 @@
+"""ACLs: which can be created, and which records create and delete them.
+
+A request for thousands is checked in steps, against the ACLs that exist when it comes, and decided
+in pieces: each decision skips what another request has created or deleted meanwhile. Kafka's
+results are not atomic either.
+
+Source: ``AclControlManager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from fencepost.cluster.acl import CLUSTER_NAME, Acl, AclFilter, AclLimits, ResourceType
+from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    MetadataRecord,
+    RemoveAccessControlEntryRecord,
+)
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.steps import Steps
+from fencepost.logcore.tracebacks import without_traceback
+
+_NO_ID = UUID(int=0)
+
+
+class AclIndex(Protocol):
+    """The ACLs of the image by their values; it never changes."""
+
+    def id_of(self, acl: Acl) -> UUID | None:
+        """The id of an ACL; None if there is no such ACL."""
+
+    def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
+        """The ACLs that a filter matches."""
+
+
+ReasonAgainst = Callable[[MetadataRecord], str | None]
+"""Why the store of the metadata cannot keep a record."""
+
+
+class Creation(NamedTuple):
+    """What becomes of the ACLs of one request."""
+
+    errors: list[DomainError | None]
+    """By their place in the request; None also for one that exists."""
+    created: list[Acl]
+    """Those that do not exist yet, each once."""
+
+
+def check_creation(
+    view: View, wanted: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
+) -> Steps[Creation]:
+    """Find out which of the ``wanted`` ACLs must be created; PolicyViolationError for too many."""
+    limits = view.settings.acl_limits
+    errors: list[DomainError | None] = []
+    created: dict[Acl, None] = {}
+    size = 0
+    for acl in wanted:
+        reason = _reason_against(acl, limits) or reason_against(_record(_NO_ID, acl))
+        errors.append(None if reason is None else without_traceback(InvalidRequestError(reason)))
+        if reason is None and acl not in created and existing.id_of(acl) is None:
+            created[acl] = None
+            size += _bytes(acl.resource_name) + _bytes(acl.principal) + _bytes(acl.host)
+        yield
+    _check_limit(len(created), limits.max_changes_per_request, "max_changes_per_request")
+    _check_limit(size, limits.max_change_bytes, "max_change_bytes")
+    _check_room(view, len(created))
+    return Creation(errors, [*created])
+
+
+def create_acls(
+    view: View, acls: Iterable[Acl], existing: AclIndex, draw_id: Callable[[], UUID]
+) -> Outcome[None]:
+    """Create those of the checked ``acls`` that do not exist; raises PolicyViolationError."""
+    new = [acl for acl in acls if existing.id_of(acl) is None]
+    _check_room(view, len(new))
+    records = []
+    for acl in new:
+        id_ = draw_id()
+        while id_ in view.image.acls:
+            id_ = draw_id()
+        records.append(_record(id_, acl))
+    return Outcome(None, tuple(records))
+
+
+def check_filter(wanted: AclFilter) -> None:
+    """Raise InvalidRequestError for a filter that no ACL can match."""
+    if wanted.is_unknown:
+        raise InvalidRequestError(
+            "the filter has an unknown type, pattern, operation or permission"
+        )
+
+
+class Deletion(NamedTuple):
+    """What becomes of the filters of one request."""
+
+    answers: list[list[Acl] | DomainError]
+    """The ACLs that each filter matches, or what is wrong with it."""
+    deleted: list[Acl]
+    """All of these ACLs, each once."""
+
+
+def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:
+    """Find the ACLs that must be deleted; raises InvalidRequestError for too many."""
+    limit = view.settings.acl_limits.max_changes_per_request
+    answers: list[list[Acl] | DomainError] = []
+    deleted: dict[Acl, None] = {}
+    for wanted in filters:
+        try:
+            check_filter(wanted)
+        except InvalidRequestError as error:
+            answers.append(without_traceback(error))
+            continue
+        found = yield from existing.find(wanted)
+        answers.append(found)
+        for acl in found:
+            deleted[acl] = None
+            if len(deleted) > limit:
+                raise InvalidRequestError(
+                    f"Cannot remove more than {limit} acls in a single delete operation."
+                )
+            yield
+    return Deletion(answers, [*deleted])
+
+
+def delete_acls(acls: Iterable[Acl], existing: AclIndex) -> Outcome[None]:
+    """Delete those of ``acls`` that exist."""
+    ids = (existing.id_of(acl) for acl in acls)
+    return Outcome(
+        None, tuple(RemoveAccessControlEntryRecord(id_) for id_ in ids if id_ is not None)
+    )
+
+
+def _check_room(view: View, more: int) -> None:
+    if more:
+        _check_limit(len(view.image.acls) + more, view.settings.acl_limits.max_acls, "max_acls")
+
+
+def _check_limit(count: int, limit: int, name: str) -> None:
+    if count > limit:
+        raise PolicyViolationError(f"{count} exceed the limit of rules {name}")
+
+
+def _reason_against(acl: Acl, limits: AclLimits) -> str | None:
+    """Why there cannot be such an ACL."""
+    if acl.reason_against is not None:
+        return acl.reason_against
+    if acl.resource_type is ResourceType.CLUSTER and acl.resource_name != CLUSTER_NAME:
+        return f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}"
+    if not acl.resource_name:
+        return "Invalid empty resource name"
+    if ":" not in acl.principal:
+        return (
+            f"Could not parse principal from `{acl.principal}` (no colon is present separating"
+            " the principal type from the principal name)"
+        )
+    limit = limits.max_text_bytes
+    for what in ("resource_name", "principal", "host"):
+        if _bytes(getattr(acl, what)) > limit:
+            return f"the {what} has more than {limit} bytes"
+    return None
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def _record(id_: UUID, acl: Acl) -> AccessControlEntryRecord:
+    return AccessControlEntryRecord(
+        id_,
+        int(acl.resource_type),
+        acl.resource_name,
+        int(acl.pattern_type),
+        acl.principal,
+        acl.host,
+        int(acl.operation),
+        int(acl.permission),
+    )

@@ -1,0 +1,171 @@
+"""ACLs as the controller creates and deletes them.
+
+What an ACL and a filter may say, and the limits of a request, are in
+``tests/unit/coordinator/security/test_acl_publisher.py``, with the authorizer that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.acl import (
+    Acl,
+    AclFilter,
+    AclLimits,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+)
+from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.view import ControllerSettings
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import (
+    AccessControlEntryRecord,
+    MetadataRecord,
+    RemoveAccessControlEntryRecord,
+)
+from fencepost.logcore.steps import Steps, finish
+
+
+def acl(name: str) -> Acl:
+    return Acl(
+        ResourceType.TOPIC,
+        PatternType.LITERAL,
+        name,
+        "User:alice",
+        "*",
+        Operation.READ,
+        Permission.ALLOW,
+    )
+
+
+class Index(dict[Acl, UUID]):
+    """ACLs with their ids."""
+
+    def id_of(self, one: Acl) -> UUID | None:
+        return self.get(one)
+
+    def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
+        yield
+        return [one for one in self if wanted.resource_name in {None, one.resource_name}]
+
+
+class Cluster:
+    """A controller, its ACLs by value, and ids in order."""
+
+    def __init__(self, **limits: int) -> None:
+        settings = ControllerSettings("cluster", acl_limits=AclLimits(**limits))
+        self.controller = Controller(settings, MetadataImage(), 0)
+        self._ids = count(1)
+
+    def draw(self) -> UUID:
+        return UUID(int=next(self._ids))
+
+    @property
+    def index(self) -> Index:
+        return Index(
+            (acl(record.resource_name), id_) for id_, record in self.controller.image.acls.items()
+        )
+
+    def replay(self, records: tuple[MetadataRecord, ...]) -> None:
+        self.controller.replay(records, self.controller.image.offset + 1, 1, 0)
+
+    def create(self, *acls: Acl, draw: Callable[[], UUID] | None = None) -> None:
+        outcome = self.controller.create_acls(acls, self.index, draw or self.draw)
+        self.replay(outcome.records)
+
+    def check(self, *acls: Acl, refuse: str | None = None) -> tuple[list[str | None], list[Acl]]:
+        errors, created = finish(
+            self.controller.check_acl_creation(acls, self.index, lambda _: refuse)
+        )
+        return [None if error is None else str(error) for error in errors], created
+
+
+def test_creation_makes_one_record_of_each_new_acl() -> None:
+    cluster = Cluster()
+    cluster.create(acl("a"))
+    outcome = cluster.controller.create_acls([acl("a"), acl("b")], cluster.index, cluster.draw)
+    assert outcome.records == (
+        AccessControlEntryRecord(UUID(int=2), 2, "b", 3, "User:alice", "*", 3, 3),
+    )
+
+
+def test_creation_draws_another_id_while_the_id_is_taken() -> None:
+    cluster = Cluster()
+    cluster.create(acl("a"))
+    ids = iter([UUID(int=1), UUID(int=1), UUID(int=9)])
+    cluster.create(acl("b"), draw=lambda: next(ids))
+    assert cluster.index == {acl("a"): UUID(int=1), acl("b"): UUID(int=9)}
+
+
+def test_check_names_each_new_acl_once_and_existing_ones_not_at_all() -> None:
+    cluster = Cluster()
+    cluster.create(acl("a"))
+    assert cluster.check(acl("a"), acl("b"), acl(""), acl("b")) == (
+        [None, None, "Invalid empty resource name", None],
+        [acl("b")],
+    )
+
+
+def test_check_asks_the_store_if_it_can_keep_the_record() -> None:
+    assert Cluster().check(acl("a"), refuse="too long for a znode") == (
+        ["too long for a znode"],
+        [],
+    )
+
+
+def test_creation_skips_what_another_request_created_after_the_check() -> None:
+    cluster = Cluster()
+    _, created = cluster.check(acl("a"), acl("b"))
+    cluster.create(acl("a"))
+    cluster.create(*created)
+    assert cluster.index == {acl("a"): UUID(int=1), acl("b"): UUID(int=2)}
+
+
+def test_creation_is_refused_where_others_took_the_room_after_the_check() -> None:
+    cluster = Cluster(max_acls=2)
+    _, created = cluster.check(acl("a"), acl("b"))
+    cluster.create(acl("c"))
+    with pytest.raises(PolicyViolationError, match="max_acls"):
+        cluster.create(*created)
+    assert cluster.index == {acl("c"): UUID(int=1)}
+
+
+def test_full_table_takes_a_request_for_existing_acls() -> None:
+    cluster = Cluster(max_acls=1)
+    cluster.create(acl("a"))
+    cluster.create(acl("a"))
+    assert cluster.check(acl("a")) == ([None], [])
+    with pytest.raises(PolicyViolationError, match="max_acls"):
+        cluster.check(acl("b"))
+
+
+def test_deletion_makes_one_record_of_each_existing_acl() -> None:
+    cluster = Cluster()
+    cluster.create(acl("a"), acl("b"))
+    outcome = cluster.controller.delete_acls([acl("b"), acl("gone")], cluster.index)
+    assert outcome.records == (RemoveAccessControlEntryRecord(UUID(int=2)),)
+
+
+def test_filters_match_existing_acls_each_of_which_is_deleted_once() -> None:
+    cluster = Cluster()
+    cluster.create(acl("a"), acl("b"))
+    filters = [AclFilter(), AclFilter(ResourceType.UNKNOWN), AclFilter(resource_name="b")]
+    answers, deleted = finish(cluster.controller.check_acl_deletion(filters, cluster.index))
+    everything, refused, second = answers
+    assert (everything, second) == ([acl("a"), acl("b")], [acl("b")])
+    assert isinstance(refused, InvalidRequestError)
+    assert deleted == [acl("a"), acl("b")]
+
+
+def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
+    cluster = Cluster(max_changes_per_request=1)
+    cluster.create(acl("a"), acl("b"))
+    with pytest.raises(InvalidRequestError, match="Cannot remove more than 1 acls"):
+        finish(cluster.controller.check_acl_deletion([AclFilter()], cluster.index))

@@ -402,6 +402,30 @@ SHORT_LIVED = (
 )
 """What a command or a user's program keeps ends with it."""
 
+MAKERS = ("fencepost.cluster.records", "fencepost.cluster.image_records")
+"""Where the types of metadata records come from, and what makes one of a partition."""
+
+_OF_ZNODES = "says in records what znodes hold, which others have written"
+RECORDS_ELSEWHERE: Mapping[str, str] = {
+    "cluster/record_codec.py": "decodes a plain TopicRecord without the general reader",
+    "cluster/image_records.py": "writes an image down: a snapshot",
+    "coordinator/metadata/log.py": "frames a change of several batches as a metadata transaction",
+    "coordinator/metadata/conversion.py": "says in records what a log of Fencepost 0.1 holds",
+    "coordinator/zookeeper/access.py": _OF_ZNODES,
+    "coordinator/zookeeper/access_znodes.py": _OF_ZNODES,
+    "coordinator/zookeeper/arrivals.py": "says in records what the controller's requests tell",
+    "coordinator/zookeeper/elected.py": _OF_ZNODES,
+    "coordinator/zookeeper/loading.py": _OF_ZNODES,
+    # These move to the controller.
+    "coordinator/metadata/changes.py": "moves to the controller",
+    "coordinator/metadata/topic_admin.py": "moves to the controller",
+    "coordinator/security/acls.py": "moves to the controller",
+    "coordinator/security/quota_table.py": "moves to the controller",
+    "coordinator/security/users.py": "moves to the controller",
+}
+"""The only modules outside the controller that make records of metadata, and why they may: none of
+them decides anything."""
+
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 
 Rule = Callable[[str, str], Iterator[str]]
@@ -673,6 +697,31 @@ def handlers_declare_themselves(path: str, source: str) -> Iterator[str]:
         yield f"{path}:{mark.lineno} permission says what a client would need"
 
 
+def the_controller_makes_the_records(path: str, source: str) -> Iterator[str]:
+    if path.startswith(("cluster/controller/", "tests/")) or path in RECORDS_ELSEWHERE:
+        return
+    yield from (f"{path}:{line} makes a record of metadata" for line in records_made(source))
+
+
+def records_made(source: str) -> Iterator[int]:
+    """The lines in which records of metadata are made."""
+    called, modules = set[str](), set[str]()
+    for node in _nodes(source):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if node.module in MAKERS and alias.name.lower().endswith("record"):
+                    called.add(name)
+                elif f"{node.module}.{alias.name}" in MAKERS:
+                    modules.add(name)
+    for node in _nodes(source):
+        if isinstance(node, ast.Call):
+            maker = ast.unparse(node.func)
+            module, _, name = maker.rpartition(".")
+            if maker in called or (module in modules and name.lower().endswith("record")):
+                yield node.lineno
+
+
 RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
     imports_go_one_way: (
         ("groups/x.py", "from fencepost.txn.machine import TxnMachine"),
@@ -750,6 +799,24 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
             )
         ),
     ),
+    the_controller_makes_the_records: (
+        *(
+            (
+                path,
+                "from fencepost.cluster.records import TopicRecord\ndef f():\n    TopicRecord(1)",
+            )
+            for path in ("coordinator/metadata/x.py", "cluster/x.py", "testing/x.py")
+        ),
+        (
+            "coordinator/handlers/x.py",
+            "from fencepost.cluster.records import NoOpRecord as N\nappend([N()])",
+        ),
+        ("coordinator/x.py", "from fencepost.cluster import records\nrecords.NoOpRecord()"),
+        (
+            "coordinator/x.py",
+            "from fencepost.cluster.image_records import partition_record\npartition_record(1)",
+        ),
+    ),
     functions_are_short: (
         ("txn/x.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
         ("txn/x.py", "class A:\n  async def f(self):\n" + "    x = 1\n" * FUNCTION_LINES),
@@ -798,6 +865,13 @@ GOOD: dict[str, str] = {
     "coordinator/cli/good.py": (
         "import sys, time\nfrom fencepost.coordinator.cli.printing import say"
         "\nsay(sys.stdout.name)\nend = time.monotonic()"
+    ),
+    "cluster/controller/good.py": (
+        "from fencepost.cluster.records import NoOpRecord\nOutcome(None, (NoOpRecord(),))"
+    ),
+    "coordinator/replication/good.py": (
+        "from fencepost.cluster.records import BrokerEndpoint, NoOpRecord"
+        "\nBrokerEndpoint(1)\nisinstance(x, NoOpRecord)"
     ),
     "coordinator/cli/printing.py": "import click\nclick.echo('')",
     "coordinator/runtime/background.py": "loop.create_task(f())",
@@ -907,6 +981,12 @@ def test_a_circle_is_found() -> None:
 def test_nobody_imports_in_a_circle() -> None:
     shipped = tuple(f"{package}/" for package in PACKAGES)
     assert circles({path: text for path, text in sources() if path.startswith(shipped)}) == []
+
+
+def test_modules_that_may_make_records_do_so() -> None:
+    made = {path: [*records_made(text)] for path, text in sources() if path in RECORDS_ELSEWHERE}
+    assert made.keys() == RECORDS_ELSEWHERE.keys()
+    assert [path for path, lines in made.items() if not lines] == []
 
 
 def test_no_two_test_files_outside_packages_have_one_name() -> None:

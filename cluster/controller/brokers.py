@@ -34,6 +34,8 @@ from fencepost.cluster.records import (
     BrokerEndpoint,
     BrokerFeature,
     BrokerRegistrationChangeRecord,
+    ControllerEndpoint,
+    ControllerFeature,
     MetadataRecord,
     RegisterBrokerRecord,
     RegisterControllerRecord,
@@ -65,6 +67,17 @@ class Registration:
     previous_broker_epoch: int = -1
     """The epoch of its last life, if that ended in order; its logs are whole then."""
     is_migrating_zk_broker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerRegistration:
+    """A controller tells where it listens (kafka: ``ControllerRegistrationRequest``)."""
+
+    controller_id: int
+    incarnation_id: UUID
+    zk_migration_ready: bool
+    end_points: tuple[ControllerEndpoint, ...]
+    features: tuple[ControllerFeature, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +191,15 @@ def _check_features(view: View, request: Registration) -> None:
             )
 
 
-def register_controller(record: RegisterControllerRecord) -> Outcome[None]:
-    """A controller tells where it listens and what it supports."""
+def register_controller(request: ControllerRegistration) -> Outcome[None]:
+    """Write down where a controller listens and what it supports."""
+    record = RegisterControllerRecord(
+        request.controller_id,
+        request.incarnation_id,
+        request.zk_migration_ready,
+        request.end_points,
+        request.features,
+    )
     return Outcome(None, (record,))
 
 

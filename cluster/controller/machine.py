@@ -38,7 +38,6 @@ from fencepost.cluster.records import (
     MetadataRecord,
     NoOpRecord,
     RegisterBrokerRecord,
-    RegisterControllerRecord,
     UnregisterBrokerRecord,
 )
 from fencepost.cluster.topic_names import Take, unlimited
@@ -109,9 +108,9 @@ class Controller:
         """See :func:`brokers.register`."""
         return brokers.register(self.view, self.heartbeats, request, next_offset, now_ms)
 
-    def register_controller(self, record: RegisterControllerRecord) -> Outcome[None]:
+    def register_controller(self, request: brokers.ControllerRegistration) -> Outcome[None]:
         """See :func:`brokers.register_controller`."""
-        return brokers.register_controller(record)
+        return brokers.register_controller(request)
 
     def heartbeat(self, request: Heartbeat, now_ms: int) -> Outcome[brokers.HeartbeatReply]:
         """See :func:`brokers.heartbeat`."""

@@ -6,7 +6,7 @@ import uuid
 
 import structlog
 
-from fencepost.cluster.handover import left_behind
+from fencepost.cluster.controller.handover import left_behind
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC

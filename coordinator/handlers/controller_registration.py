@@ -12,11 +12,8 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.records import (
-    ControllerEndpoint,
-    ControllerFeature,
-    RegisterControllerRecord,
-)
+from fencepost.cluster.controller.brokers import ControllerRegistration
+from fencepost.cluster.records import ControllerEndpoint, ControllerFeature
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.broker_registration import MAX_LISTENERS
 from fencepost.coordinator.handlers.deciding import decided
@@ -36,7 +33,7 @@ def run(ctx: Context) -> Work[Entity]:
         )
     if max(len(body.listeners), len(body.features)) > MAX_LISTENERS:
         return ctx.respond.error(ErrorCode.invalid_request, "too many listeners or features")
-    record = RegisterControllerRecord(
+    request = ControllerRegistration(
         body.controller_id,
         body.incarnation_id or UUID(int=0),
         body.zk_migration_ready,
@@ -49,5 +46,5 @@ def run(ctx: Context) -> Work[Entity]:
             for one in body.features
         ),
     )
-    yield from decided(ctx, lambda controller: controller.register_controller(record))
+    yield from decided(ctx, lambda controller: controller.register_controller(request))
     return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fencepost.cluster.handover import handed_over
+from fencepost.cluster.controller.handover import handed_over
 from fencepost.coordinator.config import properties
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listener_config import ListenerConfig, SecurityProtocol

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fencepost.cluster.handover import taken_back
+from fencepost.cluster.controller.handover import taken_back
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.metadata.metadata import FEATURES
 from fencepost.coordinator.metadata.quorum_state import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.cluster.handover import handed_over, left_behind, taken_back
+from fencepost.cluster.controller.handover import handed_over, left_behind, taken_back
 from fencepost.cluster.image import NO_LEADER, MetadataImage
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.cluster.records import (

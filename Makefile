@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 RUN    := $(BIN)/python -m
 # Test files of one run; e.g. make test ARGS="-k fencing"
 ARGS   ?=
+# One part of the test files of slow, spark and oracle; PART=2/2 is every second one
+PART   ?= 1/1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev quickstart demo examples spark-examples test slow sim lint console oracle ecosystem containers crash lives compared-lives mqtt spark package lock sbom bench readme docs matrix clean
@@ -60,7 +62,7 @@ test: $(VENV)/.dev  ## unit, scenario, real-client and crash tests (nine minutes
 # of few tests each, begin first.
 slow: export POWER_STATES ?= 2100
 slow: $(VENV)/.dev  ## the rest of the same: kills at every step, a random life of all clients, whole searches
-	$(TEST_RUN) --no-loadscope-reorder -m slow $(ARGS)
+	$(TEST_RUN) --no-loadscope-reorder -m slow --part=$(PART) $(ARGS)
 
 # The types of the Spark source and sink can only be checked beside Spark's own.
 lint: $(VENV)/.spark  ## ruff, mypy --strict, import directions
@@ -73,8 +75,8 @@ console: $(VENV)/.dev  ## the web console in a real Chromium, screenshots in bui
 	$(RUN) pytest $(or $(ARGS),tests/console)
 
 oracle: $(VENV)/.spark  ## the same client scenarios on a real Apache Kafka 4.3, traces and random lives compared (needs java, mvn, Mosquitto)
-	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire $(ARGS)
-	$(RUN) pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile --target=kafka tests/wire --part=$(PART) $(ARGS)
+	$(RUN) pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/oracle --part=$(PART) $(ARGS)
 
 ecosystem: $(VENV)/.dev  ## Flink, Connect, MirrorMaker 2, Spring and Quix killed inside open transactions (needs a JDK and mvn)
 	$(RUN) pytest tests/ecosystem $(ARGS)
@@ -113,7 +115,7 @@ SPARK_RUN := $(RUN) pytest --numprocesses 2 --dist loadfile
 # What else is marked judge runs on Apache Kafka with ARGS=tests/spark.
 SPARK_JUDGED := tests/spark/test_crashes.py tests/spark/test_broker_failures.py tests/spark/test_secured.py
 spark: $(VENV)/.spark  ## source and exactly-once sink on a real local Spark, killed at every step; a part on Apache Kafka too
-	$(SPARK_RUN) --stock $(or $(ARGS),tests/spark)
+	$(SPARK_RUN) --stock --part=$(PART) $(or $(ARGS),tests/spark)
 	$(SPARK_RUN) --target=kafka -m judge $(or $(ARGS),$(SPARK_JUDGED))
 
 package: $(VENV)/.spark  ## wheel and sdist in clean environments, beside packages with the names of our parts (needs Mosquitto)

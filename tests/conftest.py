@@ -65,7 +65,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="the life that the test_lives.py lead")
     parser.addoption("--requests", type=int, help="how many requests that life sends")
     parser.addoption("--inputs", type=int, help="how much strangers send in tests/fuzz")
+    parser.addoption(
+        "--part",
+        type=_part,
+        default=(1, 1),
+        help="run one part of the test files: 2/3 is the second, fifth, ... of them by name",
+    )
     parser.addoption("--results", type=Path, help="write the outcome of each test to this file")
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(text)
+    return number, count
+
+
+@pytest.hookimpl(trylast=True)  # after -m has left out what it does
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the files of the parts that another run has."""
+    number, count = config.getoption("--part")
+    files = sorted({item.path for item in items})
+    chosen = set(files[number - 1 :: count])
+    left_out = [item for item in items if item.path not in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.path in chosen]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -419,7 +419,6 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     # These move to the controller.
     "coordinator/metadata/changes.py": "moves to the controller",
     "coordinator/metadata/topic_admin.py": "moves to the controller",
-    "coordinator/security/acls.py": "moves to the controller",
     "coordinator/security/quota_table.py": "moves to the controller",
     "coordinator/security/users.py": "moves to the controller",
 }

@@ -107,6 +107,10 @@ class PartitionRegistration:
             leader_recovery_state=self.leader_recovery_state if recovery < 0 else recovery,
         )
 
+    def is_alone_on(self, broker_id: int) -> bool:
+        """Whether a broker leads the partition and has its only replica."""
+        return self.leader == broker_id and self.replicas == (broker_id,)
+
     def directory_of(self, broker_id: int) -> UUID:
         """Where the replica of a broker lies; UNASSIGNED if nobody said."""
         for replica, directory in zip(self.replicas, self.directories, strict=False):
@@ -312,12 +316,26 @@ class LocalChanges:
     """Those of ``leaders`` whose leader epoch changed."""
     followers: tuple[LocalPartition, ...] = ()
     """It has a replica and does not lead, and something changed."""
-    deleted_topics: frozenset[UUID] = frozenset()
-    """Topics of ``deletes`` that are gone altogether."""
 
 
-def local_changes(old: MetadataImage, new: MetadataImage, broker_id: int) -> LocalChanges:
-    """What the step from one image to a later one means for a broker.
+def deleted_topics(old: MetadataImage, new: MetadataImage) -> list[TopicImage]:
+    """Return the topics that are gone."""
+    known = (old.topics_by_id.get(topic_id) for topic_id in changed_topics(old, new))
+    return [one for one in known if one is not None and one.topic_id not in new.topics_by_id]
+
+
+def local_changes(
+    old: MetadataImage,
+    new: MetadataImage,
+    broker_id: int,
+    *,
+    topics: Collection[UUID] | None = None,
+    with_new_alone: bool = True,
+) -> LocalChanges:
+    """Return the work that the step from one image to a later one gives a broker.
+
+    ``topics`` are those to compare, by default all that changed. ``with_new_alone`` includes new
+    partitions whose only replica is on the broker; there may be 200,000 of them.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """
@@ -325,37 +343,36 @@ def local_changes(old: MetadataImage, new: MetadataImage, broker_id: int) -> Loc
     leaders: list[LocalPartition] = []
     elected: list[LocalPartition] = []
     followers: list[LocalPartition] = []
-    gone: set[UUID] = set()
     if old.topics is new.topics:
         return LocalChanges()
-    for topic_id in changed_topics(old, new):
+    for topic_id in changed_topics(old, new) if topics is None else topics:
         known, after = old.topics_by_id.get(topic_id), new.topics_by_id.get(topic_id)
         if after is None:
             before = () if known is None else _local(known)
-            mine = [one for one in before if broker_id in one.registration.replicas]
-            deletes += mine
-            if mine:
-                gone.add(topic_id)
+            deletes += [one for one in before if broker_id in one.registration.replicas]
             continue
         former = () if known is None else known.partitions
-        for one in _local(after):
-            was = former[one.index] if one.index < len(former) else None
-            if was is one.registration:
+        skipped: PartitionRegistration | None = None
+        for index, now in enumerate(after.partitions):
+            was = former[index] if index < len(former) else None
+            if was is now or (was is None and now is skipped):
                 continue
-            if broker_id not in one.registration.replicas:
+            if was is None and not with_new_alone and now.is_alone_on(broker_id):
+                skipped = now  # an object that most partitions of a topic share
+                continue
+            one = LocalPartition(after.name, topic_id, index, now)
+            if broker_id not in now.replicas:
                 if was is not None and broker_id in was.replicas:
                     deletes.append(replace(one, registration=was))
-            elif was is not None and was.partition_epoch == one.registration.partition_epoch:
+            elif was is not None and was.partition_epoch == now.partition_epoch:
                 continue
-            elif one.registration.leader == broker_id:
+            elif now.leader == broker_id:
                 leaders.append(one)
-                if was is None or was.leader_epoch != one.registration.leader_epoch:
+                if was is None or was.leader_epoch != now.leader_epoch:
                     elected.append(one)
             else:
                 followers.append(one)
-    return LocalChanges(
-        tuple(deletes), tuple(leaders), tuple(elected), tuple(followers), frozenset(gone)
-    )
+    return LocalChanges(tuple(deletes), tuple(leaders), tuple(elected), tuple(followers))
 
 
 def _local(topic: TopicImage) -> Iterator[LocalPartition]:

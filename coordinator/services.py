@@ -7,12 +7,12 @@ Made inside the event loop that they belong to, on opened
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
+from fencepost.cluster.image import LocalPartition, MetadataImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
@@ -21,6 +21,7 @@ from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.runtime.late_imports import CONTROLLER_MODULES, load
@@ -119,7 +120,11 @@ class Services:
             self.history.remember(CLUSTER, f"broker {self.node_id}", event, None, "metadata")
 
     async def start(self) -> None:
-        """Load what the coordinators know; those with large logs go on loading after the return."""
+        """Lead and follow, and load what the coordinators know; large logs after the return."""
+        if self.storage.is_broker:
+            self.replicas.start()
+            self.metadata.subscribe(Subscriber.GROUPS, self.groups.publish)
+            self.metadata.subscribe(Subscriber.TRANSACTIONS, self.txns.publish)
         await self.groups.start()  # first, for transactions that loading completes end there
         await self.txns.start()
 
@@ -248,13 +253,7 @@ class Services:
 
     # --- what touches more than one service ---
 
-    def drop_topics(self, topics: Sequence[TopicImage]) -> None:
-        """Serve topics no more whose records are gone; :meth:`forget_topics` has to follow."""
-        for topic in topics:
-            self.logs.doom(topic)
-        self.fetches.delayed.wake_all()
-
-    async def forget_topics(self, topics: Sequence[TopicImage]) -> None:
-        """Get what is left of dropped topics out of the way: directories, groups' offsets."""
-        await self.logs.forget_doomed()
-        await self.groups.on_topics_deleted([(one.name, one.topic_id.bytes) for one in topics])
+    async def topics_forgotten(self) -> None:
+        """Return once deleted topics have no directories and groups have no offsets of them."""
+        await self.replicas.forgotten()
+        await self.groups.forgotten()

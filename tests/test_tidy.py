@@ -93,6 +93,7 @@ ALLOWED_IMPORTS = {
         "cluster",
         "coordinator.config",
         "coordinator.errors",
+        "coordinator.runtime",
         "logcore",
     ),
     # The controller role: the active controller of a quorum of one, and what brokers ask of it.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
-from fencepost.cluster.image import TopicImage
+from fencepost.cluster.image import MetadataImage, TopicImage
+from fencepost.coordinator.coordinators.elections import publish_elections
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.errors import (
@@ -142,6 +143,10 @@ class ShardedCoordinator(Generic[M_co]):
 
     # --- elections ---
 
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """Serve the partitions that this broker has come to lead, and those it lost no longer."""
+        publish_elections(self, self._shards.topic, self._replicas.node_id, old, image)
+
     def elected(self, index: int, leader_epoch: int) -> None:
         """Serve a partition that this broker has come to lead; see :meth:`ShardSet.elected`."""
         self._shards.elected(index, leader_epoch)
@@ -170,9 +175,7 @@ class ShardedCoordinator(Generic[M_co]):
 
     @property
     def _is_open(self) -> bool:
-        # In a cluster the elections say what is served here.
-        in_cluster = self._replicas.image is not None
-        return self._shards.is_open or (in_cluster and self._count_partitions() > 0)
+        return self._count_partitions() > 0 and self._shards.is_open
 
     def open_in_steps(self, key: str | None = None) -> Steps[None]:
         """Create the topic and its shards if they are not there.
@@ -189,9 +192,7 @@ class ShardedCoordinator(Generic[M_co]):
         name = self._shards.topic
         try:
             led = list(self._led(self._metadata.ensure_internal_topic(name)))
-            for one in led:
-                # What this request does not come to is opened behind it.
-                self._shards.elected(*one)
+            # What this request does not come to is opened behind it.
             first = None if key is None else self.partition_for(key)
             for one in led:
                 if first in (None, one[0]):

@@ -5,18 +5,19 @@ Source: ``GroupCoordinatorService``: route by the hash of the group id, merge wh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fencepost.cluster.image import racks_of
+from fencepost.cluster.image import MetadataImage, deleted_topics, racks_of
 from fencepost.coordinator.config.group_settings import applied
 from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.metadata import GROUP_VERSION
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
-from fencepost.coordinator.runtime.background import each_in_turn
+from fencepost.coordinator.runtime.background import each_in_turn, spawn
 from fencepost.coordinator.runtime.late_imports import GROUP_MODULES
 from fencepost.coordinator.runtime.shard import Remember, ShardRuntime
 from fencepost.groups.assignors.model import Assignor, AssignorRegistry
@@ -73,6 +74,9 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             commit_timeout="offsets.commit.timeout.ms",
         )
         self._topic_image: TopicImage | None = None
+        self._deleted: list[tuple[str, bytes | None]] = []
+        """Topics whose offsets are still to go, by name and id."""
+        self._forgetting: asyncio.Task[None] | None = None
         names = self._config.items("group.consumer.assignors")
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
         self._base_settings: ConsumerSettings | None = None
@@ -105,6 +109,27 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         return ListGroupsResult(tuple(group for result in found for group in result.groups))
 
     # --- upkeep ----------------------------------------------------------------------------------
+
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """See :class:`ShardedCoordinator`; the offsets of deleted topics go with them."""
+        super().publish(old, image)
+        gone = deleted_topics(old, image)
+        if gone:
+            self._deleted += [(one.name, one.topic_id.bytes) for one in gone]
+            if self._forgetting is None or self._forgetting.done():
+                self._forgetting = spawn(self._forget(), "forget deleted topics")
+
+    async def _forget(self) -> None:
+        while self._deleted:
+            # Not before no power loss can bring the topics back.
+            await self._replicas.forgotten()
+            deleted, self._deleted = self._deleted, []
+            await self.on_topics_deleted(deleted)
+
+    async def forgotten(self) -> None:
+        """Return once the offsets of deleted topics are."""
+        while self._forgetting is not None and not self._forgetting.done():
+            await asyncio.shield(self._forgetting)
 
     async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
         """Forget the offsets of topics, given as (name, topic id), that are gone.

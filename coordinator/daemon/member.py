@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID
 
 import structlog
 
-from fencepost.cluster.image import UNASSIGNED, MetadataImage, TopicImage
+from fencepost.cluster.image import NO_LEADER, UNASSIGNED, MetadataImage, local_changes
 from fencepost.cluster.lifecycle import Registration
 from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -26,8 +27,8 @@ from fencepost.coordinator.config.listener_config import ListenerConfig, Securit
 from fencepost.coordinator.config.listeners import BETWEEN_BROKERS, between_brokers
 from fencepost.coordinator.config.roles import Roles
 from fencepost.coordinator.data.replicas import Replicas
-from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from fencepost.coordinator.metadata.observed import MEMBER_FEATURES, ObservedMetadata
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.controller_channel import (
     FORWARDING_TIMEOUT_MS,
     ControllerChannel,
@@ -47,10 +48,9 @@ from fencepost.coordinator.replication.marker_sender import MarkerSender
 from fencepost.coordinator.replication.membership import Membership
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.producer_ids import ControllersProducerIds
-from fencepost.coordinator.replication.publisher import Publisher
 from fencepost.coordinator.replication.quorum import Quorum, intervals_of
 from fencepost.coordinator.replication.verifier import Verifier
-from fencepost.coordinator.runtime.background import Step, spawn
+from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.schema import Entity
@@ -239,10 +239,10 @@ class Member:
 
         The broker is unfenced when this returns. Raises MembershipError.
         """
-        publisher = await self._begin(services, image)
+        await self._begin(services)
         if not self._beside_controller:
-            services.metadata.listen(services.remember_cluster)
-        self.membership.follow(publisher.publish, image)
+            services.metadata.subscribe(Subscriber.HISTORY, services.remember_cluster)
+        self.membership.follow(services.metadata.install, image)
         # With it comes which versions the controller knows.
         self._ask_about_controllers(services)
         await self.membership.unfence()
@@ -255,8 +255,8 @@ class Member:
         if services.controller is not None:
             services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
 
-    async def _begin(self, services: Services, image: MetadataImage) -> Publisher:
-        """Begin what the image asks of this broker; what comes next is to be published."""
+    async def _begin(self, services: Services) -> None:
+        """Begin what the installed image asks of this broker."""
         config, clock, place = self._config, cluster_clock(services.clock), self.place
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
         services.history.place = HistoryPlace(
@@ -284,19 +284,14 @@ class Member:
         self._isr_changes = IsrChanges(replicas, channel, clock)
         self._place_replicas(replicas, channel)
         self._coordinate(services, self._peers)
-        services.metadata.listen(services.quotas.table.follow)
-        publisher = Publisher(
-            services.node_id,
-            services.metadata,
-            services.replicas,
-            {CONSUMER_OFFSETS: services.groups, TRANSACTION_STATE: services.txns},
-            deleted=partial(_forget, services),
-            is_leaving=lambda: place.in_controlled_shutdown,
-            stop_fetching=services.replicas.stop_following,
-        )
-        publisher.publish(image)
+        subscribe = services.metadata.subscribe
+        subscribe(Subscriber.QUOTAS, services.quotas.table.follow)
+        subscribe(Subscriber.CONTROLLED_SHUTDOWN, partial(self._leave, services.replicas))
         await services.start()
-        return publisher
+
+    def _leave(self, replicas: Replicas, old: MetadataImage, image: MetadataImage) -> None:
+        if self.place.in_controlled_shutdown:
+            replicas.stop_following(no_longer_followed(old, image, replicas.node_id))
 
     def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
         """Tell the controller where replicas lie."""
@@ -361,7 +356,15 @@ def _passed_over(answer: asyncio.Future[Entity]) -> None:
         answer.exception()
 
 
-def _forget(services: Services, topics: Sequence[TopicImage]) -> None:
-    """Let groups forget deleted topics, in the background."""
-    gone = [(one.name, one.topic_id.bytes) for one in topics]
-    spawn(services.groups.on_topics_deleted(gone), "forget deleted topics")
+def no_longer_followed(
+    old: MetadataImage, image: MetadataImage, broker_id: int
+) -> list[tuple[UUID, int]]:
+    """Return the partitions that a broker in controlled shutdown must not fetch any longer.
+
+    Their fetches could bring it back into the ISR (KAFKA-14296).
+    """
+    return [
+        (one.topic_id, one.index)
+        for one in local_changes(old, image, broker_id).followers
+        if one.registration.leader == NO_LEADER or broker_id not in one.registration.isr
+    ]

@@ -119,8 +119,8 @@ class ZooKeeperMember(Member):
         """Begin, without an office in the cluster; :meth:`served` has to follow."""
         services.zookeeper = self._node
         self._node.remember = services.decided
-        publisher = await self._begin(services, image)
-        self._node.follow(publisher.publish, image)
+        await self._begin(services)
+        self._node.follow(services.metadata.install, image)
 
     async def served(self, services: Services) -> None:
         """Register: the controller can connect. Raises MembershipError."""

@@ -361,7 +361,7 @@ class Appends:
                 raise without_traceback(append.refusal)
             raise InvalidTopicError(f"clients may not write to {part.topic}")
         part.partition = partition
-        if append.acks == ALL and self._replicas.image is not None:
+        if append.acks == ALL:
             self._replicas.check_min_isr(part.topic, part.index)
         if not part.data:
             raise NotOneBatchError("a produce request must hold exactly one batch per partition")
@@ -415,7 +415,7 @@ class Appends:
         try:
             if self._replicas.leader(*part.key) is not partition:
                 raise _deleted()
-            if append.acks == ALL and self._replicas.image is not None:
+            if append.acks == ALL:
                 self._replicas.check_min_isr(*part.key)
             error = verified.get(part.key)
             if error is not None:

@@ -36,13 +36,11 @@ class DueChanges:
 
     def __init__(self, do: Callable[[LocalPartition], None]) -> None:
         self._do = do
-        self._due: dict[TopicPartition, LocalPartition] = {}
+        self.partitions: dict[TopicPartition, LocalPartition] = {}
+        """Those that are due, in order."""
         self._task: asyncio.Task[None] | None = None
         self._failed: dict[TopicPartition, LocalPartition] = {}
         self._retry: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        return len(self._due)
 
     def take(self, partitions: Iterable[LocalPartition]) -> None:
         """Begin with these; a partition that was due already is due as it is now.
@@ -50,17 +48,17 @@ class DueChanges:
         Those of the coordinators come first, for their shards are next.
         """
         for one in partitions:
-            self._due[one.topic, one.index] = one
+            self.partitions[one.topic, one.index] = one
             self._failed.pop((one.topic, one.index), None)
-        for key in [key for key in self._due if key[0] in INTERNAL_TOPICS]:
+        for key in [key for key in self.partitions if key[0] in INTERNAL_TOPICS]:
             self.settle(key)
         self._some(FIRST_SLICE_MS)
-        if self._due and (self._task is None or self._task.done()):
+        if self.partitions and (self._task is None or self._task.done()):
             self._task = spawn(self._rest(), "lead and follow")
 
     def settle(self, key: TopicPartition) -> None:
         """Do it now, if it is due."""
-        one = self._due.pop(key, None)
+        one = self.partitions.pop(key, None)
         if one is None:
             return
         try:
@@ -80,19 +78,19 @@ class DueChanges:
     def drop(self, one: LocalPartition) -> None:
         """Do not do it: the replica is gone."""
         key = one.topic, one.index
-        for kept in (self._due, self._failed):
+        for kept in (self.partitions, self._failed):
             due = kept.get(key)
             if due is not None and due.topic_id == one.topic_id:
                 del kept[key]
 
     def finish(self) -> None:
         """Do all of it now."""
-        while self._due:
-            self.settle(next(iter(self._due)))
+        while self.partitions:
+            self.settle(next(iter(self.partitions)))
 
     async def close(self) -> None:
         """Leave the rest undone."""
-        self._due.clear()
+        self.partitions.clear()
         self._failed.clear()
         if self._retry is not None:
             self._retry.cancel()
@@ -101,10 +99,10 @@ class DueChanges:
 
     def _some(self, slice_ms: int) -> None:
         until = monotonic_s() + slice_ms / 1000
-        while self._due and monotonic_s() < until:
-            self.settle(next(iter(self._due)))
+        while self.partitions and monotonic_s() < until:
+            self.settle(next(iter(self.partitions)))
 
     async def _rest(self) -> None:
-        while self._due:
+        while self.partitions:
             await asyncio.sleep(0)
             self._some(SLICE_MS)

@@ -208,7 +208,7 @@ class Fetches:
     def preferred_replica(self, name: str, index: int, offset: int, fetch: Fetch) -> int:
         """The in-sync replica in the client's rack that has most, unless the leader is there."""
         image, machine = self.replicas.image, self.replicas.led(name, index)
-        if image is None or machine is None or not (self.selects_by_rack and fetch.rack):
+        if machine is None:
             return NO_REPLICA
 
         def is_near(broker_id: int) -> bool:
@@ -281,6 +281,9 @@ class _Reading:
         if self._is_follower:
             self._isolation = Isolation.LOG_END
         self._only_leader = fetch.rack is None and fetch.replica_id == CONSUMER
+        self._selects_replica = (
+            fetches.selects_by_rack and bool(fetch.rack) and not self._is_follower
+        )
         self._has_counted = False
         """Whether the offsets of a follower have counted: once for a request."""
         limit = fetches.config.int("fetch.max.bytes")
@@ -339,11 +342,11 @@ class _Reading:
     def _read_one(self, asked: PartitionFetch) -> FetchedPartition:
         fetches, (topic, index) = self._fetches, asked.key
         name, replicas = fetches.topic_name(asked.key), fetches.replicas
-        if self._only_leader or replicas.image is None:
+        if self._only_leader:
             partition = replicas.leader(name, index, asked.leader_epoch)
         else:
             topic_id = topic if isinstance(topic, UUID) else None
-            if not self._is_follower:
+            if self._selects_replica:
                 preferred = fetches.preferred_replica(name, index, asked.offset, self._fetch)
                 if preferred != NO_REPLICA:
                     partition = replicas.readable(name, index, asked.leader_epoch)
@@ -396,7 +399,7 @@ class _Reading:
         Who is in sync is never held back, lest it fall out of the ISR.
         """
         throttle, replicas = self._fetches.throttle, self._fetches.replicas
-        if throttle is None or replicas.image is None or not read.records:
+        if throttle is None or not read.records:
             return read
         if not throttle.covers(replicas.image.topic_configs(topic), index):
             return read

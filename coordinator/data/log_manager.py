@@ -33,6 +33,7 @@ from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.log import METADATA_LOG_CONFIG
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC, METADATA_TOPIC, METADATA_TOPIC_ID
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.snapshots import snapshots
 from fencepost.coordinator.metadata.state_topics import harm, safe_configs, safe_log_config
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace, spawn
@@ -167,7 +168,7 @@ class LogManager:
     def load(self, metadata: Metadata) -> None:
         """Put directories without a topic of ``metadata`` aside, open those with one."""
         self.metadata = metadata
-        metadata.listen(self._published)
+        metadata.subscribe(Subscriber.TOPIC_CONFIGS, self._published)
         self._config.listen(self._reconfigure_all)
         self.producer_limit.maximum = self._config.int("max.producer.ids")
         for name in sorted(self._fs.list_directory(self._directory) or ()):
@@ -413,16 +414,11 @@ class LogManager:
         """Call ``listener(topic, index)`` for each partition that is deleted from now on."""
         self._on_delete.append(listener)
 
-    def doom(self, topic: TopicImage) -> None:
-        """Know nothing more of a topic whose record is gone; :meth:`forget_doomed` has to follow.
-
-        From now on a topic of the same name is another one.
-        """
-        for index in range(len(topic.partitions)):
-            self.doom_partition((topic.name, index))
-
     def doom_partition(self, key: TopicPartition) -> None:
-        """Do the same for one partition, which has no replica here any more."""
+        """Know nothing more of a deleted replica; :meth:`forget_doomed` has to follow.
+
+        From now on a partition of the same name is another one.
+        """
         for offsets in self._checkpointed:
             offsets.pop(key, None)
         for listener in self._on_delete:

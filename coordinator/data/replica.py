@@ -78,20 +78,3 @@ class Replica:
     def is_offline(self) -> bool:
         """Whether its disk has failed."""
         return self.partition is None or self.partition.offline is not None
-
-
-@dataclass(slots=True)
-class ReplicaCounts:
-    """What there is on a broker of a cluster, in numbers (kafka: ``ReplicaManager``'s gauges)."""
-
-    partitions: int = 0
-    leaders: int = 0
-    under_replicated: int = 0
-    """Led, and fewer replicas are in sync than there are to be."""
-    under_min_isr: int = 0
-    """Led, and writes with acks=all are refused."""
-    at_min_isr: int = 0
-    """Led, and one more loss would have them refused."""
-    offline: int = 0
-    reassigning: int = 0
-    """Led, and replicas come or go."""

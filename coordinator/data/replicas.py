@@ -1,10 +1,10 @@
-"""Which partitions this broker leads, and which it follows: what an image has made of it.
+"""The partitions that this broker leads and follows, as the latest image of the metadata has them.
 
 A partition whose only replica is here is led *alone*: it is its log and nothing else, opened when
 it is first used, and has no entry here. Every other partition with a replica on this broker is a
 :class:`Replica` with a ``PartitionLeader`` (``cluster/leader.py``), which knows the epochs also
-while another broker leads. A broker that stands alone applies no images, and nothing is asked of
-them.
+while another broker leads. Requests depend on this: an open log that is not replicated is led
+alone, in the leader epoch of its marks.
 
 The machine of a led partition is told of every append (``Marks.on_own_end``) and of every fetch of
 a follower. What it says goes to the log's high watermark, to whoever waits, and as a change of the
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -31,12 +31,14 @@ from fencepost.cluster.image import (
     LocalPartition,
     MetadataImage,
     PartitionRegistration,
+    local_changes,
 )
 from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.due_changes import DueChanges
 from fencepost.coordinator.data.log_manager import LogManager
-from fencepost.coordinator.data.replica import Fetchers, Placed, Replica, ReplicaCounts
+from fencepost.coordinator.data.replica import Fetchers, Placed, Replica
+from fencepost.coordinator.data.replica_counts import LedAlone, ReplicaCounts, count
 from fencepost.coordinator.errors import (
     InconsistentTopicIdError,
     NotEnoughReplicasError,
@@ -74,13 +76,18 @@ class Replicas:
         clock: Clock,
         *,
         node_id: int,
+        image: MetadataImage,
+        durable: Callable[[], Awaitable[None] | None],
     ) -> None:
+        """``durable`` returns what to wait for until the latest image is durable, or None."""
         self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
         self.node_id = node_id
         self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
         """What the machines of this broker look at; its broker epoch is the lifecycle's to set."""
-        self.image: MetadataImage | None = None
-        """The latest one; None while this broker stands alone."""
+        self.image = image
+        """The latest one."""
+        self._durable = durable
+        self._led_alone = LedAlone(node_id)
         self._here: dict[TopicPartition, Replica] = {}
         self._due = DueChanges(self._begin_with)
         self.fetchers: Fetchers | None = None
@@ -91,11 +98,11 @@ class Replicas:
         """Keeps the causes of what becomes of ISRs."""
         self.on_placed: Placed | None = None
         """Told of each replica that is led or followed, and of those whose disk fails."""
-        self.isr_shrinks = 0
-        self.isr_expands = 0
-        self.failed_isr_updates = 0
-        self._isr_check: Repeated | None = None
+        self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
+        self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
+        """Begins with the first partition that has other replicas."""
         self._forgetting: asyncio.Task[None] | None = None
+        self._has_started = False
         self._has_doomed = False
         """Whether there are directories to be renamed."""
         config.listen(self._reconfigure)
@@ -109,11 +116,11 @@ class Replicas:
         UnknownTopicOrPartitionError, StorageError, FencedLeaderEpochError, UnknownLeaderEpochError,
         NotLeaderOrFollowerError, in this order.
         """
-        if self.image is None:
-            partition = self._logs.partition(topic, index)
-            check_leader_epoch(leader_epoch, partition.marks.leader_epoch)
-            return partition
-        return self._find(topic, index, leader_epoch, only_leader=True)
+        partition = self._open_alone((topic, index))
+        if partition is None:
+            return self._find(topic, index, leader_epoch, only_leader=True)
+        check_leader_epoch(leader_epoch, partition.marks.leader_epoch)
+        return partition
 
     def led_with_id(
         self, topic: str, index: int, leader_epoch: int, topic_id: UUID | None
@@ -129,25 +136,27 @@ class Replicas:
         leader_epoch: int = UNDEFINED_EPOCH,
         topic_id: UUID | None = None,
     ) -> Partition:
-        """The log of a partition with a replica here, whoever leads it; raises as these two."""
-        if self.image is None:
+        """Return the log of a partition with a replica here, led or not; raise as these two."""
+        if self._open_alone((topic, index)) is not None:
             return self.leader(topic, index, leader_epoch)
         self._check_id(topic, index, topic_id)
         return self._find(topic, index, leader_epoch, only_leader=False)
+
+    def _open_alone(self, key: TopicPartition) -> Partition | None:
+        """Return the log of a partition that is led alone, if it is open already."""
+        if self._due.partitions:
+            self._due.settle(key)
+        partition = self._logs.find_open(key)
+        if partition is None or partition.marks.is_replicated:
+            return None
+        return partition
 
     def _check_id(self, topic: str, index: int, topic_id: UUID | None) -> None:
         replica = self.replica(topic, index)
         if replica is not None and topic_id is not None and topic_id != replica.local.topic_id:
             raise InconsistentTopicIdError(f"{topic} has another id here than {topic_id}")
 
-    def _find(
-        self,
-        topic: str,
-        index: int,
-        leader_epoch: int,
-        *,
-        only_leader: bool,
-    ) -> Partition:
+    def _find(self, topic: str, index: int, leader_epoch: int, *, only_leader: bool) -> Partition:
         replica = self.replica(topic, index)
         if replica is None:
             return self._alone(topic, index, leader_epoch)
@@ -162,7 +171,7 @@ class Replicas:
         registration = self.registration(topic, index)
         if registration is None:
             raise UnknownTopicOrPartitionError(f"there is no partition {index} of {topic}")
-        if not self._is_alone(registration):
+        if not registration.is_alone_on(self.node_id):
             raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
         partition = self._logs.partition(topic, index)
         marks = partition.marks
@@ -172,26 +181,21 @@ class Replicas:
         return partition
 
     def registration(self, topic: str, index: int) -> PartitionRegistration | None:
-        """What the cluster has decided of a partition; None if nothing, and standing alone."""
-        known = None if self.image is None else self.image.topics.get(topic)
+        """What the cluster has decided of a partition; None if there is no such partition."""
+        known = self.image.topics.get(topic)
         if known is None or not 0 <= index < len(known.partitions):
             return None
         return known.partitions[index]
 
-    def _is_alone(self, registration: PartitionRegistration) -> bool:
-        return registration.replicas == (self.node_id,) and registration.leader == self.node_id
-
     def has_one(self, topic: str, index: int) -> bool:
         """Whether a partition has a replica on this broker."""
-        if self.image is None:
-            return True
         registration = self.registration(topic, index)
         return registration is not None and self.node_id in registration.replicas
 
     def replica(self, topic: str, index: int) -> Replica | None:
         """The replica here of a partition that has others, None where there is none."""
         key = topic, index
-        if self._due:
+        if self._due.partitions:
             self._due.settle(key)
         return self._here.get(key)
 
@@ -210,52 +214,41 @@ class Replicas:
         known = self.registration(topic, index) if here is None else here.local.registration
         return None if known is None else (known.leader, known.leader_epoch)
 
-    def counts(self, partitions: int, offline: int) -> ReplicaCounts:
-        """Count them all; where this broker stands alone, that is what is given."""
-        if self.image is None:
-            return ReplicaCounts(partitions, partitions, offline=offline)
-        found = ReplicaCounts(len(self._here))
-        for topic in self.image.topics.values():
-            alone = sum(map(self._is_alone, topic.partitions))
-            found.partitions += alone
-            found.leaders += alone
-        for replica in self._here.values():
-            machine = replica.machine
-            found.offline += replica.is_offline
-            found.leaders += machine.is_leader
-            found.under_replicated += machine.is_under_replicated
-            found.under_min_isr += machine.is_under_min_isr
-            found.at_min_isr += machine.is_at_min_isr
-            found.reassigning += machine.is_leader and machine.is_reassigning
-        return found
+    def counts(self, offline: int) -> ReplicaCounts:
+        """Count the partitions with a replica here; ``offline`` of the open logs are off line."""
+        return count(self._here.values(), self._led_alone.count(self.image), offline)
 
     # --- what an image changes -------------------------------------------------------------------
 
-    def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
-        """Do what the step to ``image`` asks of this broker: deletes, then leaders, then followers.
+    def start(self) -> None:
+        """Lead and follow what the installed image says, on the running loop."""
+        self._has_started = True
+        self.publish(MetadataImage(), self.image)
 
-        The metadata know of the topics already. What fails, fails for one partition and is logged.
+    def publish(self, old: MetadataImage, image: MetadataImage) -> None:
+        """Lead, follow and delete what the step to ``image`` asks of this broker, once started."""
+        if not self._has_started:
+            self.image = image
+            return
+        self.apply(local_changes(old, image, self.node_id, with_new_alone=False), image)
+
+    def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
+        """Do the work that the step to ``image`` gives: deletes, then leaders, then followers.
+
+        What fails, fails for one partition and is logged.
         """
         others = image.brokers is not self.view.brokers
         self.view.brokers = image.brokers
         own = image.brokers.get(self.node_id)
         if own is not None:
             self.view.broker_epoch = own.epoch
-        if self.image is None:
-            self._begin()
-        configs = None if self.image is None else self.image.configs
-        self.image = image
+        configs, self.image = self.image.configs, image
         if image.configs is not configs:
             self._set_min_isr()
         self._delete(changes.deletes)
         self._due.take((*changes.leaders, *changes.followers))
         if others:
             self._reconsider()
-
-    def _begin(self) -> None:
-        """Look at images from now on."""
-        self._isr_check = Repeated("ISRs", self.check_isr, self._check_interval_ms, self._clock)
-        self._isr_check.start(self._check_interval_ms())
 
     def _check_interval_ms(self) -> int:
         return max(1, self._config.int(LAG_TIME) // 2)
@@ -298,7 +291,7 @@ class Replicas:
             partition = self._logs.find_open(key)
             if partition is None or partition.topic_id == one.topic_id:
                 self._logs.doom_partition(key)
-        self._share_state()
+        self._commits.has_replicated = bool(self._here)
         self._has_doomed = True
         if self._forgetting is None or self._forgetting.done():
             self._forgetting = spawn(self._forget(), "directories of deleted replicas")
@@ -306,11 +299,20 @@ class Replicas:
     async def _forget(self) -> None:
         while self._has_doomed:
             self._has_doomed = False
+            # Their records go only when no power loss can bring the topics back.
+            durable = self._durable()
+            if durable is not None:
+                await durable
             await self._logs.forget_doomed()
+
+    async def forgotten(self) -> None:
+        """Return once no directory of a deleted replica has its name any more."""
+        while self._forgetting is not None and not self._forgetting.done():
+            await asyncio.shield(self._forgetting)
 
     def _lead(self, one: LocalPartition) -> None:
         registration = one.registration
-        if self._is_alone(registration):
+        if registration.is_alone_on(self.node_id):
             self._here_alone(one)
             return
         replica = self._hosted(one)
@@ -348,7 +350,7 @@ class Replicas:
             self._lead_alone(partition, one.registration)
         if replica is not None:
             self._wake_low(replica)
-            self._share_state()
+            self._commits.has_replicated = bool(self._here)
 
     def _lead_alone(self, partition: Partition, registration: PartitionRegistration) -> None:
         partition.marks.leader_epoch = registration.leader_epoch
@@ -384,11 +386,10 @@ class Replicas:
         if replica is None:
             replica = self._here[key] = Replica.of(self.view, one)
             replica.machine.min_insync_replicas = self._min_isr(one.topic)
-            self._share_state()
+            self._commits.has_replicated = bool(self._here)
+            if not self._isr_check.is_started:
+                self._isr_check.start(self._check_interval_ms())
         return replica
-
-    def _share_state(self) -> None:
-        self._commits.has_replicated = bool(self._here)
 
     def _replicate(self, replica: Replica, partition: Partition) -> None:
         """Have the high watermark come from the machine, or from the leader that it follows."""
@@ -580,8 +581,7 @@ class Replicas:
         self._reconsider(changed)
 
     def _min_isr(self, topic: str) -> int:
-        configs = {} if self.image is None else self.image.topic_configs(topic)
-        value = self._config.topic_value(MIN_ISR, configs)
+        value = self._config.topic_value(MIN_ISR, self.image.topic_configs(topic))
         return value if isinstance(value, int) else 1
 
     def _reconfigure(self) -> None:
@@ -593,7 +593,6 @@ class Replicas:
     async def stop(self) -> None:
         """End what is repeated; no follower is heard any more."""
         await self._due.close()
-        if self._isr_check is not None:
-            await self._isr_check.stop()
+        await self._isr_check.stop()
         if self._forgetting is not None:
             await asyncio.wait({self._forgetting})

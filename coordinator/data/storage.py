@@ -5,6 +5,7 @@ A command that works on a stopped broker's data needs no more than this (``fence
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from uuid import UUID
@@ -16,6 +17,7 @@ from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.observed import AnyMetadata, ObservedMetadata
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
@@ -66,7 +68,7 @@ class Storage:
         """Whoever waits until something is committed."""
         self._directory_id, self._end_points = directory_id, end_points
         self._observed = observed
-        self._is_broker, self._loads = is_broker, loads
+        self.is_broker, self._loads = is_broker, loads
         self.metadata: AnyMetadata
         """Topics, dynamic settings, producer-id blocks."""
         self._metadata_log: MetadataLog | None = None
@@ -80,9 +82,21 @@ class Storage:
         self.topics = TopicAdmin(self.metadata, config, node_id)
         """Creating, changing and deleting topics."""
         self.replicas = Replicas(
-            self.logs, self.commits, config, cluster_clock(clock), node_id=node_id
+            self.logs,
+            self.commits,
+            config,
+            cluster_clock(clock),
+            node_id=node_id,
+            image=self.metadata.image,
+            durable=self._durable,
         )
         """Which partitions this broker leads, and which it follows."""
+        if is_broker:
+            self.metadata.subscribe(Subscriber.REPLICAS, self.replicas.publish)
+
+    def _durable(self) -> asyncio.Future[None] | None:
+        """What to wait for until the metadata are durable; a controller elsewhere has waited."""
+        return None if self._observed else self.metadata.durable()
 
     def _open_logs(self) -> LogManager:
         logs = LogManager(
@@ -126,5 +140,5 @@ class Storage:
             forced=self.flusher.forced,
             directory_id=self._directory_id,
         )
-        log.begin_epoch(self._end_points, is_broker=self._is_broker)
+        log.begin_epoch(self._end_points, is_broker=self.is_broker)
         return log

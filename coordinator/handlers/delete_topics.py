@@ -73,7 +73,10 @@ async def run(ctx: Context) -> Entity:
         results += _some(ctx, waiting, named, deleted)
         await asyncio.sleep(0)
     if deleted:
-        await _forget(ctx, deleted)
+        written = ctx.metadata.durable()
+        if written is not None:
+            await written  # ZooKeeper has it then, and the brokers are told
+        await ctx.broker.topics_forgotten()
     return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
 
@@ -85,29 +88,13 @@ def _some(
 ) -> list[Entity]:
     """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
     until = monotonic_s() + SLICE_MS / 1000
-    before = len(deleted)
     results: list[Entity] = []
     with ctx.metadata.unforced():
         while waiting and monotonic_s() < until:
             one, times = waiting.popleft()
             results.append(_answer(ctx, one, deleted, times=times, named=named))
     ctx.metadata.force()
-    # Only when no power loss can bring the topics back may their records go.
-    if ctx.on_znodes is None:
-        ctx.broker.drop_topics(deleted[before:])
     return results
-
-
-async def _forget(ctx: Context, deleted: list[TopicImage]) -> None:
-    """Get what is left of deleted topics out of the way.
-
-    Brokers of a cluster on ZooKeeper do so once they are told; the answer waits until ZooKeeper
-    has the deletion. Raises NotControllerError.
-    """
-    if ctx.on_znodes is None:
-        await ctx.broker.forget_topics(deleted)
-    elif (written := ctx.metadata.durable()) is not None:
-        await written
 
 
 def _answer(

@@ -25,20 +25,20 @@ def leader_hint(ctx: Context, topic: str, index: int, named: set[int]) -> dict[s
 def endpoints(ctx: Context, named: set[int]) -> dict[str, tuple[Entity, ...]]:
     """The field that says where brokers are, as far as there are any to be named.
 
-    That is by the listener by which the client came; who is down, or lacks it, is left out.
+    It is the listener that the client uses; brokers that are down or lack it are left out. This
+    broker is up, and its address is known even where its registration lacks it.
     """
     image = ctx.broker.replicas.image
-    if image is None:
-        return {}
     listener = ctx.connection.session.listener
     found = []
     for broker_id in sorted(named):
-        broker = image.brokers.get(broker_id)
-        endpoint = None if broker is None else broker.listeners.get(listener)
-        if broker is not None and endpoint is not None and not broker.fenced:
-            found.append(
-                ctx.respond.NodeEndpoint(
-                    node_id=broker_id, host=endpoint.host, port=endpoint.port, rack=broker.rack
-                )
-            )
+        if broker_id == ctx.broker.node_id:
+            (host, port), rack = ctx.advertised, ctx.broker.rack
+        else:
+            broker = image.brokers.get(broker_id)
+            endpoint = None if broker is None else broker.listeners.get(listener)
+            if broker is None or endpoint is None or broker.fenced:
+                continue
+            host, port, rack = endpoint.host, endpoint.port, broker.rack
+        found.append(ctx.respond.NodeEndpoint(node_id=broker_id, host=host, port=port, rack=rack))
     return {"node_endpoints": tuple(found)}

@@ -8,7 +8,7 @@ Source: ``MetadataCache``, ``KRaftMetadataCache``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from fencepost.coordinator.metadata.names import (
     SHARE_GROUP_STATE,
     TRANSACTION_STATE,
 )
+from fencepost.coordinator.metadata.publication import Publication, Published, Subscriber
 from fencepost.logcore.config import MAX_INT64
 
 TRANSACTION_VERSION: Final = "transaction.version"
@@ -60,9 +61,6 @@ SETTINGS_OF: Final = {
 _HISTORY_SEGMENTS: Final = 8
 _MIN_SEGMENT_BYTES: Final = 1 << 20
 
-Published = Callable[[MetadataImage, MetadataImage], None]
-"""Hears of the former image and the next; it holds already when this is called."""
-
 
 class Metadata:
     """``services.metadata``. ``config`` hears of dynamic settings."""
@@ -70,16 +68,20 @@ class Metadata:
     def __init__(self, config: BrokerConfig, *, node_id: int) -> None:
         self._config = config
         self._node_id = node_id
-        self._listeners: list[Published] = []
+        self._publication = Publication()
         self.image = MetadataImage()
         """All that is known; :meth:`install` alone replaces it."""
         self.topic_changes = 0
         """Grows whenever a topic comes, goes, gets more partitions, or replicas on other racks."""
 
     def install(self, image: MetadataImage) -> None:
-        """Let this be what is known, and tell all who listen."""
+        """Let this be the latest image, and publish it."""
         old, self.image = self.image, image
         self.topic_changes += topics_resized(old, image) or racks_changed(old, image)
+        self._configure_broker(old, image)
+        self._publication.publish(old, image)
+
+    def _configure_broker(self, old: MetadataImage, image: MetadataImage) -> None:
         for name, source in (
             (DEFAULT_SETTINGS, ConfigSource.DYNAMIC_DEFAULT_BROKER),
             (str(self._node_id), ConfigSource.DYNAMIC_BROKER),
@@ -87,12 +89,10 @@ class Metadata:
             resource = BROKER_RESOURCE, name
             if old.configs.get(resource) is not image.configs.get(resource):
                 self._config.set_dynamic(source, self.plain_settings(name))
-        for listener in tuple(self._listeners):
-            listener(old, image)
 
-    def listen(self, callback: Published) -> None:
-        """Have ``callback`` called with each image that is installed from now on."""
-        self._listeners.append(callback)
+    def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
+        """Have ``publish`` called with each image that is installed from now on, in its turn."""
+        self._publication.subscribe(subscriber, publish)
 
     # --- topics ---
 

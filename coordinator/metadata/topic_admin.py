@@ -229,7 +229,7 @@ class TopicAdmin:
                 self.learned(records)
 
     def delete(self, name: str, take: Take = unlimited) -> TopicImage:
-        """Remove a topic's record; ``Services.drop_topics`` has to remove the rest afterwards.
+        """Remove a topic.
 
         Raises TopicDeletionDisabledError, UnknownTopicOrPartitionError, InvalidTopicError for
         internal topics: the coordinators' state is in them.

@@ -210,7 +210,7 @@ def _name(key: int) -> str:
 def _of_node(view: View) -> Iterator[Series]:
     snapshot = view.snapshot
     replicas = view.services.replicas
-    counts = replicas.counts(len(snapshot.partitions), snapshot.offline)
+    counts = replicas.counts(snapshot.offline)
     for name, value in (
         ("network_requestchannel_requestqueuesize", 0),
         ("network_requestchannel_responsequeuesize", 0),

@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.marker_appends import MarkerAppends
 from fencepost.coordinator.replication.peers import Peers, Purpose
 from fencepost.coordinator.runtime.background import Pace, call_later, spawn, tell
@@ -76,13 +77,12 @@ class MarkerSender:
         self._sends: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        storage.metadata.listen(self._published)
+        storage.metadata.subscribe(Subscriber.MARKERS, self._published)
 
     def _published(self, old: MetadataImage, image: MetadataImage) -> None:
         if len(self.queues) and (
             old.topics is not image.topics or old.brokers is not image.brokers
         ):
-            # The replicas are told of it in this turn; what is led here now is written after that.
             self._loop.call_soon(self.leaders_changed)
 
     # --- the coordinator's side ---

@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.replication.peers import Peers, Purpose
 from fencepost.coordinator.runtime.background import spawn, tell
 from fencepost.coordinator.runtime.errors import (
@@ -75,7 +76,7 @@ class Verifier:
         self._tokens = itertools.count()
         self._waiting: dict[int, asyncio.Future[Refused]] = {}
         self._asking: set[asyncio.Task[None]] = set()
-        storage.metadata.listen(self._published)
+        storage.metadata.subscribe(Subscriber.VERIFICATION, self._published)
 
     def ask(self, command: AddPartitions) -> asyncio.Future[Refused]:
         """Have a transaction verified or extended. The future holds what was refused."""

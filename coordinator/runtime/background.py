@@ -140,6 +140,11 @@ class Repeated:
         """Whether nothing new should be begun."""
         return self._is_stopping
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it has begun and was not stopped."""
+        return self._task is not None
+
     def start(self, first_ms: int = 0) -> None:
         """Begin, on the running loop, after ``first_ms``."""
         self._is_stopping = False

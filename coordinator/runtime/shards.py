@@ -196,8 +196,8 @@ class ShardSet(Generic[M_co]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the topic exists, and a shard was made for all that is led here."""
-        return bool(self._shards) and not self._unopened
+        """Whether a shard was made for each partition that is led here."""
+        return not self._unopened
 
     # --- requests ---
 

@@ -14,6 +14,7 @@ from fencepost.cluster.records import AccessControlEntryRecord
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import finish
@@ -28,7 +29,7 @@ class AclPublisher:
         self._authorizer = authorizer
         added = {_acl(record): id_ for id_, record in metadata.image.acls.items()}
         authorizer.rules = finish(RuleTable().changed(added=added))
-        metadata.listen(self.follow)
+        metadata.subscribe(Subscriber.ACLS, self.follow)
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
         """Let the ACLs of the ``new`` image be the rules. Raises MetadataError."""

@@ -21,6 +21,7 @@ from fencepost.cluster.records import (
     UserScramCredentialRecord,
 )
 from fencepost.coordinator.metadata.observed import AnyMetadata
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.wire.scram import (
     MIN_ITERATIONS,
     SCRAM_MECHANISMS,
@@ -94,7 +95,7 @@ class Users:
         self._metadata = metadata
         self._draw_secret = draw_secret
         self._profiles: frozenset[Profile] | None = None
-        metadata.listen(self._published)
+        metadata.subscribe(Subscriber.USERS, self._published)
 
     def _published(self, old: MetadataImage, new: MetadataImage) -> None:
         if old.scram is not new.scram:

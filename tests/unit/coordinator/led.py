@@ -31,6 +31,7 @@ from fencepost.cluster.records import BrokerEndpoint
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.data.replicas import Replicas
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 from tests.support.batches import NOW_MS, batch
@@ -93,6 +94,8 @@ class Led:
             replicas.alter_partition = self.changes.append
             replicas.fetchers = self.following
             replicas.on_placed = self._placed
+            # Its creation later would publish an image without what the tests apply.
+            self.broker.services.metadata.ensure_internal_topic(HISTORY_TOPIC)
 
         self.run(plug)
         self.topic = ""

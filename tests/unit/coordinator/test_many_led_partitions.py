@@ -50,7 +50,7 @@ class Many:
         return sum(one.machine.is_leader for one in self.replicas)
 
     async def settled(self) -> None:
-        await until_true(lambda: not len(self.replicas._due), "all is led and followed")
+        await until_true(lambda: not self.replicas._due.partitions, "all is led and followed")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_what_is_gone_is_not_led_any_more(many):
 async def test_who_leaves_follows_nobody_anew(many):
     many.apply(leader=2, epoch=3)
     many.replicas.stop_following([(many.topic.topic_id, COUNT - 1)])
-    assert not len(many.replicas._due)
+    assert not many.replicas._due.partitions
     assert many.following.log[-1] == ("stop", 1)
 
 

@@ -29,6 +29,7 @@ from fencepost.coordinator.metadata.names import (
     TRANSACTION_STATE,
     is_internal,
 )
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
 from tests.support.faults import FaultyDisk
@@ -168,7 +169,7 @@ def test_listeners_hear_of_changes(tmp_path):
         assert node.log.image is new
         heard.append((len(old.topics), new.partition_count, new.topic_configs("a")))
 
-    node.log.listen(published)
+    node.log.subscribe(Subscriber.HISTORY, published)
     changes = node.log.topic_changes
     node.log.create_topic("a", 1, {})
     node.log.set_partitions("a", 2)

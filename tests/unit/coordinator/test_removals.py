@@ -19,6 +19,7 @@ from tests.support.cluster import Cluster
 from tests.support.faults import FaultyDisk
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
+from tests.unit.coordinator.services import storage
 
 CALM = {"log.initial.task.delay.ms": "3600000"}
 
@@ -125,8 +126,7 @@ async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
         old = broker.services.logs.partition("t", 2)
         old.cleanup.delete_records_before(5)
         await broker.services.logs.save(LOG_START_CHECKPOINT)
-        gone = broker.services.topics.delete("t")
-        broker.services.drop_topics([gone])
+        broker.services.topics.delete("t")
         broker.services.topics.create("t", partitions=3)
         write(broker, "t", 2)
         new = broker.services.logs.partition("t", 2)
@@ -134,7 +134,7 @@ async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
         assert (new.log_start_offset, new.log_end_offset) == (0, 1)
         stored = read_offsets(OsFileSystem(), str(tmp_path), LOG_START_CHECKPOINT)
         assert ("t", 2) not in stored, "a kill now must not empty the new one"
-        await broker.services.forget_topics([gone])
+        await broker.services.topics_forgotten()
         await until_gone(tmp_path)
         assert sorted(one.name for one in tmp_path.glob("t-*")) == ["t-2"]
         assert new.log_end_offset == 1
@@ -146,8 +146,10 @@ async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
         for name in ("deleted", "kept"):
             broker.services.topics.create(name, partitions=1)
             write(broker, name)
-        # Killed right behind the tombstone.
-        broker.services.metadata.delete_topic("deleted")
+    killed = storage(tmp_path)
+    killed.metadata.delete_topic("deleted")
+    killed.logs.close()  # behind the record, before the directory
+    assert (tmp_path / "deleted-0").exists()
     (tmp_path / "old-0.0123-delete").mkdir()
     (tmp_path / "old-0.0123-delete" / "file").write_text("x")
     (tmp_path / "kept-0" / f"{0:020}.log.deleted").write_bytes(b"x")

@@ -43,14 +43,16 @@ class Node:
         store = storage(directory, config, fs=fs, clock=clock)
         self.clock, self.config, self.logs = store.clock, store.config, store.logs
         self.metadata, self.topics, self.flusher = store.metadata, store.topics, store.flusher
+        self.replicas = store.replicas
 
     def delete(self, topic: str) -> None:
-        """As the handler does it, and wait for what is removed behind its back."""
-        self.logs.doom(self.topics.delete(topic))
-        asyncio.run(self._forget())
+        """Delete a topic, and wait until its directories are removed."""
+        asyncio.run(self._delete(topic))
 
-    async def _forget(self) -> None:
-        await self.logs.forget_doomed()
+    async def _delete(self, topic: str) -> None:
+        self.replicas.start()
+        self.topics.delete(topic)
+        await self.replicas.forgotten()
         await self.clean_up()
 
     async def clean_up(self) -> None:

@@ -16,6 +16,7 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
@@ -54,7 +55,7 @@ def test_quotas_follow_the_image() -> None:
     table = QuotaTable(cluster.metadata)  # type: ignore[arg-type]
     heard: list[tuple[object, ...]] = []
     table.listen(lambda *what: heard.append(what))
-    cluster.metadata.listen(table.follow)
+    cluster.metadata.subscribe(Subscriber.QUOTAS, table.follow)
     alice = frozenset({("user", "alice")})
     cluster.change(quota(20.0))
     assert table.entities == {alice: {"producer_byte_rate": 20.0}}

@@ -1,0 +1,162 @@
+"""The publication of images: the order of subscribers, elections, and a broker that leaves."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from structlog.testing import capture_logs
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import (
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from fencepost.coordinator.coordinators.elections import publish_elections
+from fencepost.coordinator.daemon.member import no_longer_followed
+from fencepost.coordinator.metadata.publication import Publication, Subscriber
+
+ME, OTHER = 7, 8
+TOPIC, TOPIC_ID, NEXT_ID = "__consumer_offsets", UUID(int=99), UUID(int=100)
+
+Told = list[tuple[object, ...]]
+
+
+def test_subscribers_are_told_in_the_fixed_order() -> None:
+    publication, told = Publication(), list[tuple[object, ...]]()
+    for one in reversed(Subscriber):
+        publication.subscribe(one, lambda old, new, one=one: told.append((one, old, new)))  # type: ignore[misc]
+    old, new = MetadataImage(), MetadataImage(offset=1)
+    publication.publish(old, new)
+    assert told == [(one, old, new) for one in Subscriber]
+
+
+def test_failing_subscriber_is_logged_and_keeps_no_other_from_its_turn() -> None:
+    publication, told = Publication(), list[int]()
+
+    def fail(_old: MetadataImage, _new: MetadataImage) -> None:
+        raise RuntimeError("odd")
+
+    publication.subscribe(Subscriber.REPLICAS, fail)
+    publication.subscribe(Subscriber.HISTORY, lambda _, new: told.append(new.offset))
+    with capture_logs() as logs:
+        publication.publish(MetadataImage(), MetadataImage(offset=1))
+    assert told == [1]
+    assert [(one["to"], one["cause"]) for one in logs] == [("REPLICAS", "RuntimeError: odd")]
+
+
+class Coordinator:
+    """A coordinator of broker 7 that writes down its elections."""
+
+    def __init__(self) -> None:
+        self.told: Told = []
+        self.fails = False
+        self.image = MetadataImage()
+
+    def elected(self, index: int, leader_epoch: int) -> None:
+        self.told.append(("elected", index, leader_epoch))
+        if self.fails:
+            raise RuntimeError("the shard fails")
+
+    def resigned(self, index: int, leader_epoch: int | None) -> None:
+        self.told.append(("resigned", index, leader_epoch))
+
+    def publish(self, *records: MetadataRecord) -> Told:
+        old, self.image = self.image, after(self.image, *records)
+        self.told = []
+        publish_elections(self, TOPIC, ME, old, self.image)
+        return self.told
+
+
+def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
+    delta = MetadataDelta(image)
+    for record in records:
+        delta.replay(record)
+    return delta.apply(image.offset + max(1, len(records)), 1)
+
+
+def created(
+    leader: int = ME, replicas: tuple[int, ...] = (ME, OTHER), topic_id: UUID = TOPIC_ID
+) -> tuple[MetadataRecord, ...]:
+    return (
+        TopicRecord(TOPIC, topic_id),
+        PartitionRecord(topic_id, replicas, replicas, (), (), 0, leader, 0, 5, 0),
+    )
+
+
+def changed(**values: object) -> PartitionChangeRecord:
+    return PartitionChangeRecord(TOPIC_ID, 0, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("replicas", [(ME,), (ME, OTHER)], ids=["alone", "with others"])
+def test_leader_of_a_new_partition_is_elected(replicas: tuple[int, ...]) -> None:
+    assert Coordinator().publish(*created(replicas=replicas)) == [("elected", 0, 5)]
+
+
+def test_change_of_the_isr_is_no_election() -> None:
+    """KAFKA-15468: a coordinator does not load again for that."""
+    coordinator = Coordinator()
+    coordinator.publish(*created())
+    assert coordinator.publish(changed(isr=(ME,))) == []
+
+
+def test_leader_elected_again_is_elected_in_the_next_epoch() -> None:
+    coordinator = Coordinator()
+    coordinator.publish(*created())
+    assert coordinator.publish(changed(leader=ME)) == [("elected", 0, 6)]
+
+
+def test_leader_that_becomes_follower_resigns_in_the_epoch_of_the_other() -> None:
+    coordinator = Coordinator()
+    coordinator.publish(*created())
+    assert coordinator.publish(changed(leader=OTHER)) == [("resigned", 0, 6)]
+
+
+def test_replica_that_is_removed_resigns_without_an_epoch() -> None:
+    coordinator = Coordinator()
+    coordinator.publish(*created())
+    gone = changed(replicas=(OTHER,), isr=(OTHER,), leader=OTHER)
+    assert coordinator.publish(gone) == [("resigned", 0, None)]
+
+
+def test_deleted_topic_resigns_without_an_epoch() -> None:
+    """KAFKA-19274: with one, the unloading would be ignored."""
+    coordinator = Coordinator()
+    coordinator.publish(*created())
+    assert coordinator.publish(RemoveTopicRecord(TOPIC_ID)) == [("resigned", 0, None)]
+
+
+def test_topic_created_again_in_the_same_step_resigns_and_is_elected() -> None:
+    coordinator = Coordinator()
+    coordinator.publish(*created())
+    again = created(topic_id=NEXT_ID)
+    told = coordinator.publish(RemoveTopicRecord(TOPIC_ID), *again)
+    assert told == [("resigned", 0, None), ("elected", 0, 5)]
+
+
+def test_shard_that_fails_keeps_no_other_from_being_elected() -> None:
+    coordinator = Coordinator()
+    coordinator.fails = True
+    second = PartitionRecord(TOPIC_ID, (ME,), (ME,), (), (), 1, ME, 0, 3, 0)
+    assert coordinator.publish(*created(), second) == [("elected", 0, 5), ("elected", 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "stopped"),
+    [
+        (changed(leader=OTHER, isr=(OTHER,)), [(TOPIC_ID, 0)]),
+        (changed(leader=-1, isr=(ME,)), [(TOPIC_ID, 0)]),
+        (changed(leader=OTHER), []),
+    ],
+    ids=["not in sync", "without a leader", "in sync"],
+)
+def test_broker_that_leaves_does_not_come_back_into_the_isr(
+    change: PartitionChangeRecord, stopped: list[tuple[UUID, int]]
+) -> None:
+    """KAFKA-14296."""
+    old = after(MetadataImage(), *created())
+    assert no_longer_followed(old, after(old, change), ME) == stopped

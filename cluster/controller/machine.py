@@ -16,6 +16,7 @@ from uuid import UUID
 from fencepost.cluster.acl import Acl, AclFilter
 from fencepost.cluster.controller import (
     acls,
+    adoption,
     brokers,
     configs,
     elections,
@@ -244,6 +245,10 @@ class Controller:
         return topics.create_partitions(
             self.view, name, count, assignments=assignments, draw=draw, take=take
         )
+
+    def adopt_topic(self, topic: adoption.AdoptedTopic) -> Outcome[None]:
+        """See :func:`adoption.adopt_topic`."""
+        return adoption.adopt_topic(self.view, topic)
 
     def place_new(self, topic_id: UUID) -> Outcome[None]:
         """See :func:`topics.place_new`."""

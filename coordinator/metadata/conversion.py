@@ -15,7 +15,9 @@ from typing import Any
 
 import msgpack
 
+from fencepost.cluster.controller.adoption import local_partition
 from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.image_records import partition_record
 from fencepost.cluster.record_codec import Template, encode
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
@@ -28,7 +30,6 @@ from fencepost.cluster.records import (
     TopicRecord,
     UserScramCredentialRecord,
 )
-from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.logcore.machine import Record
@@ -152,7 +153,8 @@ class OldMetadata:
         for name, topic in self._topics.items():
             yield encode(TopicRecord(name, topic.topic_id))
             epoch = self.starts - topic.leader_epoch_0
-            template = Template(new_partition(node_id, directory_id, epoch))
+            state = local_partition(node_id, directory_id, epoch)
+            template = Template(partition_record(topic.topic_id, 0, state))
             yield from template.at(topic.topic_id, range(topic.partitions))
         try:
             yield from map(encode, self._records())

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
 from fencepost.coordinator.config.broker_config import TOPIC_KEYS, ConfigError
 from fencepost.coordinator.config.key import Value
-from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
     SHARE_GROUP_STATE,
@@ -104,12 +102,13 @@ def safe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
 
 def without_harm(image: MetadataImage) -> MetadataImage:
     """Return ``image`` with settings of state topics under which nothing is lost."""
-    delta = MetadataDelta(image)
+    configs = dict(image.configs)
     for topic in STATE_TOPICS & image.topics.keys():
-        own = image.topic_configs(topic)
-        for record in new_settings(TOPIC_RESOURCE, topic, own, safe_configs(topic, own)):
-            delta.replay(record)
-    return delta.apply(image.offset, image.epoch)
+        resource = TOPIC_RESOURCE, topic
+        own = configs.pop(resource, {})
+        if safe := safe_configs(topic, own):
+            configs[resource] = safe
+    return replace(image, configs=configs, step=None)
 
 
 def value_in_force(topic: str, key: str, value: Value) -> Value:

@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from fencepost.cluster.image import UNASSIGNED, PartitionRegistration, TopicImage
+from fencepost.cluster.controller.adoption import AdoptedTopic, local_partition
+from fencepost.cluster.image import UNASSIGNED, TopicImage
 from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
 from fencepost.coordinator.metadata.state_topics import safe_log_config
 from fencepost.coordinator.tools.decisions import decide
@@ -269,7 +269,7 @@ def _import_topic(
     decide(storage, lambda one: one.reserve_producer_ids(highest_id + 1))
     # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
-    registration = PartitionRegistration.of(new_partition(storage.node_id, UNASSIGNED, epoch))
+    registration = local_partition(storage.node_id, UNASSIGNED, epoch)
     topic = TopicImage(name, topic_id, (registration,) * partitions)
     for one in staged:
         fs.rename(one.path, f"{storage.directory}/{name}-{one.moved.partition}")
@@ -279,7 +279,8 @@ def _import_topic(
         for one in staged
     }
     storage.logs.adopt(topic, own, extents)
-    metadata.adopt_topic(name, topic_id, partitions, own, leader_epoch=epoch)
+    adopted = AdoptedTopic(name, topic_id, partitions, own, epoch)
+    decide(storage, lambda one: one.adopt_topic(adopted))
     return [one.moved for one in staged]
 
 

@@ -13,6 +13,7 @@ import pytest
 from crc32c import crc32c
 from structlog.testing import capture_logs
 
+from fencepost.cluster.controller.adoption import AdoptedTopic
 from fencepost.coordinator.cli import main
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.errors import MetadataError
@@ -351,7 +352,8 @@ def test_next_producer_id_that_is_handed_over_is_bounded(tmp_path: Path, followi
 @pytest.mark.parametrize("epoch", [MAX_LEADER_EPOCH, MAX_LEADER_EPOCH + 1])
 def test_leader_epoch_that_is_handed_over_is_bounded(tmp_path: Path, epoch: int) -> None:
     store = storage(tmp_path)
-    store.metadata.adopt_topic("t", uuid.uuid4(), 1, {}, leader_epoch=epoch)
+    adopted = AdoptedTopic("t", uuid.uuid4(), 1, {}, epoch)
+    decide(store, lambda one: one.adopt_topic(adopted))
     store.logs.close()
     assert_handed_over(tmp_path, epoch <= MAX_LEADER_EPOCH)
 
@@ -369,7 +371,8 @@ def assert_handed_over(directory: Path, expected: bool) -> None:
 @pytest.mark.parametrize("epoch", [MAX_EPOCH, MAX_EPOCH + 1])
 def test_start_behind_the_last_epoch_is_refused_by_name(tmp_path: Path, epoch: int) -> None:
     store = storage(tmp_path)
-    store.metadata.adopt_topic("t", uuid.uuid4(), 1, {}, leader_epoch=epoch)
+    adopted = AdoptedTopic("t", uuid.uuid4(), 1, {}, epoch)
+    decide(store, lambda one: one.adopt_topic(adopted))
     store.logs.close()
     if epoch <= MAX_EPOCH:
         storage(tmp_path).logs.close()

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import pytest
 
+from fencepost.cluster.controller.adoption import local_partition
+from fencepost.cluster.image_records import partition_record
 from fencepost.cluster.record_codec import Alike, Template, encode
 from fencepost.cluster.records import PartitionChangeRecord, TopicRecord
-from fencepost.coordinator.metadata.changes import new_partition
 from fencepost.coordinator.metadata.control_records import (
     described_control,
     leader_change,
@@ -84,6 +85,7 @@ def test_many_records_alike_are_read_at_once_and_are_the_same() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_any_mixture_of_records_is_read_as_by_the_plain_decoder(seed: int) -> None:
     draw = random.Random(seed)
+    partition = partition_record(UUID(int=0), 0, local_partition(1, UUID(int=9), 0))
     for _ in range(40):
         values: list[bytes] = []
         for _run in range(draw.randint(1, 12)):
@@ -96,7 +98,7 @@ def test_any_mixture_of_records_is_read_as_by_the_plain_decoder(seed: int) -> No
                 elif kind == "leaders":
                     values.append(change(topic, index, draw.choice((1, 2))))
                 elif kind == "partition":
-                    values += Template(new_partition(1, UUID(int=9))).at(UUID(int=topic), [index])
+                    values += Template(partition).at(UUID(int=topic), [index])
                 elif kind == "topic":
                     values.append(encode(TopicRecord(f"t{at}", UUID(int=topic))))
                 else:

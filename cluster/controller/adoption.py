@@ -1,0 +1,57 @@
+"""A topic that comes with its partition directories: what an import of them writes down.
+
+All of its replicas are on the node that adopts it, which leads them in a leader epoch above any
+that is in the directories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import TOPIC_RESOURCE, PartitionRegistration
+from fencepost.cluster.image_records import partition_record
+from fencepost.cluster.records import ConfigRecord, TopicRecord
+from fencepost.logcore.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedTopic:
+    """The topic as its directories say. Its name and id are free, and its settings are valid."""
+
+    name: str
+    topic_id: UUID
+    partitions: int
+    configs: Mapping[str, str]
+    leader_epoch: int
+
+
+def adopt_topic(view: View, topic: AdoptedTopic) -> Outcome[None]:
+    """Write down a topic of the node's own broker."""
+    node_id = view.settings.node_id
+    state = local_partition(node_id, view.default_directory(node_id), topic.leader_epoch)
+    return Outcome(
+        None,
+        (
+            TopicRecord(topic.name, topic.topic_id),
+            *(
+                ConfigRecord(TOPIC_RESOURCE, topic.name, key, value)
+                for key, value in topic.configs.items()
+            ),
+            *(partition_record(topic.topic_id, at, state) for at in range(topic.partitions)),
+        ),
+    )
+
+
+def local_partition(node_id: int, directory_id: UUID, leader_epoch: int) -> PartitionRegistration:
+    """Return the state of a partition whose only replica is on one broker."""
+    return PartitionRegistration(
+        replicas=(node_id,),
+        isr=(node_id,),
+        leader=node_id,
+        leader_epoch=leader_epoch,
+        partition_epoch=leader_epoch,
+        directories=(directory_id,),
+    )

@@ -1,0 +1,46 @@
+"""Topics that come with their partition directories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+from fencepost.cluster.controller.adoption import AdoptedTopic, local_partition
+from fencepost.cluster.image import TOPIC_RESOURCE, UNASSIGNED
+from fencepost.cluster.records import ConfigRecord, PartitionRecord, TopicRecord
+from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, directory
+
+ADOPTED = AdoptedTopic("a.b", UUID(int=7), 2, {"retention.ms": "5"}, 12)
+
+
+def test_adopted_topic_is_led_here_in_the_epoch_that_it_asks_for() -> None:
+    cluster = Cluster([1], settings=replace(SETTINGS, node_id=1))
+    cluster.do(cluster.controller.adopt_topic(ADOPTED))
+    topic = cluster.image.topics["a.b"]
+    assert topic.topic_id == UUID(int=7)
+    assert topic.partitions == (local_partition(1, directory(1), 12),) * 2
+    assert cluster.image.topic_configs("a.b") == {"retention.ms": "5"}
+
+
+def test_adopted_topic_is_written_as_records_of_its_topic_settings_and_partitions() -> None:
+    records = Cluster([1]).controller.adopt_topic(ADOPTED).records
+    node_id = SETTINGS.node_id
+    assert records == (
+        TopicRecord("a.b", UUID(int=7)),
+        ConfigRecord(TOPIC_RESOURCE, "a.b", "retention.ms", "5"),
+        *(
+            PartitionRecord(
+                UUID(int=7),
+                replicas=(node_id,),
+                isr=(node_id,),
+                removing_replicas=(),
+                adding_replicas=(),
+                partition_id=at,
+                leader=node_id,
+                leader_epoch=12,
+                partition_epoch=12,
+                directories=(UNASSIGNED,),
+            )
+            for at in range(2)
+        ),
+    )

@@ -12,15 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fencepost.cluster.image import LocalPartition, MetadataImage
+from fencepost.cluster.image import LocalPartition, MetadataImage, TopicImage
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.coordinators.groups import GroupCoordinator
 from fencepost.coordinator.coordinators.txns import TxnCoordinator
 from fencepost.coordinator.data.appends import Appends
 from fencepost.coordinator.data.fetches import Fetches
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
+from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
@@ -67,7 +69,6 @@ class Services:
         self.log_dir = str(Path(storage.directory).absolute())
         """The data directory, in Kafka's words."""
         self.metadata = storage.metadata
-        self.topics = storage.topics
         self.logs, self.flusher = storage.logs, storage.flusher
         self.commits, self.replicas = storage.commits, storage.replicas
         self._advertised = advertised
@@ -93,14 +94,15 @@ class Services:
         self.fetches.throttle = ReplicationQuota(
             self.config, self.clock, Side.LEADER, node_id=self.node_id
         )
-        self.history = History(storage.metadata, storage.logs, storage.config, storage.clock)
+        self.history = History(self.internal_topic, storage.logs, storage.config, storage.clock)
         """The causes of what groups and transactions went through."""
         self.replicas.remember = self.remember_replica
-        self.groups = GroupCoordinator(storage, self.history.remember)
+        self.groups = GroupCoordinator(storage, self.history.remember, self.internal_topic)
         """Consumer groups and their offsets."""
         self.txns = TxnCoordinator(
             storage,
             self.history.remember,
+            self.internal_topic,
             self._allocate_producer_ids,
             complete_offsets=self.groups.complete_transaction,
         )
@@ -139,8 +141,8 @@ class Services:
     def active_controller(self) -> ActiveController:
         """The controller of this process, which decides by its own log.
 
-        Made when it is first asked for: a broker that stands alone seldom needs it. Raises
-        RuntimeError where the controllers are elsewhere.
+        Made when it is first asked for: a broker that stands alone seldom needs it. Where the
+        controllers are elsewhere it only checks: a change raises MetadataUnavailableError.
         """
         if self._active_controller is None:
             self._active_controller = self._make_controller()
@@ -151,23 +153,31 @@ class Services:
         from fencepost.coordinator.controller.quorum_log import QuorumLog  # noqa: PLC0415
         from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
 
-        storage, metadata = self.storage, self.storage.metadata_log
+        store, log, own_broker = self.metadata, None, False
+        if not isinstance(store, ObservedMetadata):
+            log = QuorumLog(store, self.storage.fs, self.clock, self.flusher)
+            own_broker = store.has_own_broker
         settings = controller_settings(
-            self.config,
-            node_id=self.node_id,
-            cluster_id=self.cluster_id,
-            max_partitions_per_request=metadata.limits.max_partitions_per_request,
+            self.config, node_id=self.node_id, cluster_id=self.cluster_id
         )
-        active = ActiveController(
-            metadata,
-            settings,
-            self.clock,
-            QuorumLog(metadata, storage.fs, self.clock, self.flusher),
-            self.decided,
-            own_broker=metadata.has_own_broker,
+        return ActiveController(
+            store, settings, self.clock, log, self.decided, own_broker=own_broker
         )
-        self.topics.learned = active.learned
-        return active
+
+    def internal_topic(self, name: str) -> TopicImage:
+        """Return an internal topic, which is created first if this process decides on topics.
+
+        Raises MetadataUnavailableError where the controller is elsewhere, and PolicyViolationError.
+        """
+        topic = self.metadata.topic(name)
+        if topic is not None:
+            return topic
+        if isinstance(self.metadata, ObservedMetadata):
+            raise MetadataUnavailableError(f"there is no topic {name} yet")
+        from fencepost.coordinator.controller.topic_decisions import create_internal_topic  # noqa: PLC0415 - a broker does it once
+
+        create_internal_topic(self.active_controller.decide, self.metadata, self.config, name)
+        return self.metadata.known(name)
 
     async def _allocate_producer_ids(self) -> ProducerIdBlock:
         """Return a block for the broker of this node, durably. Raises ProducerIdsExhaustedError."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from fencepost.cluster.controller.topics import NewTopic
 from fencepost.coordinator.cli.output import utc
 from fencepost.coordinator.config.key import ConfigError
+from fencepost.coordinator.controller.topic_decisions import create_topic
 from fencepost.coordinator.daemon.broker import split_address
 from fencepost.coordinator.daemon.errors import BrokerError
 from fencepost.coordinator.history.entries import Entry, decode_value
@@ -208,14 +210,10 @@ class Hooks:
         if "name" not in told:
             raise ValueError("a topic has a name")
         config = {str(key): str(value) for key, value in told.get("config", {}).items()}
-        made = self._running.services.topics.create(
-            told["name"],
-            partitions=told.get("partitions", -1),
-            replication_factor=-1,
-            configs=config,
-        )
-        count = made[0] if isinstance(made, tuple) else len(made.partitions)
-        return {"name": told["name"], "partitions": count}
+        services = self._running.services
+        topic = NewTopic(told["name"], told.get("partitions", -1), configs=config)
+        created = create_topic(services.active_controller.decide, services.config, topic)
+        return {"name": created.name, "partitions": created.partitions}
 
     async def _get_history(self, request: Request, _rest: str) -> object:
         """``?group=…`` or ``?transactional_id=…``, or all; the newest last."""

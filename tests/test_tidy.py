@@ -419,7 +419,6 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     "coordinator/zookeeper/elected.py": _OF_ZNODES,
     "coordinator/zookeeper/loading.py": _OF_ZNODES,
     "coordinator/metadata/changes.py": _MOVES,
-    "coordinator/metadata/topic_admin.py": _MOVES,
     "coordinator/security/quota_table.py": _MOVES,
     "coordinator/security/users.py": _MOVES,
 }

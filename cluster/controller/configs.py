@@ -13,10 +13,14 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from fencepost.cluster.controller.activation import MIN_INSYNC_REPLICAS
-from fencepost.cluster.controller.errors import InvalidConfigError
+from fencepost.cluster.controller.errors import (
+    InvalidConfigError,
+    PolicyViolationError,
+    UnknownTopicOrPartitionError,
+)
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.view import View
-from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import ClearElrRecord, ConfigRecord, MetadataRecord
 
 Resource = tuple[int, str]
@@ -24,7 +28,7 @@ Resource = tuple[int, str]
 
 CheckConfigs = Callable[[int, str, Mapping[str, str], Mapping[str, str]], None]
 """Raises a DomainError unless a resource (type, name) can have all of these settings, where it had
-those. It also says whether there is such a resource."""
+those."""
 
 
 class OpType(IntEnum):
@@ -51,11 +55,13 @@ def incremental_alter_configs(
     *,
     check_configs: CheckConfigs,
     list_default: Callable[[int, str], str | None],
+    validate_only: bool = False,
 ) -> Outcome[None]:
-    """Change some settings of a resource; raises what ``check_configs`` does, InvalidConfigError.
+    """Change some settings of a resource, or with ``validate_only`` only check the change.
 
-    ``list_default`` has the default of a list, by type of resource and key; it is None where a
-    setting is no list, which nothing can be appended to.
+    ``list_default`` has the default of a list, by type of resource and key, and None for a setting
+    that is no list. Raises what ``check_configs`` does, InvalidConfigError,
+    UnknownTopicOrPartitionError, and PolicyViolationError for one group too many.
     """
     current = view.image.configs.get(resource, {})
     wanted: dict[str, str | None] = {}
@@ -70,12 +76,12 @@ def incremental_alter_configs(
             for one in (change.value or "").split(","):
                 if change.op is OpType.APPEND and one not in parts:
                     parts.append(one)
-                elif change.op is OpType.SUBTRACT and one in parts:
-                    parts.remove(one)
+                elif change.op is OpType.SUBTRACT:
+                    parts = [part for part in parts if part != one]
             wanted[change.name] = ",".join(parts)
         else:
             wanted[change.name] = None if change.op is OpType.DELETE else change.value
-    return _altered(view, resource, wanted, check_configs)
+    return _altered(view, resource, wanted, check_configs, validate_only=validate_only)
 
 
 def legacy_alter_configs(
@@ -84,14 +90,15 @@ def legacy_alter_configs(
     configs: Mapping[str, str | None],
     *,
     check_configs: CheckConfigs,
+    validate_only: bool = False,
 ) -> Outcome[None]:
-    """Replace all settings of a resource: what is not named is gone.
+    """Replace all settings of a resource: those that are not named are removed.
 
-    Raises what ``check_configs`` does, and InvalidConfigError.
+    With ``validate_only`` nothing is changed. Raises what :func:`incremental_alter_configs` does.
     """
     current = view.image.configs.get(resource, {})
     gone: dict[str, str | None] = {name: None for name in current if name not in configs}
-    return _altered(view, resource, {**configs, **gone}, check_configs)
+    return _altered(view, resource, {**configs, **gone}, check_configs, validate_only=validate_only)
 
 
 def _altered(
@@ -99,12 +106,19 @@ def _altered(
     resource: Resource,
     wanted: Mapping[str, str | None],
     check_configs: CheckConfigs,
+    *,
+    validate_only: bool,
 ) -> Outcome[None]:
     kind, name = resource
     current = view.image.configs.get(resource, {})
     after = {key: value for key, value in {**current, **wanted}.items() if value is not None}
     check_configs(kind, name, after, current)
+    if kind == TOPIC_RESOURCE and name not in view.image.topics:
+        raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
     _check_min_isr(view, resource, after, wanted)
+    _check_group_room(view, resource, after)
+    if validate_only:
+        return Outcome(None)
     records: list[MetadataRecord] = [
         ConfigRecord(kind, name, key, value)
         for key, value in wanted.items()
@@ -116,6 +130,14 @@ def _altered(
         # Who is eligible was decided by the former number.
         records.append(ClearElrRecord(name if kind == TOPIC_RESOURCE else ""))
     return Outcome(None, tuple(records))
+
+
+def _check_group_room(view: View, resource: Resource, after: Mapping[str, str]) -> None:
+    configs, limit = view.image.configs, view.settings.max_configured_groups
+    if resource[0] != GROUP_RESOURCE or not after or configs.get(resource):
+        return
+    if sum(kind == GROUP_RESOURCE for kind, _ in configs) >= limit:
+        raise PolicyViolationError(f"{limit} groups have settings (max_configured_groups)")
 
 
 def _check_min_isr(

@@ -42,6 +42,7 @@ from fencepost.cluster.records import (
     UnregisterBrokerRecord,
 )
 from fencepost.cluster.topic_names import Take, unlimited
+from fencepost.cluster.topic_records import apart_from_partitions
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.steps import Steps
 
@@ -87,7 +88,7 @@ class Controller:
         self.image = image
         self._idle_ms = now_ms + self.settings.max_idle_interval_ms
         last = base_offset + len(records) - 1
-        for offset, record in enumerate(records, base_offset):
+        for offset, record in enumerate(apart_from_partitions(records), base_offset):
             match record:
                 case RegisterBrokerRecord():
                     self.heartbeats.register(record.broker_id, record.broker_epoch, offset)
@@ -221,6 +222,7 @@ class Controller:
         draw: Draw,
         check_configs: configs.CheckConfigs,
         take: Take = unlimited,
+        validate_only: bool = False,
     ) -> Outcome[topics.CreatedTopic]:
         """See :func:`topics.create_topic`."""
         return topics.create_topic(
@@ -230,7 +232,14 @@ class Controller:
             draw=draw,
             check_configs=check_configs,
             take=take,
+            validate_only=validate_only,
         )
+
+    def create_internal_topic(
+        self, topic: topics.NewTopic, *, topic_id: UUID, draw: Draw
+    ) -> Outcome[topics.CreatedTopic | None]:
+        """See :func:`topics.create_internal_topic`."""
+        return topics.create_internal_topic(self.view, topic, topic_id=topic_id, draw=draw)
 
     def create_partitions(
         self,
@@ -240,10 +249,17 @@ class Controller:
         assignments: Sequence[Sequence[int]] | None,
         draw: Draw,
         take: Take = unlimited,
+        validate_only: bool = False,
     ) -> Outcome[int]:
         """See :func:`topics.create_partitions`."""
         return topics.create_partitions(
-            self.view, name, count, assignments=assignments, draw=draw, take=take
+            self.view,
+            name,
+            count,
+            assignments=assignments,
+            draw=draw,
+            take=take,
+            validate_only=validate_only,
         )
 
     def adopt_topic(self, topic: adoption.AdoptedTopic) -> Outcome[None]:
@@ -254,9 +270,11 @@ class Controller:
         """See :func:`topics.place_new`."""
         return topics.place_new(self.view, topic_id)
 
-    def delete_topic(self, topic_id: UUID, take: Take = unlimited) -> Outcome[None]:
+    def delete_topic(
+        self, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
+    ) -> Outcome[None]:
         """See :func:`topics.delete_topic`."""
-        return topics.delete_topic(self.view, topic_id, take)
+        return topics.delete_topic(self.view, topic_id, take, allows_internal=allows_internal)
 
     def incremental_alter_configs(
         self,
@@ -265,10 +283,16 @@ class Controller:
         *,
         check_configs: configs.CheckConfigs,
         list_default: Callable[[int, str], str | None],
+        validate_only: bool = False,
     ) -> Outcome[None]:
         """See :func:`configs.incremental_alter_configs`."""
         return configs.incremental_alter_configs(
-            self.view, resource, changes, check_configs=check_configs, list_default=list_default
+            self.view,
+            resource,
+            changes,
+            check_configs=check_configs,
+            list_default=list_default,
+            validate_only=validate_only,
         )
 
     def legacy_alter_configs(
@@ -277,10 +301,11 @@ class Controller:
         values: Mapping[str, str | None],
         *,
         check_configs: configs.CheckConfigs,
+        validate_only: bool = False,
     ) -> Outcome[None]:
         """See :func:`configs.legacy_alter_configs`."""
         return configs.legacy_alter_configs(
-            self.view, resource, values, check_configs=check_configs
+            self.view, resource, values, check_configs=check_configs, validate_only=validate_only
         )
 
     def update_features(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from fencepost.cluster.image import PartitionRegistration
@@ -26,7 +26,7 @@ class Outcome(Generic[T_co]):
     """
 
     answer: T_co
-    records: tuple[MetadataRecord, ...] = ()
+    records: Sequence[MetadataRecord] = ()
     events: tuple[Event, ...] = ()
     """Causes, in Kafka's words."""
 

@@ -27,7 +27,7 @@ from fencepost.cluster.controller.errors import (
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.placement import Draw, place
 from fencepost.cluster.controller.view import View
-from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
+from fencepost.cluster.image import TOPIC_RESOURCE
 from fencepost.cluster.records import (
     ConfigRecord,
     MetadataRecord,
@@ -36,10 +36,14 @@ from fencepost.cluster.records import (
     TopicRecord,
 )
 from fencepost.cluster.topic_names import Take, check_name, unlimited
+from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.values import dataclass
 
-FROM_CONTROLLER = -1
+FROM_CONTROLLER: Final = -1
 """A number that the request leaves to the controller's configuration."""
+
+
+NO_TOPIC: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,11 @@ class CreatedTopic:
     replication_factor: int
 
 
-def _check_new_name(image: MetadataImage, name: str) -> None:
+def _check_new_name(view: View, name: str) -> None:
+    image = view.image
     check_name(name)
+    if name in view.settings.reserved_topics:
+        raise InvalidTopicError(f"{name} is the broker's own")
     if name in image.topics:
         raise TopicAlreadyExistsError(f"Topic '{name}' already exists.")
     if "." in name or "_" in name:
@@ -87,43 +94,68 @@ def create_topic(
     draw: Draw,
     check_configs: CheckConfigs,
     take: Take = unlimited,
+    validate_only: bool = False,
 ) -> Outcome[CreatedTopic]:
-    """Create a topic; raises what :func:`plan_topic` does."""
-    assignments = plan_topic(view, topic, draw=draw, check_configs=check_configs, take=take)
-    records: list[MetadataRecord] = [TopicRecord(topic.name, topic_id)]
-    records += [
-        ConfigRecord(TOPIC_RESOURCE, topic.name, name, value)
-        for name, value in topic.configs.items()
-    ]
-    records += _partition_records(view, topic_id, 0, assignments)
-    created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
-    return Outcome(created, tuple(records))
+    """Create a topic, or with ``validate_only`` only check that it may be created.
 
-
-def plan_topic(
-    view: View,
-    topic: NewTopic,
-    *,
-    draw: Draw,
-    check_configs: CheckConfigs,
-    take: Take = unlimited,
-) -> Sequence[tuple[int, ...]]:
-    """The replicas of each partition of a topic that may be created.
-
-    ``draw`` spreads them. Raises what ``check_configs`` and ``take`` do, InvalidTopicError,
-    TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
-    InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
-    PolicyViolationError.
+    ``draw`` spreads the replicas. ``take`` counts what is only checked as well, as in Kafka. Raises
+    what ``check_configs`` and ``take`` do, InvalidTopicError, TopicAlreadyExistsError,
+    InvalidConfigError, InvalidPartitionsError, InvalidReplicationFactorError,
+    InvalidReplicaAssignmentError, InvalidRequestError, PolicyViolationError.
     """
-    _check_new_name(view.image, topic.name)
+    _check_new_name(view, topic.name)
     nulls = [name for name, value in topic.configs.items() if value is None]
     if nulls:
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
     configs = {name: value for name, value in topic.configs.items() if value is not None}
     check_configs(TOPIC_RESOURCE, topic.name, configs, {})
     assignments = _assigned(view, topic) if topic.assignment else _placed(view, topic, draw)
+    check_room(view, 1, len(assignments))
     take(len(assignments))
-    return assignments
+    created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
+    if validate_only:
+        return Outcome(created)
+    return Outcome(created, _topic_records(view, topic, topic_id, assignments))
+
+
+def create_internal_topic(
+    view: View, topic: NewTopic, *, topic_id: UUID, draw: Draw
+) -> Outcome[CreatedTopic | None]:
+    """Create a topic that the brokers themselves need; the answer is None if it is there.
+
+    Its settings are those of the brokers, which nobody asked for: they are not checked. Raises
+    InvalidReplicationFactorError, PolicyViolationError.
+
+    Source: ``AutoTopicCreationManager.creatableTopic``.
+    """
+    if topic.name in view.image.topics:
+        return Outcome(None)
+    assignments = _placed(view, topic, draw)
+    check_room(view, 1, len(assignments))
+    created = CreatedTopic(topic.name, topic_id, len(assignments), len(assignments[0]))
+    return Outcome(created, _topic_records(view, topic, topic_id, assignments))
+
+
+def _topic_records(
+    view: View, topic: NewTopic, topic_id: UUID, assignments: Sequence[tuple[int, ...]]
+) -> TopicRecords:
+    head: list[MetadataRecord] = [TopicRecord(topic.name, topic_id)]
+    head += [
+        ConfigRecord(TOPIC_RESOURCE, topic.name, name, value)
+        for name, value in topic.configs.items()
+    ]
+    return TopicRecords(head, topic_id, 0, _forms(view, assignments))
+
+
+def check_room(view: View, topics: int, partitions: int) -> None:
+    """Raise PolicyViolationError if that many more topics and partitions do not fit."""
+    image, settings = view.image, view.settings
+    for key, amount, most in (
+        ("fencepost.max.topics", len(image.topics) + topics, settings.max_topics),
+        ("fencepost.max.partitions", image.partition_count + partitions, settings.max_partitions),
+    ):
+        if amount > most:
+            raise PolicyViolationError(f"{amount} would be more than {key}={most}")
 
 
 def check_request_size(view: View, partitions: int) -> None:
@@ -246,11 +278,16 @@ def partition_record(
     )
 
 
-def _partition_records(
-    view: View, topic_id: UUID, first: int, assignments: Iterable[tuple[int, ...]]
-) -> Iterable[PartitionRecord]:
-    for index, replicas in enumerate(assignments, first):
-        yield partition_record(view, topic_id, index, replicas)
+def _forms(view: View, assignments: Iterable[tuple[int, ...]]) -> list[PartitionRecord]:
+    """Return the form of each new partition: one for all with the same replicas."""
+    forms: dict[tuple[int, ...], PartitionRecord] = {}
+    found = []
+    for replicas in assignments:
+        form = forms.get(replicas)
+        if form is None:
+            form = forms[replicas] = partition_record(view, NO_TOPIC, 0, replicas)
+        found.append(form)
+    return found
 
 
 # --- growing and deleting ---
@@ -264,34 +301,20 @@ def create_partitions(
     assignments: Sequence[Sequence[int]] | None,
     draw: Draw,
     take: Take = unlimited,
+    validate_only: bool = False,
 ) -> Outcome[int]:
-    """Give a topic so many partitions in all; the answer is how many those are more.
+    """Give a topic ``count`` partitions in all; the answer is how many are added.
 
-    Raises what :func:`plan_partitions` does.
-    """
-    added = plan_partitions(view, name, count, assignments=assignments, draw=draw, take=take)
-    topic = view.image.topics[name]
-    records = tuple(_partition_records(view, topic.topic_id, len(topic.partitions), added))
-    return Outcome(len(added), records)
-
-
-def plan_partitions(
-    view: View,
-    name: str,
-    count: int,
-    *,
-    assignments: Sequence[Sequence[int]] | None,
-    draw: Draw,
-    take: Take = unlimited,
-) -> Sequence[tuple[int, ...]]:
-    """The replicas of each partition that a topic is to get, so that it has ``count`` in all.
-
-    Raises what ``take`` does, UnknownTopicOrPartitionError, InvalidPartitionsError,
-    InvalidReplicaAssignmentError, InvalidReplicationFactorError, PolicyViolationError.
+    With ``validate_only`` none are. Raises what ``take`` does, UnknownTopicOrPartitionError,
+    InvalidTopicError for internal topics, whose number of partitions places groups and
+    transactions, InvalidPartitionsError, InvalidReplicaAssignmentError,
+    InvalidReplicationFactorError, PolicyViolationError.
     """
     topic = view.image.topics.get(name)
     if topic is None:
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
+    if name in view.settings.internal_topics - view.settings.broker_topics:
+        raise InvalidTopicError(f"the number of partitions of {name} is fixed")
     current = len(topic.partitions)
     if count == current:
         raise InvalidPartitionsError(f"Topic already has {count} partition(s).")
@@ -307,15 +330,20 @@ def plan_partitions(
             "assignment(s) were specified."
         )
     check_request_size(view, added)
+    check_room(view, 0, added)
     take(added)
     factor = len(topic.partitions[0].replicas)
+    wanted: Sequence[tuple[int, ...]]
     if assignments is None:
-        return _placements(view, added, factor, draw)
-    wanted = [tuple(replicas) for replicas in assignments]
-    for index, replicas in enumerate(wanted, current):
-        check_assignment(view, replicas, factor)
-        _check_somebody_leads(view, index, replicas)
-    return wanted
+        wanted = _placements(view, added, factor, draw)
+    else:
+        wanted = [tuple(replicas) for replicas in assignments]
+        for index, replicas in enumerate(wanted, current):
+            check_assignment(view, replicas, factor)
+            _check_somebody_leads(view, index, replicas)
+    if validate_only:
+        return Outcome(added)
+    return Outcome(added, TopicRecords((), topic.topic_id, current, _forms(view, wanted)))
 
 
 NEVER_LED: Final = -1
@@ -338,10 +366,18 @@ def place_new(view: View, topic_id: UUID) -> Outcome[None]:
     return Outcome(None, records)
 
 
-def delete_topic(view: View, topic_id: UUID, take: Take = unlimited) -> Outcome[None]:
-    """Delete a topic; raises what ``take`` does, and UnknownTopicIdError."""
+def delete_topic(
+    view: View, topic_id: UUID, take: Take = unlimited, *, allows_internal: bool = False
+) -> Outcome[None]:
+    """Delete a topic.
+
+    Raises what ``take`` does, UnknownTopicIdError, and InvalidTopicError for internal topics, which
+    only a mark in ZooKeeper may have deleted.
+    """
     topic = view.image.topics_by_id.get(topic_id)
     if topic is None:
         raise UnknownTopicIdError("This server does not host this topic ID.")
+    if topic.name in view.settings.internal_topics and not allows_internal:
+        raise InvalidTopicError(f"{topic.name} holds the coordinators' state")
     take(len(topic.partitions))
     return Outcome(None, (RemoveTopicRecord(topic_id),))

@@ -63,6 +63,18 @@ class ControllerSettings:
     """Partitions that one request may create."""
     acl_limits: AclLimits = field(default_factory=AclLimits)
     """How many ACLs there are at most, and how long their texts."""
+    max_topics: int = 100_000
+    """``fencepost.max.topics``: topics of the cluster."""
+    max_partitions: int = 200_000
+    """``fencepost.max.partitions``: partitions of all topics."""
+    max_configured_groups: int = 10_000
+    """Groups with settings of their own, which outlive the group: nothing else removes them."""
+    internal_topics: frozenset[str] = frozenset()
+    """Topics that no request may delete or give more partitions."""
+    broker_topics: frozenset[str] = frozenset()
+    """Internal topics that brokers create and grow by requests to the controller."""
+    reserved_topics: frozenset[str] = frozenset()
+    """Topics that no request may create."""
     features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest level of each feature that this controller supports."""
     tells_by_leader_epoch: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fencepost.coordinator.controller.active import ActiveController
 from fencepost.coordinator.metadata.observed import ObservedMetadata
-from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.logcore.values import dataclass
 
 
@@ -18,5 +17,4 @@ class ControllerServices:
     active: ActiveController
     metadata: ObservedMetadata
     """The image with all decisions; brokers and this one learn of them once they are written."""
-    topics: TopicAdmin
     is_elected: bool

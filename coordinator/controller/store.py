@@ -31,7 +31,7 @@ class MetadataStore(Protocol):
     def next_offset(self) -> int:
         """The offset of the next record."""
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+    def append(self, records: Sequence[MetadataRecord]) -> asyncio.Future[None] | None:
         """Append the records of one change, and install the image with them.
 
         Raises LogError or a DomainError; nothing has changed then.

@@ -11,13 +11,14 @@ from typing import ClassVar, Generic, TypeVar
 from fencepost.cluster.image import MetadataImage, TopicImage
 from fencepost.coordinator.coordinators.elections import publish_elections
 from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.metadata.metadata import InternalTopic
 from fencepost.coordinator.runtime.background import Pace
 from fencepost.coordinator.runtime.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     ShardError,
 )
-from fencepost.coordinator.runtime.late_imports import load
+from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.runtime.shard import M_co, Remember, ShardRuntime
 from fencepost.coordinator.runtime.shards import ShardSet
@@ -43,7 +44,7 @@ class ShardedCoordinator(Generic[M_co]):
     All shards get the command ``upkeep`` again and again; ``interval`` is the key of the setting
     that says how many milliseconds lie between. ``commit_timeout`` is that of the one which says
     how long an answer waits for other replicas. With ``all_in_sync`` nothing is written while fewer
-    replicas are in sync than ``min.insync.replicas``.
+    replicas are in sync than ``min.insync.replicas``. ``internal_topic`` creates the topic.
     """
 
     MODULES: ClassVar[Sequence[str]] = ()
@@ -53,6 +54,7 @@ class ShardedCoordinator(Generic[M_co]):
         self,
         storage: Storage,
         remember: Remember,
+        internal_topic: InternalTopic,
         topic: str,
         *,
         upkeep: object,
@@ -62,6 +64,7 @@ class ShardedCoordinator(Generic[M_co]):
     ) -> None:
         self._config, self._clock = storage.config, storage.clock
         self._metadata, self._replicas = storage.metadata, storage.replicas
+        self._internal_topic = internal_topic
         self._shards = ShardSet(
             topic,
             storage.clock,
@@ -187,11 +190,13 @@ class ShardedCoordinator(Generic[M_co]):
         """
         if not self._is_open:
             yield from load(self.MODULES)
+            if self._metadata.topic(self._shards.topic) is None:
+                yield from load(NEW_TOPIC_MODULES)
         if self._is_open:  # by now
             return
         name = self._shards.topic
         try:
-            led = list(self._led(self._metadata.ensure_internal_topic(name)))
+            led = list(self._led(self._internal_topic(name)))
             # What this request does not come to is opened behind it.
             first = None if key is None else self.partition_for(key)
             for one in led:

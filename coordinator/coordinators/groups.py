@@ -15,7 +15,7 @@ from fencepost.coordinator.config.group_settings import applied
 from fencepost.coordinator.coordinators.assignors.process import AssignorProcesses
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.metadata import GROUP_VERSION
+from fencepost.coordinator.metadata.metadata import GROUP_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS
 from fencepost.coordinator.runtime.background import each_in_turn, spawn
 from fencepost.coordinator.runtime.late_imports import GROUP_MODULES
@@ -63,11 +63,12 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     MODULES = GROUP_MODULES
 
-    def __init__(self, storage: Storage, remember: Remember) -> None:
+    def __init__(self, storage: Storage, remember: Remember, internal_topic: InternalTopic) -> None:
         interval = "offsets.retention.check.interval.ms"
         super().__init__(
             storage,
             remember,
+            internal_topic,
             CONSUMER_OFFSETS,
             upkeep=ExpireOffsets(),
             interval=interval,

@@ -36,7 +36,7 @@ from fencepost.coordinator.coordinators.verification import (
 from fencepost.coordinator.data.appends import Notes, Verdicts
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.figures import RESET_IDS
-from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION
+from fencepost.coordinator.metadata.metadata import TRANSACTION_VERSION, InternalTopic
 from fencepost.coordinator.metadata.names import TRANSACTION_STATE
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.runtime.errors import CoordinatorNotAvailableError, ShardError
@@ -98,6 +98,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self,
         storage: Storage,
         remember: Remember,
+        internal_topic: InternalTopic,
         allocate: AllocateProducerIds,
         *,
         complete_offsets: CompleteOffsets,
@@ -105,6 +106,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         super().__init__(
             storage,
             remember,
+            internal_topic,
             TRANSACTION_STATE,
             upkeep=ExpireTransactionalIds(),
             interval="transaction.remove.expired.transaction.cleanup.interval.ms",

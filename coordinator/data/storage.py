@@ -18,7 +18,6 @@ from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.observed import AnyMetadata, ObservedMetadata
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
@@ -79,8 +78,6 @@ class Storage:
         elif observed is None:
             # The mark of its stop says so, should it become a broker of controllers (KIP-966).
             self.logs.broker_epoch = self.metadata_log.broker_epoch
-        self.topics = TopicAdmin(self.metadata, config, node_id)
-        """Creating, changing and deleting topics."""
         self.replicas = Replicas(
             self.logs,
             self.commits,

@@ -53,8 +53,8 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fencepost.cluster.acl import CLUSTER_NAME, Operation, ResourceType
+from fencepost.cluster.topic_names import unlimited
 from fencepost.coordinator.errors import ClusterAuthorizationError
-from fencepost.coordinator.metadata.topic_admin import unlimited
 from fencepost.coordinator.runtime.origin import Origin, origin_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.principal import Session
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import ActiveController
     from fencepost.coordinator.controller.services import ControllerServices
     from fencepost.coordinator.metadata.observed import AnyMetadata
-    from fencepost.coordinator.metadata.topic_admin import TopicAdmin
     from fencepost.coordinator.services import Services
 
 Answer = Entity | None
@@ -150,11 +149,6 @@ class Context:
     def metadata(self) -> AnyMetadata:
         """The metadata with all decisions that were made here, told to brokers or not."""
         return self.broker.metadata if self.on_znodes is None else self.on_znodes.metadata
-
-    @property
-    def topics(self) -> TopicAdmin:
-        """Changes of topics and settings here."""
-        return self.broker.topics if self.on_znodes is None else self.on_znodes.topics
 
     @property
     def keeps_all_brokers_settings(self) -> bool:

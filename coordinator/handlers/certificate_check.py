@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from fencepost.cluster.acl import Operation
+from fencepost.cluster.controller.configs import OpType
 from fencepost.coordinator.config.broker_config import LISTENER_PREFIX, ConfigSource
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.resources import Operation as AlterOperation
 from fencepost.coordinator.handlers.resources import ResourceType
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.runtime.turns import Work
@@ -31,7 +31,7 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     is_whole = not hasattr(about[0], "config_operation")
     settings = {} if is_whole else dict(ctx.metadata.plain_settings(resource.resource_name))
     for entry in about:
-        if is_whole or entry.config_operation == AlterOperation.SET:
+        if is_whole or entry.config_operation == OpType.SET:
             settings[entry.name] = entry.value or ""
         else:
             settings.pop(entry.name, None)

@@ -10,10 +10,12 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
+from fencepost.coordinator.controller.topic_decisions import DRAW
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import InvalidRequestError, TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row, each_topic
+from fencepost.coordinator.handlers.deciding import decider
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -48,14 +50,17 @@ def _answer(ctx: Context, name: str, topic: Any | None) -> Entity:
             raise InvalidRequestError("Duplicate topic name.")
         if not ctx.may(Operation.ALTER, ResourceType.TOPIC, name):
             raise TopicAuthorizationError("Topic authorization failed.")
-        assignments, topics = topic.assignments, ctx.topics
-        topics.check_request_size(len(assignments or ()))
-        topics.grow(
-            name,
-            topic.count,
-            assignments=None if assignments is None else [one.broker_ids for one in assignments],
-            validate_only=ctx.body.validate_only,
-            take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
+        assignments = topic.assignments
+        wanted = None if assignments is None else [one.broker_ids for one in assignments]
+        decider(ctx)(
+            lambda one: one.create_partitions(
+                name,
+                topic.count,
+                assignments=wanted,
+                draw=DRAW,
+                take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
+                validate_only=ctx.body.validate_only,
+            )
         )
     except DomainError as error:
         code, message = error_code(error), str(error)

@@ -5,6 +5,7 @@ Source: ``ReplicationControlManager.createTopics``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
-from fencepost.cluster.image import TopicImage
-from fencepost.coordinator.config.broker_config import ConfigError, shown_topic_keys
+from fencepost.cluster.controller.topics import NewTopic, check_request_size
+from fencepost.coordinator.config.broker_config import shown_topic_keys
 from fencepost.coordinator.config.key import text_of
+from fencepost.coordinator.controller.topic_decisions import create_topic, with_fixed_configs
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
@@ -22,6 +24,7 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row, each_topic, open_coordinator
+from fencepost.coordinator.handlers.deciding import decider
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
@@ -87,33 +90,35 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity
             raise InvalidRequestError("Duplicate topic name.")
         if name != METADATA_TOPIC and not _may_create(ctx, name):
             raise TopicAuthorizationError("Authorization failed.")
-        ctx.topics.check_request_size(total)
-        configs = ctx.topics.own_configs(name, _configs(topic))
-        made = ctx.topics.create(
-            name,
-            partitions=topic.num_partitions,
-            replication_factor=topic.replication_factor,
-            assignment=[(one.partition_index, one.broker_ids) for one in topic.assignments],
-            configs=configs,
-            validate_only=ctx.body.validate_only,
+        check_request_size(ctx.controller.look().view, total)
+        configs = with_fixed_configs(
+            ctx.metadata, name, {entry.name: entry.value for entry in topic.configs}
+        )
+        created = create_topic(
+            decider(ctx),
+            ctx.broker.config,
+            NewTopic(
+                name,
+                topic.num_partitions,
+                topic.replication_factor,
+                [(one.partition_index, one.broker_ids) for one in topic.assignments],
+                configs,
+            ),
             take=ctx.takes_partitions(strict_since=FIRST_TO_WAIT),
+            validate_only=ctx.body.validate_only,
         )
     except DomainError as error:
         return _refused(ctx, name, error_code(error), str(error))
-    topic_id = None
-    if isinstance(made, TopicImage):
-        topic_id, made = made.topic_id, (len(made.partitions), len(made.partitions[0].replicas))
-    partitions, replicas = made
     # Partitions and replicas may come from the broker's settings, as the topic's own ones do.
     shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(
         name=name,
-        topic_id=topic_id,
+        topic_id=None if ctx.body.validate_only else created.topic_id,
         error_code=ErrorCode.none,
         error_message=None,
         topic_config_error_code=ErrorCode.none if shows else ErrorCode.topic_authorization_failed,
-        num_partitions=partitions if shows else NOT_SHOWN,
-        replication_factor=replicas if shows else NOT_SHOWN,
+        num_partitions=created.partitions if shows else NOT_SHOWN,
+        replication_factor=created.replication_factor if shows else NOT_SHOWN,
         configs=_described(ctx, configs) if shows else (),
     )
 
@@ -124,17 +129,9 @@ def _may_create(ctx: Context, name: str) -> bool:
     )
 
 
-def _configs(topic: Any) -> dict[str, str]:
-    configs: dict[str, str] = {}
-    for entry in topic.configs:
-        if entry.value is None:
-            raise ConfigError(entry.name, None, "a topic is created without null values")
-        configs[entry.name] = entry.value
-    return configs
-
-
-def _described(ctx: Context, overrides: dict[str, str]) -> tuple[Entity, ...]:
+def _described(ctx: Context, configs: Mapping[str, str | None]) -> tuple[Entity, ...]:
     config = ctx.broker.config
+    overrides = {key: value for key, value in configs.items() if value is not None}
     return tuple(
         ctx.respond.CreatableTopicConfigs(
             name=key.name,

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
+from fencepost.coordinator.controller.topic_decisions import Decide
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import forced
 from fencepost.coordinator.runtime.turns import Work
@@ -21,6 +22,20 @@ ITEMS_PER_TURN = 500
 MAX_ITEMS = 10_000
 """Partitions of one request that the controller decides on in one turn; Kafka bounds the records
 of an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
+
+
+def decider(ctx: Context) -> Decide:
+    """Return the active controller, for decisions on a request; the caller forces them to disk."""
+
+    def decide(decision: Callable[[Controller], Outcome[T]]) -> T:
+        with ctx.metadata.unforced():
+            return ctx.controller.decide(
+                decision,
+                origin=ctx.origin,
+                trigger=f"request {KNOWN_APIS[ctx.api_key].name}",
+            )
+
+    return decide
 
 
 def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[T]:
@@ -38,16 +53,9 @@ def decided_each(
     """The same for several decisions, between which others get their turn."""
 
     def changes() -> Steps[list[T]]:
-        answers = []
+        answers, decide = [], decider(ctx)
         for decision in decisions:
-            with ctx.metadata.unforced():
-                answers.append(
-                    ctx.controller.decide(
-                        decision,
-                        origin=ctx.origin,
-                        trigger=f"request {KNOWN_APIS[ctx.api_key].name}",
-                    )
-                )
+            answers.append(decide(decision))
             yield
         return answers
 

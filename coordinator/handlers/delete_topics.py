@@ -14,6 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.cluster.image import TopicImage
+from fencepost.coordinator.controller.topic_decisions import delete_topic
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import (
     InvalidRequestError,
@@ -23,6 +24,7 @@ from fencepost.coordinator.errors import (
 )
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.answers import each_row
+from fencepost.coordinator.handlers.deciding import decider
 from fencepost.coordinator.runtime.background import SLICE_MS, Pace
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -153,7 +155,8 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
     _check_rights(ctx, name, by_name=by_name)
     if named[name] > 1:  # only now, for to others this would tell which topic has an id
         raise InvalidRequestError("The topic is named by its name and by its id.")
-    topic: TopicImage = ctx.topics.delete(name, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
+    topic = ctx.metadata.known(name)
+    delete_topic(decider(ctx), topic, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
     return topic
 
 

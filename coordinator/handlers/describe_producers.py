@@ -14,7 +14,7 @@ from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.errors import TopicAuthorizationError
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
-from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.metadata.names import check_name
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError

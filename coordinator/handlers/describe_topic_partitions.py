@@ -17,8 +17,7 @@ from fencepost.coordinator.handlers import Context, authorized, handles
 from fencepost.coordinator.handlers.answers import by_name
 from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.rights import refused_topics
-from fencepost.coordinator.metadata.names import is_internal
-from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.metadata.names import check_name, is_internal
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 

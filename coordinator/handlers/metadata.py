@@ -24,8 +24,8 @@ from fencepost.coordinator.handlers.answers import forced, open_coordinator
 from fencepost.coordinator.handlers.endpoints import Endpoints
 from fencepost.coordinator.handlers.rights import named_topics, refused_topics
 from fencepost.coordinator.handlers.topic_creation import ask_for_topic
-from fencepost.coordinator.metadata.names import METADATA_TOPIC, is_internal
-from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.metadata.names import METADATA_TOPIC, check_name, is_internal
+from fencepost.coordinator.runtime.late_imports import NEW_TOPIC_MODULES, load
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -151,8 +151,13 @@ def _create(ctx: Context, name: str) -> Steps[None]:
         ask_for_topic(ctx, name)
         return
     if not (yield from open_coordinator(ctx, name)) and name != METADATA_TOPIC:
-        with ctx.broker.metadata.unforced():
-            ctx.broker.topics.create(name, take=ctx.takes_partitions(strict_since=0))
+        yield from load(NEW_TOPIC_MODULES)
+        from fencepost.cluster.controller.topics import NewTopic  # noqa: PLC0415 - few topics are made so
+        from fencepost.coordinator.controller.topic_decisions import create_topic  # noqa: PLC0415
+        from fencepost.coordinator.handlers.deciding import decider  # noqa: PLC0415
+
+        take = ctx.takes_partitions(strict_since=0)
+        create_topic(decider(ctx), ctx.broker.config, NewTopic(name), take=take)
 
 
 def _refused(ctx: Context, name: str | None, topic_id: Any, code: ErrorCode) -> Entity:

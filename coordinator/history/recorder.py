@@ -38,7 +38,7 @@ from fencepost.logcore.values import dataclass
 if TYPE_CHECKING:
     from fencepost.coordinator.config.broker_config import BrokerConfig
     from fencepost.coordinator.data.log_manager import LogManager
-    from fencepost.coordinator.metadata.observed import AnyMetadata
+    from fencepost.coordinator.metadata.metadata import InternalTopic
     from fencepost.logcore.partition import Partition
 
 FLUSH_MS = 50
@@ -72,7 +72,7 @@ class History:
 
     def __init__(
         self,
-        metadata: AnyMetadata,
+        internal_topic: InternalTopic,
         logs: LogManager,
         config: BrokerConfig,
         clock: Clock,
@@ -83,7 +83,7 @@ class History:
         """Events that were never written, since the start."""
         self.counts: Counter[tuple[str, str, str]] = Counter()
         """Events since the start by topic, kind and word for the cause, also those not kept."""
-        self._metadata = metadata
+        self._internal_topic = internal_topic
         self._logs = logs
         self._clock = clock
         self._queue: deque[Entry] = deque()
@@ -186,7 +186,7 @@ class History:
                 size += len(record.key) + len(record.value or b"")
                 records.append(record)
             if partition is None:
-                self._metadata.ensure_internal_topic(HISTORY_TOPIC)
+                self._internal_topic(HISTORY_TOPIC)
                 partition = self._logs.partition(HISTORY_TOPIC, 0)
             partition.append_records(records, now_ms=self._clock.now_ms())
         except Exception as error:  # noqa: BLE001 - whatever it is, the history stops nothing

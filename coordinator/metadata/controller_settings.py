@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from fencepost.cluster.controller.activation import MIN_INSYNC_REPLICAS
-from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings, View
+from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
-from fencepost.coordinator.metadata.metadata import FEATURES, Metadata
+from fencepost.coordinator.metadata.metadata import FEATURES
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC, INTERNAL_TOPICS
 from fencepost.coordinator.metadata.state_topics import STATE_TOPICS
 
 
 def controller_settings(
-    config: BrokerConfig, *, node_id: int, cluster_id: str = "", max_partitions_per_request: int
+    config: BrokerConfig, *, node_id: int, cluster_id: str = ""
 ) -> ControllerSettings:
-    """The settings of the controller that this process may be."""
+    """Return the settings of the controller that this process may be."""
+    # In a cluster each broker has a partition of the history, which it asks the controller for.
+    is_cluster = config.items("controller.listener.names") or config.text("zookeeper.connect")
+    history = frozenset({HISTORY_TOPIC})
     return ControllerSettings(
         cluster_id,
         node_id=node_id,
@@ -36,17 +39,10 @@ def controller_settings(
         ),
         state_topics=STATE_TOPICS,
         unclean_check_interval_ms=config.int("unclean.leader.election.interval.ms"),
-        max_partitions_per_request=max_partitions_per_request,
+        max_topics=config.int("fencepost.max.topics"),
+        max_partitions=config.int("fencepost.max.partitions"),
+        internal_topics=INTERNAL_TOPICS,
+        broker_topics=history if is_cluster else frozenset(),
+        reserved_topics=frozenset() if is_cluster else history,
         features={name: (low, high) for name, (low, high, _) in FEATURES.items()},
     )
-
-
-def view_of(metadata: Metadata, config: BrokerConfig, node_id: int) -> View:
-    """What the controller's rules look at now; a member of a cluster only tries changes out."""
-    limits = metadata.limits if isinstance(metadata, MetadataLog) else MetadataLimits()
-    settings = controller_settings(
-        config,
-        node_id=node_id,
-        max_partitions_per_request=limits.max_partitions_per_request,
-    )
-    return View(metadata.image, settings)

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -29,8 +30,6 @@ import structlog
 from fencepost.cluster.controller import activation
 from fencepost.cluster.controller.activation import ELR_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.image import (
-    BROKER_RESOURCE,
-    GROUP_RESOURCE,
     TOPIC_RESOURCE,
     UNASSIGNED,
     MetadataImage,
@@ -38,16 +37,16 @@ from fencepost.cluster.image import (
 )
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.cluster.image_records import count_of
-from fencepost.cluster.record_codec import Template, encode
+from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import (
     AbortTransactionRecord,
     BeginTransactionRecord,
     BrokerEndpoint,
     EndTransactionRecord,
     MetadataRecord,
-    RemoveTopicRecord,
     TopicRecord,
 )
+from fencepost.cluster.topic_records import TopicRecords, apart_from_partitions, encode_all
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.errors import TopicLimitExceededError
 from fencepost.coordinator.metadata.changes import new_partition, new_settings
@@ -57,7 +56,6 @@ from fencepost.coordinator.metadata.figures import check_figures
 from fencepost.coordinator.metadata.framing import data_batch, in_chunks, values_of
 from fencepost.coordinator.metadata.metadata import (
     FEATURES,
-    SETTINGS_OF,
     Metadata,
 )
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
@@ -112,15 +110,9 @@ class MetadataLimits:
     """``fencepost.max.topics``. Each takes about a kilobyte here and in every full Metadata
     answer."""
 
-    max_configured_groups: int = 10_000
-    """Groups with settings of their own. They outlive the group, so nothing else removes them."""
-
     max_partitions: int = 200_000
     """``fencepost.max.partitions``, of all topics. Each that is in use takes some open files and
     10 KiB of memory."""
-
-    max_partitions_per_request: int = 10_000
-    """Partitions that one CreateTopics or CreatePartitions may add, as in Kafka's controller."""
 
     @classmethod
     def of(cls, config: BrokerConfig) -> Self:
@@ -236,28 +228,30 @@ class MetadataLog(Metadata):
         loader.removed |= old.deleted
         self.write_snapshot(loader.publish())
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+    def append(self, records: Sequence[MetadataRecord]) -> None:
         """Make a change: append its records, force them to disk, and install the next image.
 
-        Of many records that say the same of different partitions the values alone will do. Raises
+        Raises
         CorruptRecordError for records that do not fit what is there, and LogError; nothing has
         changed then.
         """
-        self._append([one if isinstance(one, bytes) else encode(one) for one in records], records)
+        self._append(encode_all(records), apart_from_partitions(records))
 
     def _append(
         self,
         values: list[bytes],
-        records: Sequence[MetadataRecord | bytes],
+        decoded: Iterable[MetadataRecord],
         taken: Sequence[bytes] = (),
     ) -> None:
-        """``taken`` are values behind these that the loader has taken already."""
+        """Append values, the first of them those of ``decoded``.
+
+        ``taken`` are values behind these that the loader has taken already.
+        """
         partition, loader = self.partition, self._loader
         batches = self._batches([*values, *taken])
         last, epoch = partition.log_end_offset + sum(map(len, batches)) - 1, self.epoch
         try:
-            decoded = (None if isinstance(one, bytes) else one for one in records)
-            loader.replay(values, last, epoch, decoded)
+            loader.replay(values, last, epoch, chain(decoded, repeat(None)))
             image = loader.publish()
             for number, batch in enumerate(batches, 1):
                 now_ms = self._clock.now_ms()
@@ -422,13 +416,6 @@ class MetadataLog(Metadata):
         """Whether a topic of this id was deleted, as far as the log remembers."""
         return topic_id in self._loader.removed
 
-    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicImage:
-        """Create a topic; the caller has checked name and settings.
-
-        Raises TopicLimitExceededError.
-        """
-        return self.adopt_topic(name, new_topic_id(), partitions, configs, leader_epoch=0)
-
     def adopt_topic(
         self,
         name: str,
@@ -443,75 +430,17 @@ class MetadataLog(Metadata):
         Raises TopicLimitExceededError.
         """
         self.check_room(1, partitions)
-        self.append(
-            [
-                TopicRecord(name, topic_id),
-                *new_settings(TOPIC_RESOURCE, name, {}, configs),
-                *self._new_partitions(topic_id, range(partitions), leader_epoch),
-            ]
-        )
+        head: list[MetadataRecord] = [TopicRecord(name, topic_id)]
+        head += new_settings(TOPIC_RESOURCE, name, {}, configs)
+        form = new_partition(self._node_id, self._directory_id, leader_epoch)
+        self.append(TopicRecords(head, topic_id, 0, (form,) * partitions))
         return self.image.topics[name]
-
-    def _new_partitions(
-        self, topic_id: uuid.UUID, indexes: range, leader_epoch: int = 0
-    ) -> list[bytes]:
-        record = new_partition(self._node_id, self._directory_id, leader_epoch)
-        return Template(record).at(topic_id, indexes)
 
     def check_room(self, topics: int, partitions: int) -> None:
         """Raise TopicLimitExceededError if that many more do not fit."""
         self.limits.check_room(self.image, topics, partitions)
 
-    def set_partitions(self, name: str, partitions: int) -> TopicImage:
-        """Give a topic more partitions. Raises TopicLimitExceededError."""
-        topic = self.known(name)
-        now = len(topic.partitions)
-        self.check_room(0, partitions - now)
-        self.append(self._new_partitions(topic.topic_id, range(now, partitions)))
-        return self.image.topics[name]
-
-    def set_topic_configs(self, name: str, configs: Mapping[str, str]) -> None:
-        """Replace a topic's own settings; the caller has checked them."""
-        self.known(name)
-        self._set_configs(TOPIC_RESOURCE, name, configs)
-
-    def delete_topic(self, name: str) -> TopicImage:
-        """Remove a topic; its directories are the caller's to remove."""
-        topic = self.known(name)
-        self.append([RemoveTopicRecord(topic.topic_id)])
-        return topic
-
-    def ensure_internal_topic(self, name: str) -> TopicImage:
-        """The internal topic of that name, created with its fixed settings if it is not there.
-
-        Source: ``AutoTopicCreationManager.creatableTopic``.
-        """
-        topic = self.topic(name)
-        if topic is not None:
-            return topic
-        prefix = SETTINGS_OF.get(name)
-        partitions = 1 if prefix is None else self._config.int(f"{prefix}.num.partitions")
-        return self.create_topic(name, partitions, self.internal_configs(name))
-
-    # --- settings, features, producer ids --------------------------------------------------------
-
-    def set_settings(self, name: str, settings: Mapping[str, str]) -> None:
-        """Replace the dynamic broker settings of a node id or of all; the caller checked them."""
-        self._set_configs(BROKER_RESOURCE, name, settings)
-
-    def set_group_settings(self, group_id: str, settings: Mapping[str, str]) -> None:
-        """Replace a group's own settings; the caller has checked them.
-
-        Raises TopicLimitExceededError for one group too many.
-        """
-        limit = self.limits.max_configured_groups
-        is_new = settings and not self.group_settings(group_id)
-        if is_new and len(self.configured_groups()) >= limit:
-            raise TopicLimitExceededError(f"{limit} groups have settings (max_configured_groups)")
-        self._set_configs(GROUP_RESOURCE, group_id, settings)
-
-    def _set_configs(self, kind: int, name: str, settings: Mapping[str, str]) -> None:
-        self.append(new_settings(kind, name, self.image.configs.get((kind, name), {}), settings))
+    # --- features, producer ids ------------------------------------------------------------------
 
 
 def _old_metadata() -> OldMetadata:

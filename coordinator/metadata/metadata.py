@@ -8,7 +8,7 @@ Source: ``MetadataCache``, ``KRaftMetadataCache``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -60,6 +60,10 @@ SETTINGS_OF: Final = {
 
 _HISTORY_SEGMENTS: Final = 8
 _MIN_SEGMENT_BYTES: Final = 1 << 20
+
+InternalTopic = Callable[[str], TopicImage]
+"""Gives an internal topic, which is created if this process decides on topics. Raises a DomainError
+where it cannot be created, or is another controller's to create."""
 
 
 class Metadata:

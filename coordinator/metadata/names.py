@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import uuid
 
+from fencepost.cluster import topic_names
+from fencepost.cluster.controller.errors import InvalidTopicError
+
 METADATA_TOPIC = "__cluster_metadata"
 METADATA_TOPIC_ID = uuid.UUID(int=1)
 """Kafka's reserved id of the metadata topic."""
@@ -32,6 +35,13 @@ PROGRESS_SUFFIX, PROGRESS_BEGIN = "-progress", '{"b":'
 def is_progress(group_id: str, metadata: str) -> bool:
     """Whether a committed offset is the progress of a Spark query, which no consumer reads from."""
     return group_id.endswith(PROGRESS_SUFFIX) and metadata.startswith(PROGRESS_BEGIN)
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidTopicError unless ``name`` may name a topic of a client."""
+    topic_names.check_name(name)
+    if name == HISTORY_TOPIC:
+        raise InvalidTopicError(f"{name} is the broker's own")
 
 
 def is_internal(topic: str) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from fencepost.cluster.image import TopicImage
 from fencepost.cluster.records import MetadataRecord
 from fencepost.coordinator.errors import MetadataUnavailableError
-from fencepost.coordinator.metadata.log import MetadataLimits, MetadataLog
+from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.coordinator.metadata.metadata import Metadata
 
 MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
@@ -45,8 +44,15 @@ class ObservedMetadata(Metadata):
             for name, (low, high) in MEMBER_FEATURES.items()
         }
 
-    limits = MetadataLimits()
-    """Those of the controller are its own to keep."""
+    @property
+    def epoch(self) -> int:
+        """The controller's epoch, as far as it has told."""
+        return self.image.epoch
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next record."""
+        return self.image.offset + 1
 
     def force(self) -> None:
         """There is no disk; see :meth:`durable`."""
@@ -60,20 +66,9 @@ class ObservedMetadata(Metadata):
         """Nothing is written here."""
         yield
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None] | None:  # noqa: ARG002 - see below
+    def append(self, records: Sequence[MetadataRecord]) -> asyncio.Future[None] | None:  # noqa: ARG002 - see below
         """Raise MetadataUnavailableError: this is the controller's to do."""
         raise MetadataUnavailableError("the controller is elsewhere")
-
-    def check_room(self, topics: int, partitions: int) -> None:
-        """Raise TopicLimitExceededError if that many more do not fit."""
-        self.limits.check_room(self.image, topics, partitions)
-
-    def ensure_internal_topic(self, name: str) -> TopicImage:
-        """The internal topic of that name, if it is there; else MetadataUnavailableError."""
-        topic = self.topic(name)
-        if topic is None:
-            raise MetadataUnavailableError(f"there is no topic {name} yet")
-        return topic
 
     def compact(self, factor: int | None = None) -> None:
         """Nothing is kept here."""

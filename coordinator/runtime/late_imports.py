@@ -59,7 +59,17 @@ NEW_TOPIC_MODULES = (
     "cluster.controller.placement",
     "cluster.controller.configs",
     "cluster.controller.topics",
+    "cluster.controller.heartbeats",
+    "cluster.controller.brokers",
+    "cluster.controller.elections",
+    "cluster.controller.isr",
+    "cluster.controller.reassignments",
+    "cluster.controller.machine",
     "coordinator.metadata.controller_settings",
+    "coordinator.metadata.config_checks",
+    "coordinator.controller.quorum_log",
+    "coordinator.controller.active",
+    "coordinator.controller.topic_decisions",
 )
 """What making a topic takes."""
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.metadata.controller_settings import view_of
+from fencepost.coordinator.metadata.controller_settings import controller_settings
 
 T = TypeVar("T")
 
@@ -18,8 +18,9 @@ def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
 
     Raises what the decision raises, and LogError.
     """
-    view = view_of(storage.metadata, storage.config, storage.node_id)
-    outcome = decision(Controller(view.settings, view.image, storage.clock.monotonic_ms()))
+    metadata, now_ms = storage.metadata_log, storage.clock.monotonic_ms()
+    settings = controller_settings(storage.config, node_id=storage.node_id)
+    outcome = decision(Controller(settings, metadata.image, now_ms))
     if outcome.records:
-        storage.metadata_log.append(outcome.records)
+        metadata.append(outcome.records)
     return outcome.answer

@@ -223,7 +223,7 @@ def _sources(
             raise TransferError(f"there is a topic {topic} already")
         if topic not in INTERNAL_TOPICS and storage.metadata.colliding(topic) is not None:
             raise TransferError(f"{topic} collides with {storage.metadata.colliding(topic)}")
-        storage.metadata.check_room(1, len(wanted))
+        storage.metadata_log.check_room(1, len(wanted))
     return found
 
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
-from fencepost.cluster.record_codec import decode
 from fencepost.cluster.records import ConfigRecord, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, is_password
 from fencepost.coordinator.errors import MetadataUnavailableError
@@ -54,16 +53,6 @@ class BrokerStore(ObservedMetadata):
         """Changes of users, quotas and ACLs that are not written yet, by path."""
         self.image = image
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the controller that the broker has been told of."""
-        return self.image.epoch
-
-    @property
-    def next_offset(self) -> int:
-        """Changes are counted alone: nothing here has an offset."""
-        return self.image.offset + 1
-
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
         """Read the current settings of these resources. Raises MetadataUnavailableError."""
         try:
@@ -81,13 +70,13 @@ class BrokerStore(ObservedMetadata):
             delta.replay(record)
         self.image = delta.apply(self.image.offset + len(records), self.image.epoch)
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+    def append(self, records: Sequence[MetadataRecord]) -> None:
         """Make a change, which :meth:`durable` writes.
 
         Raises MetadataUnavailableError for a change that only the controller makes,
         NotInZooKeeperError, and what :meth:`Passwords.encoded` does; nothing has changed then.
         """
-        taken = [self._encoded(decode(one) if isinstance(one, bytes) else one) for one in records]
+        taken = [self._encoded(one) for one in records]
         settings: dict[tuple[int, str], None] = {}
         changes: list[Change] = []
         for record in taken:

@@ -32,7 +32,6 @@ from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.log import new_topic_id
-from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
@@ -130,12 +129,7 @@ class Elected:
             on_refused=on_lost,
         )
         settings = replace(
-            controller_settings(
-                config,
-                node_id=teller.broker_id,
-                cluster_id=cluster_id,
-                max_partitions_per_request=self.store.limits.max_partitions_per_request,
-            ),
+            controller_settings(config, node_id=teller.broker_id, cluster_id=cluster_id),
             session_timeout_ms=NEVER_MS,
             tells_by_leader_epoch=True,
         )
@@ -166,9 +160,7 @@ class Elected:
     @property
     def services(self) -> ControllerServices:
         """The part that handlers of requests to the controller work with."""
-        topics = TopicAdmin(self.store, self._config, self._teller.broker_id)
-        topics.learned = self.active.learned
-        return ControllerServices(self.active, self.store, topics, is_elected=True)
+        return ControllerServices(self.active, self.store, is_elected=True)
 
     # --- office ---
 
@@ -440,7 +432,7 @@ class Elected:
                 await self.store.do([Delete(znodes.delete_path(name))])
                 continue
             self.store.marked.add(name)
-            self._decide(methodcaller("delete_topic", topic.topic_id))
+            self._decide(methodcaller("delete_topic", topic.topic_id, allows_internal=True))
 
     def _written(self, before: MetadataImage, after: MetadataImage) -> None:
         """A change holds."""

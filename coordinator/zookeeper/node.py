@@ -29,7 +29,6 @@ from fencepost.coordinator.controller.services import ControllerServices
 from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
-from fencepost.coordinator.metadata.topic_admin import TopicAdmin
 from fencepost.coordinator.replication.errors import MembershipError
 from fencepost.coordinator.runtime.background import call_later, spawn, tell
 from fencepost.coordinator.wire.schema import Entity
@@ -444,14 +443,9 @@ class ZooKeeperNode:
             config, self._session, self._image, self.passwords, self.access, node_id=node_id
         )
         await store.read(resources)
-        settings = controller_settings(
-            config,
-            node_id=node_id,
-            max_partitions_per_request=store.limits.max_partitions_per_request,
-        )
+        settings = controller_settings(config, node_id=node_id)
         active = ActiveController(store, settings, self._clock, None, self._keep, own_broker=False)
-        topics = TopicAdmin(store, config, node_id)
-        return ControllerServices(active, store, topics, is_elected=False)
+        return ControllerServices(active, store, is_elected=False)
 
     def _keep(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         if self.remember is not None:

@@ -16,10 +16,8 @@ import structlog
 from fencepost.cluster.controller.errors import NotControllerError, TopicAlreadyExistsError
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
-from fencepost.cluster.record_codec import decode
 from fencepost.cluster.records import MetadataRecord, RemoveTopicRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.metadata.log import MetadataLimits
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
@@ -62,7 +60,6 @@ class Store(ObservedMetadata):
         on_refused: Callable[[], None],
     ) -> None:
         super().__init__(config, node_id=node_id)
-        self.limits = MetadataLimits.of(config)
         self.image = loaded.image
         self.deleting = {name for name, node in loaded.deleting.items() if node is not None}
         """Names of topics that are not yet gone."""
@@ -80,16 +77,11 @@ class Store(ObservedMetadata):
         """The controller's."""
         return self._epoch
 
-    @property
-    def next_offset(self) -> int:
-        """Changes are counted alone: nothing here has an offset."""
-        return self.image.offset + 1
-
     def install(self, image: MetadataImage) -> None:
         """Let this be what is known; settings of the broker come to it as to all others."""
         self.image = image
 
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> None:
+    def append(self, records: Sequence[MetadataRecord]) -> None:
         """Make a change.
 
         Raises NotControllerError, NotInZooKeeperError, TopicAlreadyExistsError; nothing has changed
@@ -99,7 +91,7 @@ class Store(ObservedMetadata):
             raise NotControllerError("This broker is not the active controller any more.")
         before, taken = (
             self.image,
-            [decode(one) if isinstance(one, bytes) else one for one in records],
+            list(records),
         )
         for record in taken:
             if isinstance(record, TopicRecord) and record.name in self.deleting:

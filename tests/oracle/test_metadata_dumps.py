@@ -22,6 +22,7 @@ from fencepost.coordinator.tools.decisions import decide
 from tests.oracle.conftest import Written
 from tests.oracle.interchange import fencepost
 from tests.support.kafka import run_tool
+from tests.support.metadata_changes import create_topic, delete_topic, set_broker_configs
 from tests.unit.cluster.test_records import random_record
 from tests.unit.coordinator.services import allocate_producer_ids, storage
 
@@ -89,16 +90,16 @@ def test_a_log_and_a_snapshot_of_ours(tmp_path: Path) -> None:
     for _ in range(2):
         now = storage(tmp_path)
         metadata = now.metadata
-        metadata.create_topic(f"t{metadata.epoch}", 3, {"retention.ms": "5"})
-        metadata.create_topic("gone", 1, {})
-        metadata.delete_topic("gone")
-        metadata.set_settings("", {"log.retention.ms": "8"})
+        create_topic(metadata, f"t{metadata.epoch}", 3, {"retention.ms": "5"})
+        create_topic(metadata, "gone", 1, {})
+        delete_topic(metadata, "gone")
+        set_broker_configs(metadata, "", {"log.retention.ms": "8"})
         decide(now, lambda one: one.update_features([lower]))
         allocate_producer_ids(now)
         now.logs.close()
     now = storage(tmp_path)
     now.metadata.write_snapshot()
-    now.metadata.create_topic("behind", 1, {})
+    create_topic(now.metadata, "behind", 1, {})
     now.logs.close()
     at = tmp_path / "__cluster_metadata-0"
     ours = by_fencepost(sorted(at.glob("*.log")) + list(at.glob("*.checkpoint")))

@@ -37,6 +37,7 @@ from fencepost.logcore.partition import Partition
 from tests.support.batches import NOW_MS, batch
 from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster, unique
+from tests.support.metadata_changes import create_topic
 from tests.support.raw import Answer
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Led:
             replicas.fetchers = self.following
             replicas.on_placed = self._placed
             # Its creation later would publish an image without what the tests apply.
-            self.broker.services.metadata.ensure_internal_topic(HISTORY_TOPIC)
+            self.broker.services.internal_topic(HISTORY_TOPIC)
 
         self.run(plug)
         self.topic = ""
@@ -123,7 +124,7 @@ class Led:
 
     def create(self, name: str) -> str:
         """Make a topic that no image knows of yet."""
-        self.run(lambda: self.broker.services.metadata.create_topic(name, 1, {}))
+        self.run(lambda: create_topic(self.broker.services.metadata, name, 1, {}))
         return name
 
     def recreate(self) -> None:

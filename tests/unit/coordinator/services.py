@@ -23,6 +23,7 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from tests.support.clock import ManualClock
+from tests.support.metadata_changes import create_topic
 from tests.support.waits import until_true
 
 
@@ -96,7 +97,7 @@ class Services(BrokerServices):
                     shard._reload.cancel()
 
     def topic(self, name: str, partitions: int = 1) -> None:
-        self.metadata.create_topic(name, partitions, {})
+        create_topic(self.metadata, name, partitions, {})
 
 
 def fail(shard: ShardRuntime) -> None:

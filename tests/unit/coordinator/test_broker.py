@@ -19,6 +19,7 @@ from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.daemon.broker import Broker, split_address
 from fencepost.coordinator.daemon.errors import BrokerError
 from tests.support.cluster import LATEST, Cluster
+from tests.support.metadata_changes import create_topic
 from tests.support.raw import RawClient
 from tests.support.waits import until_true
 
@@ -38,7 +39,7 @@ async def test_start_stop_and_start_again(tmp_path):
         assert broker.bootstrap == f"{host}:{port}"
         identity = broker.services.cluster_id
         assert not broker.services.logs.was_clean
-        broker.services.topics.create("a", partitions=2)
+        create_topic(broker.services.metadata, "a", partitions=2)
     with pytest.raises(RuntimeError):
         _ = broker.address
     async with Broker(tmp_path) as broker:
@@ -60,7 +61,7 @@ async def test_several_in_one_process(tmp_path):
     async with Broker(tmp_path / "1") as one, Broker(tmp_path / "2") as two:
         assert one.bootstrap != two.bootstrap
         assert one.services.cluster_id != two.services.cluster_id
-        one.services.topics.create("a")
+        create_topic(one.services.metadata, "a")
         assert not two.services.metadata.topics
 
 
@@ -171,7 +172,7 @@ async def test_the_advertised_address_is_what_clients_see(tmp_path):
 
 async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
     async with Broker(tmp_path) as broker:
-        broker.services.topics.create("a")
+        create_topic(broker.services.metadata, "a")
 
         def poll() -> None:
             with Cluster(broker.bootstrap) as client:
@@ -184,7 +185,7 @@ async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
 
 async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
     async with Broker(tmp_path) as broker:
-        broker.services.topics.create("a")
+        create_topic(broker.services.metadata, "a")
 
         def leave() -> None:
             with RawClient(broker.bootstrap) as client:

@@ -9,6 +9,7 @@ import pytest
 from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.logcore.batch import LogRecord, encode_batch
+from tests.support.metadata_changes import create_topic
 from tests.support.partitions import append_batch
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
@@ -44,7 +45,7 @@ def contents(broker: Broker, topic: str) -> dict[bytes, bytes]:
 
 
 async def make(broker: Broker, name: str) -> None:
-    broker.services.topics.create(name, partitions=1, configs=TOPIC)
+    create_topic(broker.services.metadata, name, partitions=1, configs=TOPIC)
 
 
 async def test_a_compacted_topic_shrinks_and_keeps_every_last_value(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from fencepost.coordinator.runtime.commits import Commits
 from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
+from tests.support.metadata_changes import create_topic
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
 from tests.unit.coordinator.services import storage
@@ -23,7 +24,7 @@ class Bench:
 
     def __init__(self, directory, config=None) -> None:
         self.storage = storage(directory, config)
-        self.storage.metadata.create_topic("t", 2, {})
+        create_topic(self.storage.metadata, "t", 2, {})
         self.shared = self.storage.logs.partition("t", 0)
         self.alone = self.storage.logs.partition("t", 1)
         self.shared.marks.replicate(0)

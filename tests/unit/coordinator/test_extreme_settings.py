@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fencepost.cluster.controller.configs import AlterConfig, OpType
+from fencepost.cluster.image import BROKER_RESOURCE
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -16,12 +19,14 @@ from fencepost.coordinator.config.broker_config import (
     ConfigType,
 )
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.handlers.resources import Change, Operation, ResourceType, change
+from fencepost.coordinator.metadata.config_checks import check_configs, list_default
+from fencepost.coordinator.services import Services
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.machine import Record
 from tests.support.batches import NOW_MS
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
+from tests.support.metadata_changes import create_topic
 from tests.support.waits import until
 
 CALM = {
@@ -76,8 +81,20 @@ def extreme(largest: bool) -> dict[str, str]:
     return chosen
 
 
+def change(services: Services, one: AlterConfig) -> None:
+    """AlterConfig a setting of all brokers."""
+    services.active_controller.decide(
+        lambda controller: controller.incremental_alter_configs(
+            (BROKER_RESOURCE, ""),
+            [one],
+            check_configs=partial(check_configs, services.config),
+            list_default=partial(list_default, services.config),
+        )
+    )
+
+
 async def bear(
-    directory: Path, topics: Mapping[str, Mapping[str, str]], broker_key: Change | None = None
+    directory: Path, topics: Mapping[str, Mapping[str, str]], broker_key: AlterConfig | None = None
 ) -> None:
     """Write, roll, clean, retain, flush, forget, checkpoint, stop, and do it again on the same.
 
@@ -86,16 +103,11 @@ async def bear(
     for start in range(2):
         async with Broker(directory, config=CALM) as broker:
             for topic, configs in topics.items() if not start else ():
-                broker.services.topics.create(topic, partitions=1, configs={**TOPIC, **configs})
-            if broker_key is not None and not start:
-                change(
-                    broker.services,
-                    ResourceType.BROKER,
-                    "",
-                    [broker_key],
-                    permit=lambda: None,
-                    validate_only=False,
+                create_topic(
+                    broker.services.metadata, topic, partitions=1, configs={**TOPIC, **configs}
                 )
+            if broker_key is not None and not start:
+                change(broker.services, broker_key)
             assert broker.cleaner is not None
             assert broker._maintenance is not None
             partitions = {name: broker.services.logs.partition(name, 0) for name in topics}
@@ -128,7 +140,7 @@ async def test_a_topics_number_at_its_ends(tmp_path: Path) -> None:
     ("name", "text"), [one for one in numbers(DYNAMIC) if one != (CLEANER_RATE, SLOWEST)]
 )
 async def test_a_brokers_number_at_its_ends(tmp_path: Path, name: str, text: str) -> None:
-    await bear(tmp_path, {"t": {}}, Change(name, Operation.SET, text))
+    await bear(tmp_path, {"t": {}}, AlterConfig(name, OpType.SET, text))
 
 
 @pytest.mark.parametrize("way_out", ["a higher rate", "a stop"])
@@ -136,18 +148,11 @@ async def test_cleaner_at_its_slowest_rate_ends_its_wait(tmp_path: Path, way_out
     """A byte a second would take an hour for a few records."""
 
     def set_rate(text: str) -> None:
-        one = Change(CLEANER_RATE, Operation.SET, text)
-        change(
-            broker.services,
-            ResourceType.BROKER,
-            "",
-            [one],
-            permit=lambda: None,
-            validate_only=False,
-        )
+        one = AlterConfig(CLEANER_RATE, OpType.SET, text)
+        change(broker.services, one)
 
     async with Broker(tmp_path, config=CALM) as broker:
-        broker.services.topics.create("t", partitions=1, configs=TOPIC)
+        create_topic(broker.services.metadata, "t", partitions=1, configs=TOPIC)
         set_rate(SLOWEST)
         partition = broker.services.logs.partition("t", 0)
         for _ in range(4):
@@ -175,7 +180,7 @@ async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: P
     await bear(
         tmp_path,
         {"t": {"min.compaction.lag.ms": "1000"}},
-        Change("log.cleaner.max.compaction.lag.ms", Operation.SET, "500"),
+        AlterConfig("log.cleaner.max.compaction.lag.ms", OpType.SET, "500"),
     )
 
 

@@ -28,6 +28,7 @@ from fencepost.coordinator.tools.promotion import (
 )
 from fencepost.coordinator.wire.client.client import AsyncWireClient
 from fencepost.logcore.fs import OsFileSystem
+from tests.support.metadata_changes import create_topic
 from tests.unit.coordinator.services import allocate_producer_ids
 
 FS = OsFileSystem()
@@ -103,7 +104,7 @@ async def topics_of(broker: Broker) -> Mapping[str, int]:
 
 
 def create(broker: Broker, name: str) -> None:
-    broker.services.metadata.create_topic(name, 2, {})
+    create_topic(broker.services.metadata, name, 2, {})
 
 
 async def begun(place: Place) -> None:

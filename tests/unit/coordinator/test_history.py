@@ -27,8 +27,12 @@ from fencepost.coordinator.history.entries import (
     encode_value,
 )
 from fencepost.coordinator.history.recorder import History, HistoryLimits
-from fencepost.coordinator.metadata.names import HISTORY_TOPIC, TRANSACTION_STATE, is_internal
-from fencepost.coordinator.metadata.topic_admin import check_name
+from fencepost.coordinator.metadata.names import (
+    HISTORY_TOPIC,
+    TRANSACTION_STATE,
+    check_name,
+    is_internal,
+)
 from fencepost.coordinator.runtime.origin import Origin
 from fencepost.coordinator.wire.steps import finish
 from fencepost.logcore.batch import decode_records
@@ -36,6 +40,7 @@ from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import Event
 from fencepost.txn.commands import AddPartitions, EndTxn, InitProducerId
 from tests.support.clock import ManualClock
+from tests.support.metadata_changes import internal_topic
 from tests.support.partitions import retain
 from tests.unit.coordinator.services import Services, storage
 
@@ -241,7 +246,7 @@ def test_the_topic_is_bounded_and_nobody_elses(tmp_path: Path) -> None:
         tmp_path,
         {"fencepost.history.retention.bytes": "16777216", "fencepost.history.retention.ms": "8000"},
     )
-    topic = store.metadata.ensure_internal_topic(HISTORY_TOPIC)
+    topic = internal_topic(store.metadata, HISTORY_TOPIC)
     assert is_internal(topic.name)
     config = store.logs.partition(HISTORY_TOPIC, 0).log.config
     assert (config.retention_bytes, config.retention_ms) == (16_777_216, 8_000)

@@ -137,7 +137,7 @@ async def test_a_connection_may_be_idle_for_ever(tmp_path: Path, text: str, limi
 def test_only_a_controller_on_zookeeper_tolerates_imbalance(
     settings: dict[str, str], percentage: int | None
 ) -> None:
-    found = controller_settings(BrokerConfig(settings), node_id=1, max_partitions_per_request=1)
+    found = controller_settings(BrokerConfig(settings), node_id=1)
     assert found.leader_imbalance_percentage == percentage
 
 

@@ -17,6 +17,7 @@ from fencepost.logcore.errors import StorageError
 from tests.support.batches import batch
 from tests.support.cluster import EARLIEST, LATEST
 from tests.support.faults import FaultyDisk
+from tests.support.metadata_changes import delete_topic
 from tests.support.raw import Answer
 from tests.support.waits import until
 from tests.unit.coordinator.led import EPOCHS, LAG_MS, Led, cluster_of_one, part_of, registration
@@ -569,7 +570,7 @@ def test_a_topic_made_anew_is_another_one(led):
     led.image()
     led.append(b"a")
     old = led.topic_id
-    led.run(lambda: led.broker.services.topics.delete(led.topic))
+    led.run(lambda: delete_topic(led.broker.services.metadata, led.topic))
     led.create(led.topic)
     led.recreate()
     led.image()

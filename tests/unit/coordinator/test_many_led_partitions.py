@@ -17,6 +17,7 @@ from fencepost.cluster.image import (
 from fencepost.coordinator.data import due_changes
 from fencepost.coordinator.data.storage import Storage
 from fencepost.logcore.errors import FencedLeaderEpochError
+from tests.support.metadata_changes import create_topic
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
 from tests.unit.coordinator.led import Following, registration
@@ -30,7 +31,7 @@ class Many:
 
     def __init__(self, store: Storage) -> None:
         self.storage, self.replicas = store, store.replicas
-        self.topic = store.metadata.create_topic("t", COUNT, {})
+        self.topic = create_topic(store.metadata, "t", COUNT, {})
         self.image = MetadataImage()
         self.following = self.replicas.fetchers = Following()
 

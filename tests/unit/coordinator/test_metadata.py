@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import errno
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.image import GROUP_RESOURCE, MetadataImage
 from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import (
@@ -18,11 +20,10 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import ConfigSource
 from fencepost.coordinator.daemon.broker import Broker
-from fencepost.coordinator.errors import TopicLimitExceededError, UnknownTopicOrPartitionError
+from fencepost.coordinator.errors import PolicyViolationError, UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata import framing
 from fencepost.coordinator.metadata import log as module
 from fencepost.coordinator.metadata.errors import MetadataError
-from fencepost.coordinator.metadata.log import MetadataLimits
 from fencepost.coordinator.metadata.names import (
     CONSUMER_OFFSETS,
     METADATA_TOPIC,
@@ -33,14 +34,28 @@ from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.logcore.errors import LogError
 from fencepost.logcore.fs import FileSystem
 from tests.support.faults import FaultyDisk
+from tests.support.metadata_changes import (
+    create_partitions,
+    create_topic,
+    delete_topic,
+    internal_topic,
+    set_broker_configs,
+    set_group_configs,
+    set_topic_configs,
+)
 from tests.unit.coordinator.services import allocate_producer_ids, storage
 
 
 class Node:
     """A metadata log on a directory; another one on the same directory is a restart."""
 
-    def __init__(self, directory: Path, fs: FileSystem | None = None) -> None:
-        self.store = store = storage(directory, fs=fs)
+    def __init__(
+        self,
+        directory: Path,
+        fs: FileSystem | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        self.store = store = storage(directory, config, fs=fs)
         self.config, self.logs, self.log = store.config, store.logs, store.metadata_log
 
     def stop(self) -> None:
@@ -49,16 +64,16 @@ class Node:
 
 def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
     node = Node(tmp_path)
-    made = node.log.create_topic("a.b", 3, {"retention.ms": "5"})
-    node.log.create_topic("gone", 1, {})
-    node.log.set_partitions("a.b", 5)
-    node.log.set_topic_configs("a.b", {"retention.ms": "6"})
-    gone = node.log.delete_topic("gone")
+    made = create_topic(node.log, "a.b", 3, {"retention.ms": "5"})
+    create_topic(node.log, "gone", 1, {})
+    create_partitions(node.log, "a.b", 5)
+    set_topic_configs(node.log, "a.b", {"retention.ms": "6"})
+    gone = delete_topic(node.log, "gone")
     assert allocate_producer_ids(node.store) == (0, 1000)
     assert node.log.epoch == 1
-    node.log.set_settings("1", {"log.retention.ms": "7"})
-    node.log.set_settings("", {"log.retention.ms": "8", "message.max.bytes": "9"})
-    node.log.set_settings("2", {"log.retention.ms": "10"})
+    set_broker_configs(node.log, "1", {"log.retention.ms": "7"})
+    set_broker_configs(node.log, "", {"log.retention.ms": "8", "message.max.bytes": "9"})
+    set_broker_configs(node.log, "2", {"log.retention.ms": "10"})
     for starts, stop in enumerate((False, True, False), 2):
         if stop:
             node.stop()
@@ -81,28 +96,28 @@ def test_what_was_written_is_there_after_a_kill_and_after_a_stop(tmp_path):
 
 def test_resetting_dynamic_settings_restores_the_defaults(tmp_path):
     node = Node(tmp_path)
-    node.log.set_settings("1", {"message.max.bytes": "9"})
-    node.log.set_settings("1", {})
+    set_broker_configs(node.log, "1", {"message.max.bytes": "9"})
+    set_broker_configs(node.log, "1", {})
     assert node.config.int("message.max.bytes") == 1_048_588
     assert Node(tmp_path).config.dynamic(ConfigSource.DYNAMIC_BROKER) == {}
 
 
 def test_names_that_differ_in_dot_and_underscore_collide(tmp_path):
     node = Node(tmp_path)
-    node.log.create_topic("a.b", 1, {})
+    create_topic(node.log, "a.b", 1, {})
     assert node.log.colliding("a_b") == "a.b"
     assert node.log.colliding("a.b") == "a.b"
     assert node.log.colliding("a-b") is None
-    node.log.delete_topic("a.b")
+    delete_topic(node.log, "a.b")
     assert node.log.colliding("a_b") is None
 
 
 def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
     node = Node(tmp_path)
-    old = node.log.create_topic("old", 1, {})
+    old = create_topic(node.log, "old", 1, {})
     assert old.partitions[0].leader_epoch == 0
     node = Node(tmp_path)
-    new = node.log.create_topic("new", 1, {})
+    new = create_topic(node.log, "new", 1, {})
     assert node.log.topics["old"].partitions[0].leader_epoch == 1
     assert new.partitions[0].leader_epoch == 0
 
@@ -123,7 +138,7 @@ def test_the_leader_epoch_grows_with_every_start_from_zero(tmp_path):
 )
 def test_internal_topics_have_kafkas_settings(tmp_path, name, configs):
     node = Node(tmp_path)
-    topic = node.log.ensure_internal_topic(name)
+    topic = internal_topic(node.log, name)
     assert len(topic.partitions) == 50
     assert is_internal(topic.name)
     assert node.log.topic_configs(name) == {
@@ -131,31 +146,29 @@ def test_internal_topics_have_kafkas_settings(tmp_path, name, configs):
         "segment.bytes": "104857600",
         **configs,
     }
-    assert node.log.ensure_internal_topic(name) is topic
+    assert internal_topic(node.log, name) is topic
 
 
 def test_limits_hold_at_the_limit_and_one_past_it(tmp_path):
-    node = Node(tmp_path)
-    node.log.limits = MetadataLimits(max_topics=2, max_partitions=5)
-    node.log.create_topic("a", 2, {})
-    node.log.create_topic("b", 3, {})
-    with pytest.raises(TopicLimitExceededError, match=r"fencepost\.max\.topics=2"):
-        node.log.create_topic("c", 1, {})
-    node.log.delete_topic("b")
-    with pytest.raises(TopicLimitExceededError, match=r"fencepost\.max\.partitions=5"):
-        node.log.create_topic("b", 4, {})
-    node.log.set_partitions("a", 5)
-    with pytest.raises(TopicLimitExceededError, match=r"fencepost\.max\.partitions=5"):
-        node.log.set_partitions("a", 6)
+    node = Node(tmp_path, config={"fencepost.max.topics": "2", "fencepost.max.partitions": "5"})
+    create_topic(node.log, "a", 2, {})
+    create_topic(node.log, "b", 3, {})
+    with pytest.raises(PolicyViolationError, match=r"fencepost\.max\.topics=2"):
+        create_topic(node.log, "c", 1, {})
+    delete_topic(node.log, "b")
+    with pytest.raises(PolicyViolationError, match=r"fencepost\.max\.partitions=5"):
+        create_topic(node.log, "b", 4, {})
+    create_partitions(node.log, "a", 5)
+    with pytest.raises(PolicyViolationError, match=r"fencepost\.max\.partitions=5"):
+        create_partitions(node.log, "a", 6)
     assert node.log.image.partition_count == 5
 
 
 def test_unknown_topics_can_not_be_changed(tmp_path):
     node = Node(tmp_path)
     for change in (
-        lambda: node.log.delete_topic("x"),
-        lambda: node.log.set_partitions("x", 2),
-        lambda: node.log.set_topic_configs("x", {}),
+        lambda: create_partitions(node.log, "x", 2),
+        lambda: set_topic_configs(node.log, "x", {}),
     ):
         with pytest.raises(UnknownTopicOrPartitionError):
             change()
@@ -171,14 +184,14 @@ def test_listeners_hear_of_changes(tmp_path):
 
     node.log.subscribe(Subscriber.HISTORY, published)
     changes = node.log.topic_changes
-    node.log.create_topic("a", 1, {})
-    node.log.set_partitions("a", 2)
-    node.log.set_topic_configs("a", {"retention.ms": "1"})
+    create_topic(node.log, "a", 1, {})
+    create_partitions(node.log, "a", 2)
+    set_topic_configs(node.log, "a", {"retention.ms": "1"})
     assert heard == [(0, 1, {}), (1, 2, {}), (1, 2, {"retention.ms": "1"})]
     assert node.log.topic_changes == changes + 2, "settings are not counted"
     node.log.append([PartitionChangeRecord(node.log.known("a").topic_id, 0, leader=1)])
     assert node.log.topic_changes == changes + 2
-    node.log.delete_topic("a")
+    delete_topic(node.log, "a")
     assert node.log.topic_changes == changes + 3
 
 
@@ -187,12 +200,12 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 200)
     node = Node(tmp_path)
     allocate_producer_ids(node.store)
-    node.log.set_settings("1", {"message.max.bytes": "9"})
-    topics = [node.log.create_topic(f"t{n}", 1, {}) for n in range(3)]
+    set_broker_configs(node.log, "1", {"message.max.bytes": "9"})
+    topics = [create_topic(node.log, f"t{n}", 1, {}) for n in range(3)]
     node.log.compact()
     assert node.log.partition.log_start_offset == 0
     for number in range(40):
-        node.log.set_topic_configs("t0", {"retention.ms": str(number)})
+        set_topic_configs(node.log, "t0", {"retention.ms": str(number)})
     before = node.log.partition.log_end_offset
     node.log.compact()
     assert node.log.partition.log_start_offset == before
@@ -210,7 +223,7 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
 async def test_a_stop_leaves_a_snapshot_and_an_empty_log(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "COMPACT_SLACK_RECORDS", 20)
     async with Broker(tmp_path, "127.0.0.1:0") as broker:
-        broker.services.metadata.create_topic("t", 30, {})
+        create_topic(broker.services.metadata, "t", 30, {})
         assert broker.services.metadata.partition.log_start_offset == 0
     log = tmp_path / "__cluster_metadata-0"
     (snapshot,) = log.glob("*.checkpoint")
@@ -245,10 +258,10 @@ def test_a_log_that_is_not_understood_does_not_load(tmp_path, values):
 def test_a_failed_append_changes_nothing(tmp_path):
     fs = FaultyDisk()
     node = Node(tmp_path, fs=fs)
-    node.log.create_topic("a", 1, {})
+    create_topic(node.log, "a", 1, {})
     fs.fails = {"write": errno.ENOSPC}
     with pytest.raises(LogError):
-        node.log.create_topic("b", 1, {})
+        create_topic(node.log, "b", 1, {})
     assert list(node.log.topics) == ["a"]
     fs.fails = {}
     assert list(Node(tmp_path).log.topics) == ["a"]
@@ -261,7 +274,7 @@ def test_topic_ids_do_not_begin_with_a_dash_in_base64(monkeypatch):
 
 
 def test_as_many_groups_have_settings_of_their_own_as_may(tmp_path):
-    node, limit = Node(tmp_path), MetadataLimits().max_configured_groups
+    node, limit = Node(tmp_path), ControllerSettings("").max_configured_groups
     own = {"consumer.session.timeout.ms": "50000"}
     node.log.append(
         [
@@ -270,16 +283,16 @@ def test_as_many_groups_have_settings_of_their_own_as_may(tmp_path):
             for name, value in own.items()
         ]
     )
-    node.log.set_group_settings("last", own)
+    set_group_configs(node.log, "last", own)
     for _ in range(2):
-        with pytest.raises(TopicLimitExceededError, match=f"{limit} groups"):
-            node.log.set_group_settings("one too many", own)
-        node.log.set_group_settings("one too many", {})
+        with pytest.raises(PolicyViolationError, match=f"{limit} groups"):
+            set_group_configs(node.log, "one too many", own)
+        set_group_configs(node.log, "one too many", {})
         assert node.log.group_settings("one too many") == {}
-        node.log.set_group_settings("last", {**own, "consumer.heartbeat.interval.ms": "6000"})
+        set_group_configs(node.log, "last", {**own, "consumer.heartbeat.interval.ms": "6000"})
         node.stop()
         node = Node(tmp_path)
     assert len(node.log.group_settings("last")) == 2
-    node.log.set_group_settings("g0", {})
-    node.log.set_group_settings("one more", own)
+    set_group_configs(node.log, "g0", {})
+    set_group_configs(node.log, "one more", own)
     assert node.log.group_settings("one more") == own

@@ -42,6 +42,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.verify import verify_partition
 from tests.support import old_metadata
 from tests.support.memory_disk import MemoryDisk
+from tests.support.metadata_changes import create_topic, delete_topic, set_topic_configs
 from tests.unit.coordinator.services import storage
 
 DATA = "/data"
@@ -260,11 +261,11 @@ def grown() -> MemoryDisk:
     disk = MemoryDisk()
     disk.make_directory(DATA)
     now = start(disk)
-    now.metadata.create_topic("t.1", 3, {"retention.ms": "1"})
-    now.metadata.create_topic("gone", 1, {})
-    now.metadata.delete_topic("gone")
+    create_topic(now.metadata, "t.1", 3, {"retention.ms": "1"})
+    create_topic(now.metadata, "gone", 1, {})
+    delete_topic(now.metadata, "gone")
     for number in range(30):
-        now.metadata.set_topic_configs("t.1", {"retention.ms": str(number)})
+        set_topic_configs(now.metadata, "t.1", {"retention.ms": str(number)})
     return disk
 
 
@@ -281,13 +282,13 @@ def test_a_snapshot_takes_the_place_of_the_log_before_it() -> None:
     end = now.metadata.partition.log_start_offset
     assert name == f"{end:020}-{2:010}.checkpoint"
     assert known(now.metadata.image) == before
-    now.metadata.create_topic("behind", 1, {})
+    create_topic(now.metadata, "behind", 1, {})
     again = start(disk)
     assert again.metadata.partition.log_start_offset == end
     assert sorted(again.metadata.topics) == ["behind", "t.1"]
     assert epochs(again.metadata.image) == {"t.1": {2}, "behind": {1}}
     for number in range(30):
-        again.metadata.set_topic_configs("t.1", {"retention.ms": str(number)})
+        set_topic_configs(again.metadata, "t.1", {"retention.ms": str(number)})
     assert list(verify_partition(disk, LOG)) == []
     start(disk)
     assert list(verify_partition(disk, LOG)) == []
@@ -306,7 +307,7 @@ def test_no_end_of_a_snapshot_loses_anything() -> None:
         assert sorted(now.metadata.topics) == ["t.1"]
         assert epochs(now.metadata.image) == {"t.1": {now.metadata.epoch - 1}}
         assert len(snapshots_of(left)) == 1
-        now.metadata.create_topic("next", 1, {})
+        create_topic(now.metadata, "next", 1, {})
         assert sorted(start(left).metadata.topics) == ["next", "t.1"]
 
     assert each_end(before, start, judge) > 20
@@ -322,7 +323,7 @@ def test_a_log_that_ends_before_its_snapshot_goes_on_behind_it() -> None:
         if name.endswith(".log"):
             disk.contents[disk.names[LOG][name]][:] = b""
     again = start(disk)
-    again.metadata.create_topic("next", 1, {})
+    create_topic(again.metadata, "next", 1, {})
     assert again.metadata.partition.log_start_offset == end
     assert sorted(start(disk).metadata.topics) == ["next", "t.1"]
 
@@ -348,7 +349,7 @@ def test_a_log_without_its_snapshot_does_not_load(harm: str) -> None:
 
 def test_a_snapshot_of_any_image_comes_back_as_it_is() -> None:
     now = start(old_directory())
-    now.metadata.create_topic("wide", 300, {})
+    create_topic(now.metadata, "wide", 300, {})
     image = now.metadata.image
     loader = ImageLoader(image)
     loader.begin_snapshot()
@@ -368,18 +369,18 @@ def test_a_change_larger_than_a_batch_is_a_transaction(monkeypatch: pytest.Monke
     before = disk.after_kill()
 
     def make(left: MemoryDisk) -> None:
-        start(left).metadata.create_topic("t", 40, {})
+        create_topic(start(left).metadata, "t", 40, {})
 
     def judge(left: MemoryDisk) -> None:
         again = start(left)
         made = again.metadata.topic("t")
         assert made is None or len(made.partitions) == 40
-        again.metadata.create_topic("u", 40, {})
+        create_topic(again.metadata, "u", 40, {})
         last = start(left)
         assert {"u"} <= set(last.metadata.topics) <= {"t", "u"}
 
     assert each_end(before, make, judge) > 10
-    now.metadata.create_topic("t", 40, {})
+    create_topic(now.metadata, "t", 40, {})
     assert len(start(disk).metadata.known("t").partitions) == 40
 
 
@@ -396,7 +397,7 @@ def test_a_transaction_that_never_ended_has_never_been() -> None:
     for _ in range(3):
         now = start(disk)
         assert now.metadata.image.configs == {}
-        now.metadata.create_topic(f"t{now.metadata.epoch}", 1, {})
+        create_topic(now.metadata, f"t{now.metadata.epoch}", 1, {})
     assert sorted(start(disk).metadata.topics) == ["t2", "t3", "t4"]
 
 

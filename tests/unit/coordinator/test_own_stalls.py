@@ -13,6 +13,7 @@ from fencepost.groups.records import OffsetCommitValue, offset_commit
 from fencepost.logcore.batch import LogRecord, encode_batch
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
+from tests.support.metadata_changes import create_topic, set_broker_configs
 from tests.support.partitions import append_batch
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
@@ -43,8 +44,8 @@ COMPACTED = {
 
 async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_path: Path) -> None:
     async with Broker(tmp_path, config=BUSY | {"log.cleaner.enable": "false"}) as broker:
-        broker.services.topics.create("many", partitions=PARTITIONS)
-        broker.services.topics.create("keyed", partitions=1, configs=COMPACTED)
+        create_topic(broker.services.metadata, "many", partitions=PARTITIONS)
+        create_topic(broker.services.metadata, "keyed", partitions=1, configs=COMPACTED)
         now_ms = broker.clock.now_ms()
         for index in range(PARTITIONS):
             partition = broker.services.logs.partition("many", index)
@@ -76,7 +77,7 @@ async def test_upkeep_of_many_partitions_and_producers_beside_a_compaction(tmp_p
 
 async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> None:
     async with Broker(tmp_path, config={"log.initial.task.delay.ms": "3600000"}) as broker:
-        broker.services.topics.create("t", partitions=1, configs={"retention.ms": "1"})
+        create_topic(broker.services.metadata, "t", partitions=1, configs={"retention.ms": "1"})
         partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
         for _ in range(SEGMENTS):
             partition.append_records([Record(b"k", b"v")], now_ms=1)
@@ -95,12 +96,12 @@ async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) 
         metadata, logs = broker.services.metadata, broker.services.logs
         with metadata.unforced():
             for number in range(TOPICS):
-                metadata.create_topic(f"t{number}", 1, {"retention.ms": str(number)})
+                create_topic(metadata, f"t{number}", 1, {"retention.ms": str(number)})
         ends = [logs.partition(name, 0) for name in ("t0", f"t{TOPICS - 1}")]
 
         async def change() -> None:
-            metadata.set_settings("1", {"log.segment.bytes": "2097152"})
-            metadata.set_settings("1", {"log.segment.bytes": "1048576"})
+            set_broker_configs(metadata, "1", {"log.segment.bytes": "2097152"})
+            set_broker_configs(metadata, "1", {"log.segment.bytes": "1048576"})
 
         async def followed() -> bool:
             return all(one.log.config.segment_bytes == 1_048_576 for one in ends)

@@ -44,6 +44,12 @@ from fencepost.logcore.checkpoints import (
 from fencepost.logcore.fs import write_file
 from tests.support import old_metadata
 from tests.support.memory_disk import MemoryDisk
+from tests.support.metadata_changes import (
+    create_topic,
+    delete_topic,
+    set_broker_configs,
+    set_group_configs,
+)
 from tests.unit.coordinator.services import allocate_producer_ids, storage
 from tests.unit.coordinator.test_metadata_files import DATA, LOG, OLD, each_end, known, start
 
@@ -62,13 +68,13 @@ def grown() -> MemoryDisk:
     write_meta_properties(disk, DATA, MetaProperties(CLUSTER, 1, uuid.UUID(int=5 << 70)))
     store = start(disk)
     metadata = store.metadata_log
-    metadata.set_settings("", {"log.retention.ms": "8"})
-    metadata.set_settings("1", {"log.retention.ms": "7"})
-    metadata.create_topic("orders.eu", 3, {"retention.ms": "5"})
-    metadata.create_topic("wide", 300, {})
-    metadata.create_topic("gone", 1, {})
-    metadata.delete_topic("gone")
-    metadata.set_group_settings("g", {"consumer.session.timeout.ms": "50000"})
+    set_broker_configs(metadata, "", {"log.retention.ms": "8"})
+    set_broker_configs(metadata, "1", {"log.retention.ms": "7"})
+    create_topic(metadata, "orders.eu", 3, {"retention.ms": "5"})
+    create_topic(metadata, "wide", 300, {})
+    create_topic(metadata, "gone", 1, {})
+    delete_topic(metadata, "gone")
+    set_group_configs(metadata, "g", {"consumer.session.timeout.ms": "50000"})
     allocate_producer_ids(store)
     metadata.append(
         [
@@ -336,7 +342,7 @@ def test_a_second_call_changes_nothing_but_what_is_new() -> None:
     assert {one: disk.read_file(f"{OUT}/{one}") for one in files} == files
     metadata = start(disk).metadata  # it goes on alone for a while
     assert promoted_as(disk, LOG) is not None, "a storage is no broker"
-    metadata.create_topic("later", 1, {})
+    create_topic(metadata, "later", 1, {})
     plan = promote(disk, wanted(THREE))
     for one in THREE:
         (snapshot,) = snapshots(disk, log_of(one.node_id))
@@ -538,11 +544,11 @@ def test_a_log_of_many_files_and_a_snapshot() -> None:
     disk = grown()
     now = start(disk)
     now.metadata.partition.flushes.roll(0)
-    now.metadata.create_topic("second", 1, {})
+    create_topic(now.metadata, "second", 1, {})
     now.metadata.write_snapshot()
-    now.metadata.create_topic("third", 1, {})
+    create_topic(now.metadata, "third", 1, {})
     now.metadata.partition.flushes.roll(0)
-    now.metadata.create_topic("fourth", 1, {})
+    create_topic(now.metadata, "fourth", 1, {})
     found = read_stopped(disk, LOG)
     assert found is not None
     assert found.image == replace(now.metadata.image, step=None)
@@ -554,7 +560,7 @@ def test_what_lacks_records_is_refused() -> None:
     now = start(disk)
     first = {one for one in disk.list_directory(LOG) or () if one.endswith(".log")}
     now.metadata.partition.flushes.roll(0)
-    now.metadata.create_topic("second", 1, {})
+    create_topic(now.metadata, "second", 1, {})
     for name in first:
         disk.remove(f"{LOG}/{name}")
     with pytest.raises(MetadataError, match="are missing"):

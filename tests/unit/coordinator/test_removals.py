@@ -17,6 +17,7 @@ from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from tests.support.cluster import Cluster
 from tests.support.faults import FaultyDisk
+from tests.support.metadata_changes import create_topic, delete_topic
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import storage
@@ -71,7 +72,7 @@ class ThreadsOfSteps(FaultyDisk):
 async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_soon(tmp_path):
     disk = ThreadsOfSteps()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
-        broker.services.topics.create("t", partitions=200)
+        create_topic(broker.services.metadata, "t", partitions=200)
         for index in range(200):
             write(broker, "t", index)
             await asyncio.sleep(0)
@@ -94,7 +95,7 @@ async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path
         names = [f"t{number}" for number in range(3_000)]
         with broker.services.metadata.unforced():
             for name in names:
-                broker.services.topics.create(name, partitions=1)
+                create_topic(broker.services.metadata, name, partitions=1)
         with watched_loop() as watch:
             assert await delete(broker, *names) == ["none"] * len(names)
         watch.check()
@@ -104,7 +105,7 @@ async def test_thousands_of_topics_in_one_request_leave_room_for_others(tmp_path
 @pytest.mark.slow
 async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
     async with Broker(tmp_path, config=CALM) as broker:
-        broker.services.topics.create("t", partitions=1)
+        create_topic(broker.services.metadata, "t", partitions=1)
         partition = broker.services.logs.partition("t", 0)
         for producer in range(100_000):
             partition.append_marker(EndMarker(ProducerStamp(producer, 0), True), 1)
@@ -120,14 +121,14 @@ async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
 async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
     """Made and written in the very turn in which the old one's record goes."""
     async with Broker(tmp_path, config=CALM) as broker:
-        broker.services.topics.create("t", partitions=3)
+        create_topic(broker.services.metadata, "t", partitions=3)
         for index in range(3):
             write(broker, "t", index, count=5)
         old = broker.services.logs.partition("t", 2)
         old.cleanup.delete_records_before(5)
         await broker.services.logs.save(LOG_START_CHECKPOINT)
-        broker.services.topics.delete("t")
-        broker.services.topics.create("t", partitions=3)
+        delete_topic(broker.services.metadata, "t")
+        create_topic(broker.services.metadata, "t", partitions=3)
         write(broker, "t", 2)
         new = broker.services.logs.partition("t", 2)
         assert new is not old
@@ -144,10 +145,10 @@ async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
     """Directories on their way out, of a deleted topic, and files of removed segments."""
     async with Broker(tmp_path, config=CALM) as broker:
         for name in ("deleted", "kept"):
-            broker.services.topics.create(name, partitions=1)
+            create_topic(broker.services.metadata, name, partitions=1)
             write(broker, name)
     killed = storage(tmp_path)
-    killed.metadata.delete_topic("deleted")
+    delete_topic(killed.metadata, "deleted")
     killed.logs.close()  # behind the record, before the directory
     assert (tmp_path / "deleted-0").exists()
     (tmp_path / "old-0.0123-delete").mkdir()
@@ -181,7 +182,7 @@ async def test_a_stop_waits_for_one_removal_and_leaves_the_rest(tmp_path):
             assert may_end.wait(60)
 
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
-        broker.services.topics.create("t", partitions=5)
+        create_topic(broker.services.metadata, "t", partitions=5)
         for index in range(5):
             write(broker, "t", index)
         disk.before = before
@@ -210,7 +211,7 @@ async def test_what_can_not_be_removed_keeps_nobody_else(tmp_path):
     with capture_logs() as told:
         async with Broker(tmp_path, config=CALM, fs=disk) as broker:
             for name in ("bad", "stuck", "good"):
-                broker.services.topics.create(name, partitions=1)
+                create_topic(broker.services.metadata, name, partitions=1)
                 write(broker, name)
             disk.before = before
             assert await delete(broker, "bad", "stuck", "good") == ["none"] * 3
@@ -236,7 +237,7 @@ async def test_nothing_is_removed_before_its_new_name_is_on_disk(tmp_path):
             raise OSError(errno.EIO, "Input/output error")
 
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
-        broker.services.topics.create("t", partitions=1)
+        create_topic(broker.services.metadata, "t", partitions=1)
         write(broker, "t")
         disk.before = before
         assert await delete(broker, "t") == ["none"]
@@ -251,7 +252,7 @@ async def test_segments_that_retention_gives_up_are_removed_in_the_thread(tmp_pa
     disk = ThreadsOfSteps()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         configs = {"retention.ms": "1", "file.delete.delay.ms": str(delay_ms)}
-        broker.services.topics.create("t", partitions=1, configs=configs)
+        create_topic(broker.services.metadata, "t", partitions=1, configs=configs)
         partition, now_ms = broker.services.logs.partition("t", 0), broker.clock.now_ms()
         for _ in range(3):
             partition.append_records([Record(b"k", b"v" * 1_000)], now_ms=1)

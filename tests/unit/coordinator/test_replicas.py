@@ -24,6 +24,12 @@ from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
 from tests.support.clock import ManualClock
 from tests.support.faults import CHANGES, FaultyDisk, Killed, MortalDisk
+from tests.support.metadata_changes import (
+    create_topic,
+    delete_topic,
+    set_broker_configs,
+    set_topic_configs,
+)
 from tests.support.waits import until_true
 from tests.unit.coordinator.services import storage
 
@@ -42,7 +48,7 @@ class Node:
     def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
         store = storage(directory, config, fs=fs, clock=clock)
         self.clock, self.config, self.logs = store.clock, store.config, store.logs
-        self.metadata, self.topics, self.flusher = store.metadata, store.topics, store.flusher
+        self.metadata, self.flusher = store.metadata, store.flusher
         self.replicas = store.replicas
 
     def delete(self, topic: str) -> None:
@@ -51,7 +57,7 @@ class Node:
 
     async def _delete(self, topic: str) -> None:
         self.replicas.start()
-        self.topics.delete(topic)
+        delete_topic(self.metadata, topic)
         await self.replicas.forgotten()
         await self.clean_up()
 
@@ -77,7 +83,7 @@ def offsets(path: Path, name: str) -> dict[tuple[str, int], int]:
 
 def test_directories_appear_when_a_partition_is_first_used(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=3)
+    create_topic(node.metadata, "a", partitions=3)
     assert directories(tmp_path) == {"__cluster_metadata-0"}
     node.write("a", 1)
     assert directories(tmp_path) == {"__cluster_metadata-0", "a-1"}
@@ -87,7 +93,7 @@ def test_directories_appear_when_a_partition_is_first_used(tmp_path):
 @pytest.mark.parametrize(("topic", "index"), [("b", 0), ("a", 3), ("a", -1)])
 def test_what_is_not_there_is_unknown(tmp_path, topic, index):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=3)
+    create_topic(node.metadata, "a", partitions=3)
     assert node.logs.find(topic, index) is None
     with pytest.raises(UnknownTopicOrPartitionError):
         node.logs.partition(topic, index)
@@ -96,7 +102,7 @@ def test_what_is_not_there_is_unknown(tmp_path, topic, index):
 @pytest.mark.parametrize("clean", [True, False])
 def test_records_are_there_after_a_restart(tmp_path, clean):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=2)
+    create_topic(node.metadata, "a", partitions=2)
     node.write("a", 1, count=5)
     if clean:
         node.logs.close()
@@ -115,7 +121,7 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
     """Two days, and not the day that is the default."""
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
-    node.topics.create("a", partitions=1)
+    create_topic(node.metadata, "a", partitions=1)
     partition = node.logs.partition("a", 0)
     partition.append_marker(EndMarker(ProducerStamp(7, 0), True), node.clock.now_ms())
     node.logs.close()
@@ -127,8 +133,8 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
 def test_the_limit_of_producers_is_the_brokers(tmp_path):
     """Over all partitions, and changed while the broker runs."""
     node = Node(tmp_path, {"max.producer.ids": "2"})
-    node.topics.create("a", partitions=3)
-    node.topics.create("b", partitions=1)
+    create_topic(node.metadata, "a", partitions=3)
+    create_topic(node.metadata, "b", partitions=1)
 
     def write(topic, index, producer_id):
         partition = node.logs.partition(topic, index)
@@ -147,7 +153,7 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
     node.delete("b")
     assert write("a", 2, 5) == {("a", 1, 1), ("a", 2, 5)}
     assert node.logs.producer_limit.forgotten == 1
-    node.metadata.set_settings("", {"max.producer.ids": "3"})
+    set_broker_configs(node.metadata, "", {"max.producer.ids": "3"})
     assert write("a", 2, 6) == {("a", 1, 1), ("a", 2, 5), ("a", 2, 6)}
     node.logs.close()
     assert Node(tmp_path).logs.producer_limit.maximum == 3
@@ -155,7 +161,7 @@ def test_the_limit_of_producers_is_the_brokers(tmp_path):
 
 def test_the_checkpoints_of_a_clean_stop(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=2)
+    create_topic(node.metadata, "a", partitions=2)
     node.write("a", 0, count=4).cleanup.delete_records_before(3)
     node.write("a", 1, count=2)
     node.logs.close()
@@ -172,7 +178,7 @@ def test_the_checkpoints_of_a_clean_stop(tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"0\n7\na 0 1\n", b"\xff\xfe", b"0\n1\na 0 x\n"])
 def test_a_damaged_checkpoint_costs_no_record(tmp_path, name, damage):
     node = Node(tmp_path)
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a", count=4)
     node.logs.close()
     (tmp_path / name).write_bytes(damage)
@@ -181,7 +187,7 @@ def test_a_damaged_checkpoint_costs_no_record(tmp_path, name, damage):
 
 def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a")
     node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     path = tmp_path / "replication-offset-checkpoint"
@@ -195,7 +201,7 @@ def test_a_checkpoint_is_written_only_when_it_says_something_new(tmp_path):
 
 def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a", count=3)
     node.logs.checkpoint()
     node.write("a", count=4)
@@ -204,12 +210,12 @@ def test_an_old_high_watermark_hides_nothing_after_a_kill(tmp_path):
 
 def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=2)
+    create_topic(node.metadata, "a", partitions=2)
     node.write("a", 1, count=9).cleanup.delete_records_before(9)
     node.logs.checkpoint()
     node.delete("a")
     assert directories(tmp_path) == {"__cluster_metadata-0"}
-    node.topics.create("a", partitions=2)
+    create_topic(node.metadata, "a", partitions=2)
     assert node.write("a", 1, count=2).log_end_offset == 2
     for name in CHECKPOINTS:
         assert ("a", 1) not in offsets(tmp_path, name)
@@ -219,15 +225,15 @@ def test_a_deleted_topic_leaves_nothing_for_one_of_the_same_name(tmp_path):
 
 def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a", count=9).cleanup.delete_records_before(9)
     node.logs.checkpoint()
     # Killed between the tombstone and the removal of the directory and the offsets.
-    node.metadata.delete_topic("a")
+    delete_topic(node.metadata, "a")
     node = Node(tmp_path)
     asyncio.run(node.clean_up())
     assert directories(tmp_path) == {"__cluster_metadata-0"}
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a", count=2)
     assert ("a", 0) not in offsets(tmp_path, "log-start-offset-checkpoint")
     partition = Node(tmp_path).logs.partition("a", 0)
@@ -236,7 +242,7 @@ def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(t
 
 def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=1)
+    create_topic(node.metadata, "a", partitions=1)
     node.write("a")
     node.logs.close()
     (tmp_path / "a-0").rename(tmp_path / "stranger-0")
@@ -258,13 +264,13 @@ def test_directories_that_no_topic_explains_are_kept_under_another_name(tmp_path
 
 def test_settings_reach_open_partitions(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a")
-    node.topics.create("b", configs={"retention.ms": "5"})
+    create_topic(node.metadata, "a")
+    create_topic(node.metadata, "b", configs={"retention.ms": "5"})
     a, b = node.write("a"), node.write("b")
-    node.metadata.set_settings("", {"log.retention.ms": "7"})
+    set_broker_configs(node.metadata, "", {"log.retention.ms": "7"})
     assert (a.log.config.retention_ms, b.log.config.retention_ms) == (7, 5)
-    node.topics.configure("a", {"retention.ms": "8"})
-    node.topics.configure("b", {})
+    set_topic_configs(node.metadata, "a", {"retention.ms": "8"})
+    set_topic_configs(node.metadata, "b", {})
     assert (a.log.config.retention_ms, b.log.config.retention_ms) == (8, 7)
 
 
@@ -273,12 +279,12 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
     """Whatever was answered holds; what was not is wholly there or not at all."""
     fs = MortalDisk(kinds=CHANGES - {"create"})
     node = Node(tmp_path, fs=fs)
-    node.topics.create("kept", partitions=2)
+    create_topic(node.metadata, "kept", partitions=2)
     node.write("kept", 1, count=3)
     done = []
     fs.dies_after(killed_at)
     try:
-        node.topics.create("made", partitions=2)
+        create_topic(node.metadata, "made", partitions=2)
         done.append("create")
         node.write("made", 1)
         done.append("write")
@@ -297,13 +303,13 @@ def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
     if made is None:
         asyncio.run(node.clean_up())
         assert not any(name.startswith("made") for name in directories(tmp_path))
-        node.topics.create("made")
+        create_topic(node.metadata, "made")
     assert node.write("made").log_end_offset == 1
 
 
 def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a", count=3).cleanup.delete_records_before(2)
     node.logs.close()
 
@@ -318,7 +324,7 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
 def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
     fs = FaultyDisk()
     node = Node(tmp_path, fs=fs)
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a")
     fs.fails = {"write": errno.EIO}
     with pytest.raises(StorageError):
@@ -334,7 +340,7 @@ def test_an_offline_partition_prevents_the_clean_mark(tmp_path):
 
 async def test_retention_and_flush_and_producer_expiry_follow_the_clock(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", configs={"retention.ms": "1000", "flush.ms": "500"})
+    create_topic(node.metadata, "a", configs={"retention.ms": "1000", "flush.ms": "500"})
     partition = node.write("a", count=3)
     work = Maintenance(node.logs, node.config, node.clock)
     work.run_flush(partition)
@@ -360,7 +366,7 @@ async def test_the_tasks_run_by_themselves_and_stop(tmp_path):
             "replica.high.watermark.checkpoint.interval.ms": "10",
         },
     )
-    node.topics.create("a", configs={"retention.ms": "1000"})
+    create_topic(node.metadata, "a", configs={"retention.ms": "1000"})
     partition = node.write("a", count=3)
     node.clock.advance(2000)
     work = Maintenance(node.logs, node.config, node.clock)
@@ -401,7 +407,7 @@ class Reader:
 
 async def test_a_poll_ends_when_enough_was_appended(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     reader = Reader(node, polls, min_bytes=200)
     node.write("a")
     await asyncio.sleep(0)
@@ -416,7 +422,7 @@ async def test_a_poll_ends_when_enough_was_appended(tmp_path):
 
 async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     node.write("a", count=5)
     size = node.logs.partition("a", 0).log.size_bytes
     assert await Reader(node, polls, size, offset=0).end_offset() == 5
@@ -428,7 +434,7 @@ async def test_a_poll_does_not_wait_for_what_is_there(tmp_path):
 
 async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_stops(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     assert await Reader(node, polls, 1, max_wait_ms=5).end_offset() == 0
     left = Reader(node, polls, 1)
     left.poll.cancel()
@@ -446,7 +452,7 @@ async def test_a_poll_ends_when_its_time_is_over_or_nobody_waits_or_the_broker_s
 
 async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
     node, polls = Node(tmp_path), DelayedFetches()
-    node.topics.create("a")
+    create_topic(node.metadata, "a")
     reader = Reader(node, polls, 1_000_000)
     node.write("a", count=3)
     await asyncio.sleep(0)
@@ -474,7 +480,7 @@ def damage(path: Path, position: int) -> None:
 
 def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=2)
+    create_topic(node.metadata, "a", partitions=2)
     node.write("a", 0, 10)
     node.write("a", 1, 1)
     node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
@@ -505,7 +511,7 @@ def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path)
 
 def test_a_torn_write_is_a_warning(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=1)
+    create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 3)
     node.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
@@ -523,7 +529,7 @@ def test_a_torn_write_is_a_warning(tmp_path):
 def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
     """Cut at the end of a batch, or gone with its files: there is no bad batch to find."""
     node = Node(tmp_path)
-    node.topics.create("a", partitions=2)
+    create_topic(node.metadata, "a", partitions=2)
     for index in (0, 1):
         node.write("a", index, 4).flushes.run(node.clock.now_ms())
     node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
@@ -543,7 +549,7 @@ def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
 
 def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
     node = Node(tmp_path)
-    node.topics.create("a", partitions=1)
+    create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 4).flushes.run(node.clock.now_ms())
     node.logs.checkpoint(RECOVERY_POINT_CHECKPOINT)
     path = tmp_path / "a-0" / f"{0:020d}.log"
@@ -561,7 +567,7 @@ def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
 def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
     """The last segment of an older version's log may have been compacted."""
     node = Node(tmp_path)
-    node.topics.create("a", partitions=1)
+    create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 6)
     node.logs.cleaned["a", 0] = 5
     node.logs.checkpoint(CLEANER_CHECKPOINT)
@@ -577,7 +583,7 @@ def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
 def test_a_start_commits_no_more_than_was_committed(tmp_path):
     """The high watermark of a log with other replicas is what was checkpointed, not its end."""
     node = Node(tmp_path)
-    topic = node.metadata.create_topic("t", 3, {})
+    topic = create_topic(node.metadata, "t", 3, {})
     for index in range(3):
         node.write("t", index, count=4)
     both = {"isr": (1, 2), "replicas": (1, 2)}

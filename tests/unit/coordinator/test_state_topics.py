@@ -40,6 +40,7 @@ from fencepost.logcore.config import LogConfig
 from fencepost.logcore.machine import Record
 from tests.support.clock import ManualClock
 from tests.support.cluster import GROUP, Cluster
+from tests.support.metadata_changes import create_topic, internal_topic, set_topic_configs
 from tests.support.partitions import retain
 from tests.unit.coordinator.services import storage
 
@@ -87,7 +88,6 @@ def test_unclean_election_is_refused(topic: str) -> None:
     settings = controller_settings(
         BrokerConfig({"unclean.leader.election.enable": "true"}),
         node_id=1,
-        max_partitions_per_request=1,
     )
     assert topic in settings.state_topics
 
@@ -153,12 +153,12 @@ def test_settings_that_come_by_metadata_are_ignored_with_a_warning(
     """As from the controllers of Apache Kafka, or of an older release: no request was refused."""
     clock = ManualClock(1_700_000_000_000)
     store = storage(tmp_path, clock=clock)
-    store.metadata.ensure_internal_topic(topic)
+    internal_topic(store.metadata, topic)
     store.logs.partition(topic, 0)
-    store.metadata.create_topic("ordinary", 1, EVIL)
+    create_topic(store.metadata, "ordinary", 1, EVIL)
     with capture_logs() as lines:
-        store.metadata.set_topic_configs(topic, EVIL)
-        store.metadata.set_topic_configs(topic, {**EVIL, "segment.ms": "2"})
+        set_topic_configs(store.metadata, topic, EVIL)
+        set_topic_configs(store.metadata, topic, {**EVIL, "segment.ms": "2"})
     told = [(one["topic"], one["key"]) for one in lines if one["event"] == "setting ignored"]
     assert told == [(topic, "retention.ms"), (topic, "cleanup.policy")]
     assert keep(store, topic, clock) == 0
@@ -189,12 +189,12 @@ def test_defaults_of_the_broker_do_not_reach_state(tmp_path: Path) -> None:
     }
     store = storage(tmp_path, defaults, clock=clock)
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
-        store.metadata.ensure_internal_topic(topic)
+        internal_topic(store.metadata, topic)
         assert keep(store, topic, clock) == 0
         config = store.logs.partition(topic, 0).log.config
         for key, (low, high, _) in SAFE.items():
             assert low <= getattr(config, key.replace(".", "_")) <= high
-    store.metadata.create_topic("ordinary", 1, {})
+    create_topic(store.metadata, "ordinary", 1, {})
     assert keep(store, "ordinary", clock) > 0
     store.logs.close()
 
@@ -224,7 +224,7 @@ def test_describe_configs_shows_the_values_in_force(tmp_path: Path) -> None:
 def test_history_is_kept_as_the_broker_says_whatever_its_topic_says(tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     store = storage(tmp_path, {"fencepost.history.retention.ms": str(2 * YEAR_MS)}, clock=clock)
-    store.metadata.create_topic(HISTORY_TOPIC, 1, EVIL)
+    create_topic(store.metadata, HISTORY_TOPIC, 1, EVIL)
     assert keep(store, HISTORY_TOPIC, clock) == 0
     store.logs.close()
 
@@ -232,9 +232,9 @@ def test_history_is_kept_as_the_broker_says_whatever_its_topic_says(tmp_path: Pa
 def test_promoted_metadata_hand_over_no_harmful_setting(tmp_path: Path) -> None:
     store = storage(tmp_path)
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
-        store.metadata.ensure_internal_topic(topic)
-        store.metadata.set_topic_configs(topic, {**EVIL, "min.insync.replicas": "2"})
-    store.metadata.create_topic("ordinary", 1, EVIL)
+        internal_topic(store.metadata, topic)
+        set_topic_configs(store.metadata, topic, {**EVIL, "min.insync.replicas": "2"})
+    create_topic(store.metadata, "ordinary", 1, EVIL)
     image = without_harm(store.metadata.image)
     for topic in (CONSUMER_OFFSETS, TRANSACTION_STATE):
         kept = {"segment.ms": "1", "min.insync.replicas": "2"}

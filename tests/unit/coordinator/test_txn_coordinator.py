@@ -48,6 +48,7 @@ from fencepost.txn.limits import TxnLimits
 from fencepost.txn.records import encode
 from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 from tests.support.faults import Killed, MortalDisk
+from tests.support.metadata_changes import delete_topic
 from tests.support.partitions import append_batch, fetch_bytes
 from tests.support.waits import until_async
 from tests.unit.coordinator.services import Services, loading, reload
@@ -327,7 +328,7 @@ async def test_deleted_topics_drop_out(services: Services) -> None:
     services.topic("gone")
     await producer.add(("t", 0), ("gone", 0))
     producer.write("a")
-    services.metadata.delete_topic("gone")
+    delete_topic(services.metadata, "gone")
     await producer.end(commit=True)
     assert await state(services) == "CompleteCommit"
     assert stable(services) == end(services)

@@ -24,6 +24,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
 from tests.support.clock import ManualClock
 from tests.support.faults import FaultyDisk
+from tests.support.metadata_changes import create_topic, delete_topic
 from tests.support.waits import until_true
 from tests.unit.coordinator.services import Services
 
@@ -58,7 +59,7 @@ async def serving(directory: Path, disk: FaultyDisk, **config: str) -> AsyncIter
 def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
     """Segments full of one key, sealed; ``dead`` ends them with a tombstone."""
     if broker.services.metadata.topic(topic) is None:
-        broker.services.topics.create(topic, partitions=1, configs=COMPACTED)
+        create_topic(broker.services.metadata, topic, partitions=1, configs=COMPACTED)
     partition, now_ms = broker.services.logs.partition(topic, 0), broker.clock.now_ms()
     for number in range(6):
         value = None if dead and number == 5 else b"%d" % number * 100
@@ -151,7 +152,7 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
         ) as broker:
             sizes = {"internal.segment.bytes": "5000", "retention.bytes": "4000"}
             configs = {**COMPACTED, "cleanup.policy": "compact,delete", **sizes}
-            broker.services.topics.create("t", partitions=1, configs=configs)
+            create_topic(broker.services.metadata, "t", partitions=1, configs=configs)
             partition = broker.services.logs.partition("t", 0)
             number = 0
 
@@ -204,7 +205,7 @@ def write_and_take_back(services: Services, topic: str) -> None:
 async def compacted(directory: Path) -> Services:
     """A topic ``t`` of seven records, cleaned up to offset 6."""
     services = Services(directory, clock=ManualClock(1_700_000_000_000))
-    services.metadata.create_topic("t", 1, COMPACTED)
+    create_topic(services.metadata, "t", 1, COMPACTED)
     partition = services.logs.partition("t", 0)
     for number in range(6):
         partition.append_records([Record(b"%d" % (number % 2), b"x")], now_ms=number)
@@ -222,9 +223,9 @@ async def compacted(directory: Path) -> Services:
 async def test_a_topic_of_a_deleted_ones_name_keeps_no_record_that_was_taken_back(tmp_path):
     """Killed after the tombstone of the topic, before anything else of it was removed."""
     services = await compacted(tmp_path)
-    services.metadata.delete_topic("t")
+    delete_topic(services.metadata, "t")
     again = Services(tmp_path, clock=services.clock)
-    again.metadata.create_topic("t", 1, COMPACTED)
+    create_topic(again.metadata, "t", 1, COMPACTED)
     write_and_take_back(again, "t")
     assert read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT) == {}
     # And killed once more.
@@ -235,10 +236,10 @@ async def test_a_topic_of_a_deleted_ones_name_keeps_no_record_that_was_taken_bac
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_a_checkpoint_that_can_not_be_written_makes_no_topic_of_a_deleted_ones_name(tmp_path):
     services = await compacted(tmp_path)
-    services.metadata.delete_topic("t")
+    delete_topic(services.metadata, "t")
     disk = FaultyDisk()
     again = Services(tmp_path, fs=disk, clock=services.clock)
-    again.metadata.create_topic("t", 1, COMPACTED)
+    create_topic(again.metadata, "t", 1, COMPACTED)
     disk.before = fault("write", CLEANER_CHECKPOINT, OSError(errno.ENOSPC, "No space left"))
     with pytest.raises(StorageError, match="checkpoints can not be written"):
         write_and_take_back(again, "t")
@@ -271,7 +272,7 @@ async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_ba
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_next(tmp_path):
     services = Services(tmp_path)
-    services.metadata.create_topic("t", 1, COMPACTED)
+    create_topic(services.metadata, "t", 1, COMPACTED)
     write_and_take_back(services, "t")
     partition = services.logs.partition("t", 0)
     partition.flushes.roll(services.clock.now_ms())
@@ -283,8 +284,8 @@ async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_
 
     async def clean_and_lose(*whole: Any) -> bool:
         done = await clean(*whole)
-        services.metadata.delete_topic("t")
-        services.metadata.create_topic("t", 1, COMPACTED)
+        delete_topic(services.metadata, "t")
+        create_topic(services.metadata, "t", 1, COMPACTED)
         return done
 
     rounds._clean = clean_and_lose  # type: ignore[method-assign]
@@ -303,7 +304,9 @@ async def test_retention_that_fails_on_one_log_goes_on_with_the_others(tmp_path)
             tmp_path, disk, log_retention_check_interval_ms="10", log_initial_task_delay_ms="0"
         ) as broker:
             for name in ("bad", "good"):
-                broker.services.topics.create(name, partitions=1, configs={"retention.ms": "1"})
+                create_topic(
+                    broker.services.metadata, name, partitions=1, configs={"retention.ms": "1"}
+                )
                 partition = broker.services.logs.partition(name, 0)
                 partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = fault("rename", f"/bad-0/{0:020}.log")
@@ -339,7 +342,7 @@ async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, 
 
     with capture_logs() as told:
         async with serving(tmp_path, disk, **{interval.replace(".", "_"): "10"}) as broker:
-            broker.services.topics.create("t", partitions=1)
+            create_topic(broker.services.metadata, "t", partitions=1)
             partition = broker.services.logs.partition("t", 0)
             partition.append_records([Record(b"k", b"v")], now_ms=1)
             disk.before = before
@@ -367,7 +370,7 @@ async def test_a_flush_that_fails_unheard_of_tells_nobody_that_it_is_on_disk(tmp
     with capture_logs() as told:
         async with serving(tmp_path, disk, flush_messages="1") as broker:
             for name in ("bad", "good"):
-                broker.services.topics.create(name, partitions=1)
+                create_topic(broker.services.metadata, name, partitions=1)
             bad, good = (broker.services.logs.partition(name, 0) for name in ("bad", "good"))
             disk.before = fault("sync", "/bad-0/")
             told_of = []
@@ -395,7 +398,7 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
     with capture_logs() as told:
         async with serving(tmp_path, disk) as broker:
             for name in ("a", "bad", "z"):
-                broker.services.topics.create(name, partitions=1)
+                create_topic(broker.services.metadata, name, partitions=1)
                 broker.services.logs.partition(name, 0).append_records(
                     [Record(b"k", b"v")], now_ms=broker.clock.now_ms()
                 )
@@ -417,7 +420,7 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
 async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch):
     """Each service in turn, by a failure that is thrown into it from outside."""
     async with serving(tmp_path, FaultyDisk()) as broker:
-        broker.services.topics.create("t", partitions=1)
+        create_topic(broker.services.metadata, "t", partitions=1)
         broker.services.logs.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)
         names = [what for what, _ in broker._steps_of_a_stop()]
     assert names[-2:] == ["close the logs", "give up the lock"]

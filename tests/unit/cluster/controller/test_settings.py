@@ -16,11 +16,13 @@ from fencepost.cluster.controller.configs import AlterConfig, OpType
 from fencepost.cluster.controller.errors import (
     InvalidConfigError,
     InvalidUpdateVersionError,
+    PolicyViolationError,
     ProducerIdsExhaustedError,
     StaleBrokerEpochError,
+    UnknownTopicOrPartitionError,
 )
 from fencepost.cluster.controller.features import FeatureUpdate, UpgradeType
-from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
 from fencepost.cluster.records import (
     BrokerFeature,
     ClearElrRecord,
@@ -38,6 +40,12 @@ def default(_kind: int, key: str) -> str | None:
     return "a,b" if key == "list" else None
 
 
+def with_foo() -> Cluster:
+    cluster = Cluster()
+    cluster.create("foo", [0])
+    return cluster
+
+
 def alter(cluster: Cluster, resource: tuple[int, str], *changes: AlterConfig) -> None:
     cluster.do(
         cluster.controller.incremental_alter_configs(
@@ -49,8 +57,56 @@ def alter(cluster: Cluster, resource: tuple[int, str], *changes: AlterConfig) ->
 # --- settings ---
 
 
-def test_incremental_alter_configs() -> None:
+def test_settings_of_an_unknown_topic_are_refused_once_they_are_checked() -> None:
     cluster = Cluster()
+    with pytest.raises(UnknownTopicOrPartitionError, match="'foo' does not exist"):
+        alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"))
+
+    def refuses(*_of: object) -> None:
+        raise InvalidConfigError("not so")
+
+    with pytest.raises(InvalidConfigError, match="not so"):
+        cluster.controller.legacy_alter_configs(FOO, {"x": "1"}, check_configs=refuses)
+
+
+def test_validate_only_raises_the_same_and_changes_nothing() -> None:
+    cluster = with_foo()
+    for outcome in (
+        cluster.controller.incremental_alter_configs(
+            FOO,
+            [AlterConfig("x", OpType.SET, "1")],
+            check_configs=any_config,
+            list_default=default,
+            validate_only=True,
+        ),
+        cluster.controller.legacy_alter_configs(
+            FOO, {"x": "1"}, check_configs=any_config, validate_only=True
+        ),
+    ):
+        assert not outcome.records
+    with pytest.raises(UnknownTopicOrPartitionError):
+        cluster.controller.legacy_alter_configs(
+            (TOPIC_RESOURCE, "bar"), {}, check_configs=any_config, validate_only=True
+        )
+
+
+def test_groups_with_settings_are_limited_and_others_may_replace_them() -> None:
+    cluster = Cluster(settings=replace(SETTINGS, max_configured_groups=2))
+    one, two, three = ((GROUP_RESOURCE, name) for name in ("one", "two", "three"))
+    own = AlterConfig("x", OpType.SET, "1")
+    alter(cluster, one, own)
+    alter(cluster, two, own)
+    with pytest.raises(PolicyViolationError, match="2 groups have settings"):
+        alter(cluster, three, own)
+    alter(cluster, three, AlterConfig("x", OpType.DELETE))
+    alter(cluster, two, AlterConfig("y", OpType.SET, "2"))
+    alter(cluster, one, AlterConfig("x", OpType.DELETE))
+    alter(cluster, three, own)
+    assert {name for _, name in cluster.image.configs} == {"two", "three"}
+
+
+def test_incremental_alter_configs() -> None:
+    cluster = with_foo()
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.SET, "2"))
     end = cluster.end
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.DELETE))
@@ -73,10 +129,11 @@ def test_a_broker_s_setting_is_written_though_it_stays() -> None:
         (OpType.APPEND, "b,c", "a,b,c"),
         (OpType.SUBTRACT, "a", "b"),
         (OpType.SUBTRACT, "c", "a,b"),
+        (OpType.SUBTRACT, "b,a", ""),
     ],
 )
 def test_lists_grow_and_shrink_from_their_default(op: OpType, value: str, expected: str) -> None:
-    cluster = Cluster()
+    cluster = with_foo()
     alter(cluster, FOO, AlterConfig("list", op, value))
     assert cluster.image.configs[FOO]["list"] == expected
     with pytest.raises(InvalidConfigError, match="not LIST"):
@@ -84,7 +141,7 @@ def test_lists_grow_and_shrink_from_their_default(op: OpType, value: str, expect
 
 
 def test_legacy_alter_configs() -> None:
-    cluster = Cluster()
+    cluster = with_foo()
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"), AlterConfig("y", OpType.SET, "2"))
     cluster.do(
         cluster.controller.legacy_alter_configs(FOO, {"x": "1", "z": "3"}, check_configs=any_config)
@@ -93,7 +150,7 @@ def test_legacy_alter_configs() -> None:
 
 
 def test_who_validates_sees_all_settings_as_they_would_be() -> None:
-    cluster = Cluster()
+    cluster = with_foo()
     alter(cluster, FOO, AlterConfig("x", OpType.SET, "1"))
     seen = []
 
@@ -110,6 +167,7 @@ def test_who_validates_sees_all_settings_as_they_would_be() -> None:
 
 def test_settings_of_a_topic_fall_back() -> None:
     cluster = Cluster(min_isr=4)
+    cluster.create("foo", [0])
     view = cluster.controller.view
     assert view.topic_config("foo", MIN_INSYNC_REPLICAS) == "4"
     for value, resource in (("3", ALL_BROKERS), ("2", (BROKER_RESOURCE, "3000")), ("1", FOO)):

@@ -25,8 +25,10 @@ from fencepost.cluster.controller.errors import (
 )
 from fencepost.cluster.controller.placement import place
 from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
+from fencepost.cluster.record_codec import encode
 from fencepost.cluster.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
 from fencepost.cluster.topic_names import MAX_NAME_CHARACTERS
+from fencepost.cluster.topic_records import TopicRecords, apart_from_partitions, encode_all
 from fencepost.logcore.machine import DomainError
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, any_config, directory
 
@@ -265,3 +267,94 @@ def test_avoid_brokers_that_go_or_take_nothing() -> None:
 def test_the_same_draws_place_the_same() -> None:
     cluster = Cluster(range(5))
     assert placed(cluster, 20, 3, 8) == placed(cluster, 20, 3, 8)
+
+
+# --- limits, internal topics, forms ---
+
+
+def test_topics_and_partitions_of_the_cluster_are_limited() -> None:
+    cluster = Cluster(settings=replace(SETTINGS, max_topics=2, max_partitions=5))
+    create(cluster, NewTopic("a", 2, 1))
+    taken: list[int] = []
+    with pytest.raises(PolicyViolationError, match=r"6 .* fencepost\.max\.partitions=5"):
+        create(cluster, NewTopic("b", 4, 1), topic_id=UUID(int=9), take=taken.append)
+    create(cluster, NewTopic("b", 1, 1), topic_id=UUID(int=9), take=taken.append)
+    with pytest.raises(PolicyViolationError, match=r"3 .* fencepost\.max\.topics=2"):
+        create(cluster, NewTopic("c", 1, 1), topic_id=UUID(int=10), validate_only=True)
+    grow = {"assignments": None, "draw": random.Random(1), "take": taken.append}
+    with pytest.raises(PolicyViolationError, match=r"fencepost\.max\.partitions=5"):
+        cluster.controller.create_partitions("b", 4, **grow)
+    cluster.do(cluster.controller.create_partitions("b", 3, **grow))
+    assert taken == [1, 2], "what does not fit counts against no quota"
+
+
+def test_validate_only_takes_from_the_quota_and_writes_nothing() -> None:
+    cluster, taken = Cluster(), []
+    create(cluster, NewTopic("a", 1, 1))
+    how = {"draw": random.Random(1), "take": taken.append, "validate_only": True}
+    created = cluster.controller.create_topic(
+        NewTopic("b", 3, 2), topic_id=TOPIC_ID, check_configs=any_config, **how
+    )
+    assert (created.answer.partitions, created.answer.replication_factor) == (3, 2)
+    grown = cluster.controller.create_partitions("a", 5, assignments=None, **how)
+    assert (grown.answer, created.records, grown.records, taken) == (4, (), (), [3, 4])
+
+
+INTERNAL = replace(
+    SETTINGS,
+    internal_topics=frozenset({"state", "history"}),
+    broker_topics=frozenset({"history"}),
+    reserved_topics=frozenset({"reserved"}),
+)
+
+
+def test_requests_may_not_grow_or_delete_internal_topics() -> None:
+    cluster = Cluster(settings=INTERNAL)
+    grow = {"assignments": None, "draw": random.Random(1)}
+    for number, name in enumerate(("state", "history"), 1):
+        create(cluster, NewTopic(name, 1, 1), topic_id=UUID(int=number))
+        with pytest.raises(InvalidTopicError, match="holds the coordinators' state"):
+            cluster.controller.delete_topic(UUID(int=number))
+    with pytest.raises(InvalidTopicError, match="the number of partitions of state is fixed"):
+        cluster.controller.create_partitions("state", 2, **grow)
+    cluster.do(cluster.controller.create_partitions("history", 2, **grow))
+    with pytest.raises(InvalidTopicError, match="reserved is the broker's own"):
+        create(cluster, NewTopic("reserved", 1, 1))
+    cluster.do(cluster.controller.delete_topic(UUID(int=1), allows_internal=True))
+    assert set(cluster.image.topics) == {"history"}
+
+
+def test_an_internal_topic_is_created_once_and_with_any_settings() -> None:
+    cluster = Cluster([0], settings=replace(INTERNAL, max_topics=1))
+    wanted = NewTopic("reserved", 2, 1, configs={"x": "any"})
+    how = {"topic_id": TOPIC_ID, "draw": random.Random(1)}
+    created = cluster.do(cluster.controller.create_internal_topic(wanted, **how))
+    assert created == CreatedTopic("reserved", TOPIC_ID, 2, 1)
+    assert cluster.image.topic_configs("reserved") == {"x": "any"}
+    again = cluster.controller.create_internal_topic(wanted, **how)
+    assert (again.answer, again.records) == (None, ())
+    with pytest.raises(PolicyViolationError, match=r"fencepost\.max\.topics=1"):
+        cluster.controller.create_internal_topic(replace(wanted, name="state"), **how)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_new_partitions_are_encoded_as_their_records_are(factor: int) -> None:
+    cluster = Cluster()
+    topic = NewTopic("foo", 11, factor, configs={"retention.ms": "5"})
+    created = cluster.controller.create_topic(
+        topic, topic_id=TOPIC_ID, draw=random.Random(1), check_configs=any_config
+    )
+    cluster.do(created)
+    grown = cluster.controller.create_partitions("foo", 16, assignments=None, draw=random.Random(2))
+    numbers = []
+    for outcome in (created, grown):
+        assert isinstance(outcome.records, TopicRecords)
+        assert encode_all(outcome.records) == [*map(encode, outcome.records)]
+        assert [outcome.records[at] for at in range(len(outcome.records))] == [*outcome.records]
+        assert outcome.records[-1] == outcome.records[-2:][1]
+        numbers += [one.partition_id for one in outcome.records if isinstance(one, PartitionRecord)]
+    assert numbers == [*range(16)]
+    assert [type(one) for one in apart_from_partitions(created.records)] == [
+        TopicRecord,
+        ConfigRecord,
+    ]

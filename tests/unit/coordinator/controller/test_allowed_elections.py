@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
+from fencepost.cluster.image import BROKER_RESOURCE, TOPIC_RESOURCE
+from fencepost.cluster.records import TopicRecord
 from fencepost.coordinator.daemon.broker import Broker
+from tests.support.metadata_changes import anything
 from tests.unit.coordinator.controller.conftest import CONFIG
 
 SETTING = {"unclean.leader.election.enable": "true"}
@@ -19,9 +23,10 @@ async def test_the_machine_hears_of_settings_that_are_changed(tmp_path: Path, of
         services = decides.services
         machine = services.active_controller.machine
         assert machine._unclean_ms > services.active_controller.now_ms()
-        if of_all:
-            services.topics.configure_brokers("", {**SETTING, "min.insync.replicas": "1"})
-        else:
-            services.metadata.create_topic("t", 1, {})
-            services.topics.configure("t", SETTING)
+        services.storage.metadata_log.append([TopicRecord("t", UUID(int=1))])
+        resource = (BROKER_RESOURCE, "") if of_all else (TOPIC_RESOURCE, "t")
+        configs = {**SETTING, "min.insync.replicas": "1"}
+        services.active_controller.decide(
+            lambda one: one.legacy_alter_configs(resource, configs, check_configs=anything)
+        )
         assert machine._unclean_ms <= services.active_controller.now_ms()

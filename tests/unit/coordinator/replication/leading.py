@@ -28,6 +28,7 @@ from fencepost.logcore.fs import FileSystem, OsFileSystem
 from fencepost.logcore.machine import Event
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from tests.support.metadata_changes import create_topic
 from tests.support.partitions import fetch_bytes
 from tests.support.waits import until_true
 from tests.unit.cluster.replicas import registration
@@ -175,7 +176,9 @@ class Pair:
         self.storage = storage(
             directory / "follower", settings, fs=fs or OsFileSystem(), clock=SystemClock()
         )
-        self.topic = self.storage.metadata.create_topic(TOPIC, partitions, dict(topic_config or {}))
+        self.topic = create_topic(
+            self.storage.metadata, TOPIC, partitions, dict(topic_config or {})
+        )
         self.topic_id = self.topic.topic_id
         self.leader = Leader()
         self.led: list[Partition] = []

@@ -1,0 +1,116 @@
+"""Decisions on topics: what this process adds to the controller's rules.
+
+That is chance (ids, the places of replicas), the table of keys, and lines of the log.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import structlog
+
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
+from fencepost.cluster.image import TopicImage
+from fencepost.cluster.topic_names import Take, unlimited
+from fencepost.coordinator.config.broker_config import TOPIC_KEYS, BrokerConfig
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.metadata.config_checks import check_configs
+from fencepost.coordinator.metadata.log import new_topic_id
+from fencepost.coordinator.metadata.metadata import SETTINGS_OF, Metadata
+from fencepost.coordinator.metadata.names import METADATA_TOPIC, is_internal
+
+_log = structlog.get_logger(__name__)
+
+DRAW: Final = random.SystemRandom()
+"""Chooses the brokers of new replicas."""
+
+T = TypeVar("T")
+
+
+class Decide(Protocol):
+    """Has the active controller decide; see ``ActiveController.decide``."""
+
+    def __call__(self, decision: Callable[[Controller], Outcome[T]], /) -> T:
+        """Carry the decision out; returns its answer."""
+
+
+def create_topic(
+    decide: Decide,
+    config: BrokerConfig,
+    topic: NewTopic,
+    *,
+    take: Take = unlimited,
+    validate_only: bool = False,
+) -> CreatedTopic:
+    """Create a topic, or with ``validate_only`` only check that it may be created.
+
+    Raises ConfigError, and what :func:`fencepost.cluster.controller.topics.create_topic` does.
+    """
+    if topic.name == METADATA_TOPIC:
+        raise InvalidRequestError(f"Creation of internal topic {topic.name} is prohibited.")
+    created = decide(
+        lambda one: one.create_topic(
+            topic,
+            topic_id=new_topic_id(),
+            draw=DRAW,
+            check_configs=partial(check_configs, config),
+            take=take,
+            validate_only=validate_only,
+        )
+    )
+    if not validate_only:
+        warn_without_effect(topic.name, topic.configs)
+        _tell(created)
+    return created
+
+
+def create_internal_topic(
+    decide: Decide, metadata: Metadata, config: BrokerConfig, name: str
+) -> None:
+    """Create an internal topic as the broker that stands alone needs it, unless it is there.
+
+    Raises PolicyViolationError.
+    """
+    prefix = SETTINGS_OF.get(name)
+    partitions = 1 if prefix is None else config.int(f"{prefix}.num.partitions")
+    topic = NewTopic(name, partitions, 1, configs=metadata.internal_configs(name))
+    decide(lambda one: one.create_internal_topic(topic, topic_id=new_topic_id(), draw=DRAW))
+
+
+def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> None:
+    """Delete a topic; its directories are left for the caller.
+
+    Raises what :func:`fencepost.cluster.controller.topics.delete_topic` does.
+    """
+    decide(lambda one: one.delete_topic(topic.topic_id, take))
+    _log.info("topic deleted", topic=topic.name, topic_id=str(topic.topic_id))
+
+
+def with_fixed_configs(
+    metadata: Metadata, name: str, configs: Mapping[str, str | None]
+) -> dict[str, str | None]:
+    """Return a new topic's settings: those asked for, before those that an internal topic needs."""
+    return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
+
+
+def warn_without_effect(topic: str, configs: Mapping[str, str | None]) -> None:
+    """Warn of settings of a topic that are accepted and change nothing."""
+    for name in configs:
+        if TOPIC_KEYS[name].inert:
+            _log.warning(
+                "setting has no effect", topic=topic, key=name, reason=TOPIC_KEYS[name].inert
+            )
+
+
+def _tell(created: CreatedTopic) -> None:
+    _log.info(
+        "topic created",
+        topic=created.name,
+        partitions=created.partitions,
+        topic_id=str(created.topic_id),
+    )

@@ -1,0 +1,174 @@
+"""Changes of the configuration of topics, brokers, groups and the logger, asked for by requests.
+
+A change is checked as a whole before anything is written.
+
+Source: ``ConfigAdminManager``; the rules of ``ConfigurationControlManager`` are in
+:mod:`fencepost.cluster.controller.configs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from fencepost.cluster.controller.configs import AlterConfig, OpType
+from fencepost.coordinator.config import logs
+from fencepost.coordinator.config.broker_config import ConfigError
+from fencepost.coordinator.controller.topic_decisions import warn_without_effect
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.deciding import decider
+from fencepost.coordinator.handlers.resources import ResourceType, check_node
+from fencepost.coordinator.metadata.config_checks import check_configs, list_default
+from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
+from fencepost.coordinator.metadata.names import check_name
+from fencepost.coordinator.services import Services
+
+MAX_CHANGES_PER_RESOURCE = 1_000
+"""Entries that change one resource: several times the number of keys there are."""
+
+
+class Change(NamedTuple):
+    """One incremental change; the numbers of ``operation`` are those of :class:`OpType`."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+Permit = Callable[[], None]
+"""Raises what is answered to who may not change a resource."""
+
+
+def replace(
+    ctx: Context,
+    kind: int,
+    name: str,
+    entries: Iterable[tuple[str, str | None]],
+    *,
+    validate_only: bool,
+    permit: Permit,
+) -> None:
+    """AlterConfigs: a key that is not named goes back to its default.
+
+    Raises what ``permit`` does, InvalidRequestError, InvalidTopicError, and what
+    :func:`fencepost.cluster.controller.configs.legacy_alter_configs` does.
+    """
+    configs: dict[str, str | None] = {}
+    for key, value in entries:
+        if value is None:
+            raise InvalidRequestError(f"Null value not supported for : {key}")
+        if key in configs:
+            raise InvalidRequestError(f"Error due to duplicate config keys : {key}")
+        configs[key] = value
+    if kind == ResourceType.BROKER_LOGGER:
+        raise InvalidRequestError("levels are changed one by one, with IncrementalAlterConfigs")
+    _check_permission(ctx, kind, name, permit)
+    _check_kind(kind, name)
+    decider(ctx)(
+        lambda one: one.legacy_alter_configs(
+            (kind, name),
+            configs,
+            check_configs=partial(check_configs, ctx.broker.config),
+            validate_only=validate_only,
+        )
+    )
+    if kind == ResourceType.TOPIC and not validate_only:
+        warn_without_effect(name, configs)
+
+
+def change(
+    ctx: Context,
+    kind: int,
+    name: str,
+    changes: list[Change],
+    *,
+    validate_only: bool,
+    permit: Permit,
+) -> None:
+    """IncrementalAlterConfigs: set, reset, or edit lists; the rest stays.
+
+    Raises what ``permit`` does, InvalidRequestError, InvalidTopicError, ConfigError for a logger,
+    and what :func:`fencepost.cluster.controller.configs.incremental_alter_configs` does.
+    """
+    if len(changes) > MAX_CHANGES_PER_RESOURCE:
+        raise InvalidRequestError(f"more than {MAX_CHANGES_PER_RESOURCE} changes of a resource")
+    seen: set[str] = set()
+    for one in changes:
+        if one.name in seen:
+            raise InvalidRequestError(f"Error due to duplicate config keys : {one.name}")
+        seen.add(one.name)
+        if one.value is None and one.operation != OpType.DELETE:
+            raise InvalidRequestError(f"Null value not supported for : {one.name}")
+    _check_permission(ctx, kind, name, permit)
+    if kind == ResourceType.BROKER_LOGGER:
+        _change_logger(ctx.broker, name, changes, validate_only=validate_only)
+        return
+    wanted = [AlterConfig(one.name, _op_type(one), one.value) for one in changes]
+    _check_kind(kind, name)
+    decider(ctx)(
+        lambda one: one.incremental_alter_configs(
+            (kind, name),
+            wanted,
+            check_configs=partial(check_configs, ctx.broker.config),
+            list_default=partial(list_default, ctx.broker.config),
+            validate_only=validate_only,
+        )
+    )
+    if kind == ResourceType.TOPIC and not validate_only:
+        warn_without_effect(name, {one.name: one.value for one in wanted if one.value is not None})
+
+
+def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:
+    """Nothing that is kept is looked at before, nor whether the resource is there."""
+    if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
+        _check_changeable(ctx, name)
+    permit()
+
+
+def _check_kind(kind: int, name: str) -> None:
+    if kind not in {
+        ResourceType.TOPIC,
+        ResourceType.BROKER,
+        ResourceType.GROUP,
+        ResourceType.CLIENT_METRICS,
+    }:
+        raise InvalidRequestError(f"Unsupported resource type: {kind}")
+    if not name and kind != ResourceType.BROKER:
+        raise InvalidRequestError("the name of the resource is empty")
+    if kind == ResourceType.TOPIC:
+        check_name(name)
+
+
+def _op_type(one: Change) -> OpType:
+    try:
+        return OpType(one.operation)
+    except ValueError:
+        raise InvalidRequestError(f"Unknown operation type {one.operation} of {one.name}") from None
+
+
+def _check_changeable(ctx: Context, name: str) -> None:
+    """Raise unless the settings of a broker may be changed here: a controller keeps all of them."""
+    is_known = name.isdecimal() and int(name) in ctx.metadata.image.brokers
+    if not (ctx.keeps_all_brokers_settings and is_known):
+        check_node(ctx.broker, name)
+
+
+def _change_logger(
+    broker: Services, name: str, changes: list[Change], *, validate_only: bool
+) -> None:
+    check_node(broker, name)
+    level = logs.level()
+    for one in changes:
+        if one.operation not in {OpType.SET, OpType.DELETE}:
+            raise InvalidRequestError(f"the level of {one.name} can only be set")
+        if one.name != logs.ROOT:
+            raise ConfigError(one.name, one.value, "there is no such logger")
+        if one.operation == OpType.DELETE:
+            raise InvalidRequestError(f"the level of {logs.ROOT} can not be taken away")
+        if one.value not in logs.LEVELS:
+            raise ConfigError(one.name, one.value, f"a level is one of {', '.join(logs.LEVELS)}")
+        level = str(one.value)
+    if not validate_only:
+        logs.set_level(level)

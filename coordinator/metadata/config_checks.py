@@ -1,0 +1,72 @@
+"""The tables of keys, by which the controller's rules judge settings.
+
+Source: ``ControllerConfigurationValidator``, ``KafkaConfigSchema``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE
+from fencepost.coordinator.config import group_settings
+from fencepost.coordinator.config.broker_config import (
+    BROKER_KEYS,
+    LISTENER_PREFIX,
+    TOPIC_KEYS,
+    BrokerConfig,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    check_topic_configs,
+)
+from fencepost.coordinator.config.key import text_of
+from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
+from fencepost.coordinator.metadata.state_topics import check_state_topic
+
+
+def check_configs(
+    config: BrokerConfig,
+    kind: int,
+    name: str,
+    configs: Mapping[str, str],
+    _before: Mapping[str, str],
+) -> None:
+    """Raise ConfigError unless a resource can have all of these settings."""
+    if kind == TOPIC_RESOURCE:
+        check_topic_configs(config, configs)
+        check_state_topic(name, configs)
+    elif kind == BROKER_RESOURCE:
+        config.check_dynamic(configs)
+        if name == DEFAULT_SETTINGS:
+            _check_for_all_brokers(configs)
+    elif kind == GROUP_RESOURCE:
+        group_settings.check(config, configs)
+    else:
+        for key, value in configs.items():
+            raise ConfigError(key, value, "clients have no settings here")
+
+
+def list_default(config: BrokerConfig, kind: int, key: str) -> str | None:
+    """Return the default of a list; None for a key of another type."""
+    keys: Mapping[str, ConfigKey] = {}
+    if kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
+        keys = TOPIC_KEYS if kind == TOPIC_RESOURCE else BROKER_KEYS
+    if key not in keys or keys[key].type is not ConfigType.LIST:
+        return None
+    value = config.topic_value(key, {}) if kind == TOPIC_RESOURCE else config.get(key)
+    return text_of(value) or ""
+
+
+def _check_for_all_brokers(configs: Mapping[str, str]) -> None:
+    """Refuse settings of single brokers. Source: ``DynamicBrokerConfig.perBrokerConfigs``."""
+    own = [
+        name
+        for name in configs
+        if name.startswith(LISTENER_PREFIX)
+        and name.removeprefix(LISTENER_PREFIX).partition(".")[2].startswith("ssl.")
+    ]
+    if own:
+        raise InvalidRequestError(
+            f"Cannot update these configs at default cluster level: {', '.join(own)}"
+        )

@@ -1,0 +1,95 @@
+"""Changes of a broker's metadata by the controller's rules, without a request and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.topics import FROM_CONTROLLER, NewTopic
+from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOURCE, TopicImage
+from fencepost.coordinator.controller.topic_decisions import DRAW, create_internal_topic
+from fencepost.coordinator.metadata.controller_settings import controller_settings
+from fencepost.coordinator.metadata.log import MetadataLog, new_topic_id
+from fencepost.coordinator.metadata.observed import AnyMetadata
+
+T = TypeVar("T")
+
+UNGUARDED: Final[Mapping[str, frozenset[str]]] = {
+    "internal_topics": frozenset(),
+    "reserved_topics": frozenset(),
+}
+"""Settings under which a test may do with internal topics as it likes."""
+
+
+def decide(metadata: AnyMetadata, decision: Callable[[Controller], Outcome[T]]) -> T:
+    """Have a controller decide in view of ``metadata``, and append its records."""
+    assert isinstance(metadata, MetadataLog)
+    settings = controller_settings(metadata._config, node_id=metadata._node_id)
+    outcome = decision(Controller(replace(settings, **UNGUARDED), metadata.image, 0))
+    if outcome.records:
+        metadata.append(outcome.records)
+    return outcome.answer
+
+
+def anything(_kind: int, _name: str, _after: Mapping[str, str], _before: Mapping[str, str]) -> None:
+    """Every setting may have every value."""
+
+
+def create_topic(
+    metadata: AnyMetadata,
+    name: str,
+    partitions: int = FROM_CONTROLLER,
+    configs: Mapping[str, str] | None = None,
+) -> TopicImage:
+    topic = NewTopic(name, partitions, configs={**(configs or {})})
+    decide(
+        metadata,
+        lambda one: one.create_topic(
+            topic, topic_id=new_topic_id(), draw=DRAW, check_configs=anything
+        ),
+    )
+    return metadata.known(name)
+
+
+def internal_topic(metadata: AnyMetadata, name: str) -> TopicImage:
+    """An internal topic, created if it is not there; as ``Services.internal_topic``."""
+    create_internal_topic(
+        lambda decision: decide(metadata, decision), metadata, metadata._config, name
+    )
+    return metadata.known(name)
+
+
+def create_partitions(metadata: AnyMetadata, name: str, count: int) -> None:
+    """Give a topic so many partitions in all."""
+    decide(metadata, lambda one: one.create_partitions(name, count, assignments=None, draw=DRAW))
+
+
+def delete_topic(metadata: AnyMetadata, name: str) -> TopicImage:
+    topic = metadata.known(name)
+    decide(metadata, lambda one: one.delete_topic(topic.topic_id))
+    return topic
+
+
+def set_topic_configs(metadata: AnyMetadata, name: str, configs: Mapping[str, str]) -> None:
+    """Replace a topic's own settings."""
+    _set_configs(metadata, TOPIC_RESOURCE, name, configs)
+
+
+def set_broker_configs(metadata: AnyMetadata, name: str, configs: Mapping[str, str]) -> None:
+    """Replace the dynamic settings of a node id, or of all brokers with the name ""."""
+    _set_configs(metadata, BROKER_RESOURCE, name, configs)
+
+
+def set_group_configs(metadata: AnyMetadata, name: str, configs: Mapping[str, str]) -> None:
+    """Replace a group's own settings."""
+    _set_configs(metadata, GROUP_RESOURCE, name, configs)
+
+
+def _set_configs(metadata: AnyMetadata, kind: int, name: str, configs: Mapping[str, str]) -> None:
+    decide(
+        metadata,
+        lambda one: one.legacy_alter_configs((kind, name), configs, check_configs=anything),
+    )

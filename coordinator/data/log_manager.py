@@ -119,7 +119,7 @@ class LogManager:
         self._metadata_partition: Partition | None = None
         self._ignored: set[tuple[str, str, str | None]] = set()
         """Topic, key and value of settings whose being ignored has been logged."""
-        self._open: dict[TopicPartition, Partition] = {}
+        self.opened: dict[TopicPartition, Partition] = {}
         """The partitions of topics: what requests may name. The metadata log is none of them."""
         self._complete = False
         self._clean = True
@@ -217,7 +217,7 @@ class LogManager:
         the tombstone behind it. The files follow before the first new partition is made.
         """
         for offsets in self._checkpointed:
-            for key in offsets.keys() - self._open.keys() - {(METADATA_TOPIC, 0)}:
+            for key in offsets.keys() - self.opened.keys() - {(METADATA_TOPIC, 0)}:
                 del offsets[key]
                 self._stale = True
 
@@ -235,7 +235,7 @@ class LogManager:
 
         Raises UnknownTopicOrPartitionError, and StorageError if it can't be opened.
         """
-        found = self._open.get((topic, index))
+        found = self.opened.get((topic, index))
         if found is not None:
             return found
         return self._open_topic_partition(self.metadata.having(topic, index), index)
@@ -249,16 +249,16 @@ class LogManager:
 
     def find_open(self, key: TopicPartition) -> Partition | None:
         """The partition if it is open already."""
-        return self._open.get(key)
+        return self.opened.get(key)
 
     def __iter__(self) -> Iterator[Partition]:
         """All partitions that are open, the metadata log among them, in no order."""
         own = [] if self._metadata_partition is None else [self._metadata_partition]
-        return iter([*own, *self._open.values()])
+        return iter([*own, *self.opened.values()])
 
     def is_offline(self, topic: str, index: int) -> bool:
         """Whether the file system has failed under an open partition."""
-        partition = self._open.get((topic, index))
+        partition = self.opened.get((topic, index))
         return partition is not None and partition.offline is not None
 
     def _open_topic_partition(
@@ -278,7 +278,7 @@ class LogManager:
             # What was fetched has holes, also where it is the only replica by now.
             is_replica=len(self.metadata.image.brokers) > 1,
         )
-        self._open[topic.name, index] = partition
+        self.opened[topic.name, index] = partition
         if self._cut and self._complete:
             self._cut = False
             self.checkpoint(*CUT)
@@ -381,7 +381,7 @@ class LogManager:
     def _reconfigure(self, topic: TopicImage) -> None:
         config = self._log_config(topic.name, self.metadata.topic_configs(topic.name))
         for index in range(len(topic.partitions)):
-            partition = self._open.get((topic.name, index))
+            partition = self.opened.get((topic.name, index))
             if partition is not None:
                 partition.log.config = config
 
@@ -423,7 +423,7 @@ class LogManager:
             offsets.pop(key, None)
         for listener in self._on_delete:
             listener(*key)
-        partition = self._open.pop(key, None)
+        partition = self.opened.pop(key, None)
         if partition is not None:
             self.past_traffic.add(partition.traffic)
             self.removals.doom(partition)
@@ -515,7 +515,12 @@ class LogManager:
         clean = self._clean and all(partition.offline is None for partition in self)
         if not self._complete:
             # The start failed half-way: what is on disk says more than we know.
-            if clean and self.was_clean and not self._open and self._metadata_partition is not None:
+            if (
+                clean
+                and self.was_clean
+                and not self.opened
+                and self._metadata_partition is not None
+            ):
                 write_clean_shutdown(self._fs, self._directory, self._last_broker_epoch)
             return
         self.checkpoint()

@@ -89,6 +89,7 @@ class Replicas:
         self._durable = durable
         self._led_alone = LedAlone(node_id)
         self._here: dict[TopicPartition, Replica] = {}
+        self._open = logs.opened
         self._due = DueChanges(self._begin_with)
         self.fetchers: Fetchers | None = None
         """Who follows what this broker does not lead; set before the first image comes."""
@@ -116,10 +117,14 @@ class Replicas:
         UnknownTopicOrPartitionError, StorageError, FencedLeaderEpochError, UnknownLeaderEpochError,
         NotLeaderOrFollowerError, in this order.
         """
-        partition = self._open_alone((topic, index))
-        if partition is None:
+        key = topic, index
+        if self._due.partitions:
+            self._due.settle(key)
+        partition = self._open.get(key)
+        if partition is None or partition.marks.is_replicated:
             return self._find(topic, index, leader_epoch, only_leader=True)
-        check_leader_epoch(leader_epoch, partition.marks.leader_epoch)
+        if leader_epoch != UNDEFINED_EPOCH:
+            check_leader_epoch(leader_epoch, partition.marks.leader_epoch)
         return partition
 
     def led_with_id(
@@ -137,19 +142,10 @@ class Replicas:
         topic_id: UUID | None = None,
     ) -> Partition:
         """Return the log of a partition with a replica here, led or not; raise as these two."""
-        if self._open_alone((topic, index)) is not None:
+        if (topic, index) not in self._here and not self._due.partitions:
             return self.leader(topic, index, leader_epoch)
         self._check_id(topic, index, topic_id)
         return self._find(topic, index, leader_epoch, only_leader=False)
-
-    def _open_alone(self, key: TopicPartition) -> Partition | None:
-        """Return the log of a partition that is led alone, if it is open already."""
-        if self._due.partitions:
-            self._due.settle(key)
-        partition = self._logs.find_open(key)
-        if partition is None or partition.marks.is_replicated:
-            return None
-        return partition
 
     def _check_id(self, topic: str, index: int, topic_id: UUID | None) -> None:
         replica = self.replica(topic, index)

@@ -141,6 +141,25 @@ async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
         assert new.log_end_offset == 1
 
 
+async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_path):
+    """A power loss may bring the topic back until then, and its data must be there."""
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        services = broker.services
+        create_topic(services.metadata, "t", partitions=1)
+        write(broker, "t")
+        disk.is_gated = lambda path: "__cluster_metadata" in path
+        disk.gate.clear()
+        with services.metadata.unforced():
+            delete_topic(services.metadata, "t")
+        assert services.logs.find_open(("t", 0)) is None, "it serves no longer"
+        assert await asyncio.to_thread(disk.held.wait, 30), "the record is on its way to the disk"
+        assert (tmp_path / "t-0").exists()
+        disk.gate.set()
+        await services.topics_forgotten()
+        assert not (tmp_path / "t-0").exists()
+
+
 async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
     """Directories on their way out, of a deleted topic, and files of removed segments."""
     async with Broker(tmp_path, config=CALM) as broker:

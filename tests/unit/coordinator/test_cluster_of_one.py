@@ -1,0 +1,95 @@
+"""A broker that stands alone serves its partitions by the rules of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost.cluster.image import MetadataImage, PartitionRegistration, TopicImage
+from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.data.replica_counts import LedAlone
+from tests.support.cluster import Cluster
+from tests.support.metadata_changes import create_topic
+from tests.unit.coordinator.services import storage
+
+TOPIC_ID = UUID(int=7)
+OURS = 1
+"""The leader epoch after the second start."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerThread]:
+    """A broker in its second start, with the topic ``t``."""
+    with Broker.in_thread(tmp_path) as thread, Cluster(thread.bootstrap) as client:
+        client.create_topic("t")
+    with Broker.in_thread(tmp_path) as thread:
+        yield thread
+
+
+def fetch(client: Cluster, leader_epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    part = {
+        "partition": 0,
+        "fetch_offset": 0,
+        "current_leader_epoch": leader_epoch,
+        "last_fetched_epoch": -1,
+        "log_start_offset": 0,
+        "partition_max_bytes": 1 << 20,
+    }
+    answer = client.call(
+        "fetch",
+        17,
+        max_wait=0,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_epoch=-1,
+        topics=[{"topic_id": client.topic_id("t"), "partitions": [part]}],
+    )
+    return answer, answer["responses"][0]["partitions"][0]
+
+
+def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> None:
+    """KIP-951: also where its registration has no port, for that was not known before."""
+    host, _, port = broker.bootstrap.rpartition(":")
+    with Cluster(broker.bootstrap) as client:
+        answer, part = fetch(client, OURS - 1)
+        assert part["error_code"] == "fenced_leader_epoch"
+        assert part["current_leader"] == {"leader_id": 1, "leader_epoch": OURS}
+        (node,) = answer["node_endpoints"]
+        assert (node["node_id"], node["host"], node["port"]) == (1, host, int(port))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"), [(-1, "none"), (OURS, "none"), (OURS + 1, "unknown_leader_epoch")]
+)
+def test_fetch_checks_the_leader_epoch_of_the_image(
+    broker: BrokerThread, epoch: int, error: str
+) -> None:
+    with Cluster(broker.bootstrap) as client:
+        answer, part = fetch(client, epoch)
+        assert part["error_code"] == error
+        assert answer["node_endpoints"] == []
+
+
+def test_image_is_there_before_the_first_change(tmp_path: Path) -> None:
+    store = storage(tmp_path)
+    assert store.replicas.image is store.metadata.image
+    create_topic(store.metadata, "t", 2)
+    assert store.replicas.image is store.metadata.image
+    assert store.replicas.leader_of("t", 1) == (1, 0)
+    assert list(store.replicas) == [], "no machine for a partition with one replica"
+    assert (store.replicas.counts(0).partitions, store.replicas.counts(0).leaders) == (2, 2)
+    store.logs.close()
+
+
+def test_partitions_led_alone_are_counted_again_after_a_change_of_topics() -> None:
+    alone = PartitionRegistration((1,), (1,), 1, 0, 0)
+    other = PartitionRegistration((1, 2), (1, 2), 1, 0, 0)
+    counter = LedAlone(1)
+    for rows, count in (((alone, alone), 2), ((alone, other, alone), 2), ((other,), 0)):
+        image = MetadataImage(topics={"t": TopicImage("t", TOPIC_ID, rows)})
+        assert counter.count(image) == count

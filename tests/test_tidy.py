@@ -419,8 +419,6 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     "coordinator/zookeeper/elected.py": _OF_ZNODES,
     "coordinator/zookeeper/loading.py": _OF_ZNODES,
     "coordinator/metadata/changes.py": _MOVES,
-    "coordinator/security/quota_table.py": _MOVES,
-    "coordinator/security/users.py": _MOVES,
 }
 """The only modules outside the controller that make records of metadata, and why they may. None but
 those that move decides anything."""

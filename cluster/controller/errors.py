@@ -51,6 +51,22 @@ class PolicyViolationError(ClusterError):
     """A bound or the topic's configuration forbids it (POLICY_VIOLATION)."""
 
 
+class UnacceptableCredentialError(ClusterError):
+    """A credential has another form than logins need (UNACCEPTABLE_CREDENTIAL)."""
+
+
+class UnsupportedSaslMechanismError(ClusterError):
+    """There is no such mechanism (UNSUPPORTED_SASL_MECHANISM)."""
+
+
+class DuplicateResourceError(ClusterError):
+    """A request names the same thing twice (DUPLICATE_RESOURCE)."""
+
+
+class ResourceNotFoundError(ClusterError):
+    """There is no such thing (RESOURCE_NOT_FOUND)."""
+
+
 class InvalidConfigError(ClusterError):
     """A setting can not have this value (INVALID_CONFIG)."""
 

@@ -23,7 +23,9 @@ from fencepost.cluster.controller import (
     features,
     isr,
     producer_ids,
+    quotas,
     reassignments,
+    scram,
     topics,
 )
 from fencepost.cluster.controller.heartbeats import Heartbeat, Heartbeats
@@ -337,6 +339,42 @@ class Controller:
     def delete_acls(self, wanted: Iterable[Acl], existing: acls.AclIndex) -> Outcome[None]:
         """See :func:`acls.delete_acls`."""
         return acls.delete_acls(wanted, existing)
+
+    # --- users, quotas ---
+
+    def check_credentials(
+        self,
+        asked: Iterable[scram.Alteration],
+        least_iterations: scram.LeastIterations,
+        reason_against: acls.ReasonAgainst,
+    ) -> Steps[tuple[dict[str, DomainError], list[scram.Alteration]]]:
+        """See :func:`scram.check_credentials`."""
+        return scram.check_credentials(self.view, asked, least_iterations, reason_against)
+
+    def alter_credentials(
+        self, alterations: Iterable[scram.Alteration], derive_keys: scram.DeriveKeys
+    ) -> Outcome[list[DomainError | None]]:
+        """See :func:`scram.alter_credentials`."""
+        return scram.alter_credentials(self.view, alterations, derive_keys)
+
+    def add_credentials(
+        self, added: Iterable[scram.Upsertion], derive_keys: scram.DeriveKeys
+    ) -> Outcome[list[str]]:
+        """See :func:`scram.add_credentials`."""
+        return scram.add_credentials(self.view, added, derive_keys)
+
+    def check_quotas(self, asked: Iterable[quotas.Alteration]) -> Steps[list[quotas.Checked]]:
+        """See :func:`quotas.check_quotas`."""
+        return quotas.check_quotas(self.view, asked)
+
+    def alter_client_quotas(
+        self,
+        alterations: Iterable[quotas.Alteration],
+        quota_count: int,
+        reason_against: acls.ReasonAgainst,
+    ) -> Outcome[list[DomainError | None]]:
+        """See :func:`quotas.alter_client_quotas`."""
+        return quotas.alter_client_quotas(self.view, alterations, quota_count, reason_against)
 
     # --- by itself ---
 

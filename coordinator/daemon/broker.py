@@ -61,15 +61,14 @@ from fencepost.coordinator.wire.api import ApiKey
 from fencepost.logcore.checkpoints import clean_shutdown_epoch
 from fencepost.logcore.clock import Clock, SystemClock, cluster_clock
 from fencepost.logcore.fs import FileSystem, OsFileSystem
-from fencepost.logcore.machine import DomainError
 
 if TYPE_CHECKING:
+    from fencepost.cluster.controller.scram import Upsertion
     from fencepost.coordinator.daemon.controller_part import ControllerPart
     from fencepost.coordinator.daemon.in_thread import BrokerThread
     from fencepost.coordinator.daemon.member import Member
     from fencepost.coordinator.daemon.metrics_listener import MetricsListener
     from fencepost.coordinator.metrics.endpoint import Endpoint
-    from fencepost.coordinator.security.added_users import AddedUser
 
 _log = structlog.get_logger(__name__)
 
@@ -480,15 +479,11 @@ class Broker:
         )
 
     async def _add_users(self, services: Services) -> None:
-        """Raises BrokerError where somebody else has to keep them, and does not."""
         if not self._added_users:
             return
-        from fencepost.coordinator.security.added_users import add_users  # noqa: PLC0415 - most starts add none
+        from fencepost.coordinator.daemon.added_users import add_users  # noqa: PLC0415 - most starts add none
 
-        try:
-            _log.info("users added", names=await add_users(services.users, self._added_users))
-        except DomainError as error:
-            raise BrokerError(f"a user to add (--add-scram): {error}") from error
+        await add_users(services, self._added_users)
 
     async def prepare_first_contact(self) -> None:
         """Load what the first client will need, a piece a turn; for a process of the broker's own.
@@ -579,15 +574,12 @@ class Broker:
         await self.stop()
 
 
-def _added_users(texts: Sequence[str]) -> list[AddedUser]:
+def _added_users(texts: Sequence[str]) -> list[Upsertion]:
     if not texts:
         return []
-    from fencepost.coordinator.security.added_users import AddedUserError, parse_added_user  # noqa: PLC0415 - most starts add none
+    from fencepost.coordinator.daemon.added_users import parse_added_users  # noqa: PLC0415 - most starts add none
 
-    try:
-        return [parse_added_user(text) for text in texts]
-    except AddedUserError as error:
-        raise BrokerError(f"a user to add (--add-scram): {error}") from None
+    return parse_added_users(texts)
 
 
 def split_address(text: str) -> tuple[str, int]:

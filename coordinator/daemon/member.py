@@ -284,9 +284,9 @@ class Member:
         self._isr_changes = IsrChanges(replicas, channel, clock)
         self._place_replicas(replicas, channel)
         self._coordinate(services, self._peers)
-        subscribe = services.metadata.subscribe
-        subscribe(Subscriber.QUOTAS, services.quotas.table.follow)
-        subscribe(Subscriber.CONTROLLED_SHUTDOWN, partial(self._leave, services.replicas))
+        services.metadata.subscribe(
+            Subscriber.CONTROLLED_SHUTDOWN, partial(self._leave, services.replicas)
+        )
         await services.start()
 
     def _leave(self, replicas: Replicas, old: MetadataImage, image: MetadataImage) -> None:

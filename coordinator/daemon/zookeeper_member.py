@@ -30,7 +30,7 @@ from fencepost.coordinator.replication.quorum import Quorum
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.errors import WireError
-from fencepost.coordinator.zookeeper.access import ChangedMetadata
+from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
 from fencepost.coordinator.zookeeper.channels import Channels
 from fencepost.coordinator.zookeeper.elected import Elected
 from fencepost.coordinator.zookeeper.loading import Loaded
@@ -85,14 +85,9 @@ class ZooKeeperMember(Member):
         """What is known of the cluster here."""
         return self._node
 
-    def metadata(self, node_id: int) -> ChangedMetadata:
-        """See :meth:`Member.metadata`; users, quotas and rules are changed by every broker."""
-        return ChangedMetadata(
-            self._config,
-            node_id=node_id,
-            access=self._node.access,
-            passwords=self._node.passwords,
-        )
+    def metadata(self, node_id: int) -> ZooKeeperMetadata:
+        """See :meth:`Member.metadata`."""
+        return ZooKeeperMetadata(self._config, self._node.passwords, node_id=node_id)
 
     # --- start ---
 

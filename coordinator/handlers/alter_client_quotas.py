@@ -1,45 +1,29 @@
 """AlterClientQuotas (49): limit users, clients or addresses, or let them go.
 
-To take away what is not there is no error, as in Apache Kafka, also by a key that is no quota's.
-What is wrong with one entity keeps no other from its quotas; one that is named twice keeps what it
-had, where Apache Kafka makes the first change and answers that it made none.
+An error of one entity does not keep the others from their quotas.
 
 Source: ``ClientQuotaControlManager.alterClientQuotas``; KIP-546.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from fencepost.cluster.acl import Operation
-from fencepost.cluster.quota_entities import (
-    ENTITY_TYPES,
-    reason_against,
-    reason_against_value,
-)
-from fencepost.coordinator.errors import InvalidRequestError, PolicyViolationError
+from fencepost.cluster.controller.acls import ReasonAgainst
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.quotas import Alteration
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import code_of, each_row, forced, result_of
+from fencepost.coordinator.handlers.answers import code_of, each_row
+from fencepost.coordinator.handlers.deciding import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
+from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.logcore.machine import DomainError
-from fencepost.logcore.tracebacks import without_traceback
-
-MAX_CHANGES: Final = 10_000
-"""Quotas that one request changes: what Kafka's controllers write at once."""
-
-
-class _Alteration:
-    """What becomes of one entity."""
-
-    __slots__ = ("error", "named", "wanted")
-
-    def __init__(self, named: dict[str, str | None]) -> None:
-        self.named = named
-        self.wanted: dict[str, float | None] = {}
-        self.error: DomainError | None = None
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
@@ -70,71 +54,44 @@ def _row(
 def run(ctx: Context) -> Work[Entity]:
     """Change, or only check, the quotas of each entity; each is answered once."""
     ctx.require_on_cluster(Operation.ALTER_CONFIGS)
-    table = ctx.broker.quotas.table
-    answers: dict[object, _Alteration] = {}
+    asked: list[Alteration] = []
     for entry in ctx.body.entries:
         one = yield from _read(entry)
-        # One of more types has an unknown one among them, and is refused whatever others say.
-        is_short = len(one.named) <= len(ENTITY_TYPES)
-        entity = frozenset(one.named.items()) if is_short else len(answers)
-        if entity in answers:
-            one.error = InvalidRequestError("Ignoring duplicate entity")
-        answers[entity] = one
-    changes = 0
-    for known, one in answers.items():
-        if one.error is None and isinstance(known, frozenset):
-            changes += len(table.changes(known, one.wanted))
-        yield None
-    if changes > MAX_CHANGES:
-        for one in answers.values():
-            one.error = PolicyViolationError("Unable to perform excessively large batch operation.")
-    elif changes and not ctx.body.validate_only:
-        yield from forced(ctx, _changed(ctx, answers))
+        asked.append(one)
+    checked = yield from ctx.controller.look().check_quotas(asked)
+    if not ctx.body.validate_only:
+        good = [at for at, (_, error) in enumerate(checked) if error is None]
+        alter = partial(_alter, ctx.broker.quotas.table, ctx.metadata.reason_against)
+        errors = yield from decided_by_item(ctx, [checked[at].alteration for at in good], alter)
+        for at, error in zip(good, errors, strict=True):
+            checked[at] = checked[at]._replace(error=error)
+            yield None
     entries = []
-    for one in answers.values():
-        message = None if one.error is None else str(one.error)
-        row = yield from _row(ctx, one.named.items(), code_of(one.error), message)
+    for alteration, error in checked:
+        message = None if error is None else str(error)
+        row = yield from _row(ctx, alteration.named.items(), code_of(error), message)
         entries.append(row)
         yield None
     return ctx.respond.AlterClientQuotasResponse(entries=tuple(entries))
 
 
-def _read(entry: Any) -> Steps[_Alteration]:
-    """The changes of one entity, or what is wrong with them."""
-    one = _Alteration({})
+def _read(entry: Any) -> Steps[Alteration]:
+    """The change of one entity."""
+    named: dict[str, str | None] = {}
     for part in entry.entity:
-        one.named[part.entity_type] = part.entity_name
+        named[part.entity_type] = part.entity_name
         yield
-    reason = None
+    ops: list[tuple[str, float | None]] = []
     for op in entry.ops:
-        if op.key in one.wanted:
-            reason = f"Duplicate quota key {op.key}"
-        one.wanted[op.key] = None if op.remove else op.value
+        ops.append((op.key, None if op.remove else op.value))
         yield
-    if reason is None:
-        reason = reason_against(one.named)
-    if reason is None:
-        for key, value in one.wanted.items():
-            if value is not None and reason is None:
-                reason = reason_against_value(one.named, key, value)
-            yield
-    if reason is not None:
-        one.error = InvalidRequestError(reason)
-    return one
+    return Alteration(named, ops)
 
 
-def _changed(ctx: Context, answers: dict[object, _Alteration]) -> Work[None]:
-    table, later = ctx.broker.quotas.table, []
-    for entity, one in answers.items():
-        if one.error is None and isinstance(entity, frozenset):
-            try:
-                with ctx.broker.metadata.unforced():
-                    holds = table.change(entity, one.wanted)
-            except DomainError as error:
-                one.error = without_traceback(error)
-            else:
-                if holds is not None:
-                    later.append((one, holds))
-        yield None
-    for one, holds in later:
-        one.error = yield from result_of(holds)
+def _alter(
+    table: QuotaTable,
+    reason_against: ReasonAgainst,
+    some: Sequence[Alteration],
+    one: Controller,
+) -> Outcome[list[DomainError | None]]:
+    return one.alter_client_quotas(some, table.count, reason_against)

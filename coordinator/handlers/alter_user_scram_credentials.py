@@ -8,47 +8,27 @@ Source: ``ScramControlManager.alterCredentials``; KIP-554.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.scram import Alteration, Deletion, Upsertion
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import each_row, result_of
-from fencepost.coordinator.handlers.deciding import batched
+from fencepost.coordinator.handlers.answers import each_row
+from fencepost.coordinator.handlers.deciding import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
-from fencepost.coordinator.security.users import (
-    MAX_CREDENTIALS,
-    MAX_ITERATIONS,
-    MAX_SALT_BYTES,
-    MECHANISM_BY_NUMBER,
-    Credential,
-    Key,
-    Users,
-)
+from fencepost.coordinator.security.users import MECHANISM_BY_NUMBER, derive_keys
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
-WRITTEN_TOGETHER: Final = 200
-"""Users that are written before others get their turn."""
-
-Refusal = tuple[ErrorCode, str]
-
-_TWICE = (
-    ErrorCode.duplicate_resource,
-    "A user credential cannot be altered twice in the same request",
-)
-_NO_ROOM = (
-    ErrorCode.policy_violation,
-    f"there may be {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS)",
-)
-_NOT_THERE = (
-    ErrorCode.resource_not_found,
-    "Attempt to delete a user credential that does not exist",
-)
+LEAST_ITERATIONS: Final = dict.fromkeys(MECHANISM_BY_NUMBER, MIN_ITERATIONS)
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
@@ -78,67 +58,31 @@ def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) ->
 def run(ctx: Context) -> Work[Entity]:
     """Change what can be changed; each user has one result, for the first thing that is wrong."""
     ctx.require_on_cluster(Operation.ALTER)
-    users = ctx.broker.users
-    failed: dict[str, Refusal] = {}
-    changes: dict[str, Any] = {}
-    for one in (*ctx.body.deletions, *ctx.body.upsertions):
-        if one.name in changes:
-            failed[one.name] = _TWICE
-            del changes[one.name]
-        elif one.name not in failed:
-            if wrong := _against(one, users):
-                failed[one.name] = wrong
-            else:
-                changes[one.name] = one
+    asked: list[Alteration] = []
+    for one in ctx.body.deletions:
+        asked.append(Deletion(one.name, int(one.mechanism)))
         yield None
-    yield from _change(users, changes, failed)
-    return (yield from _response(ctx, lambda name: failed.get(name) or (ErrorCode.none, None)))
-
-
-def _change(users: Users, changes: dict[str, Any], failed: dict[str, Refusal]) -> Work[None]:
-    """Write them, many at a time; what does not fit is refused."""
-    put = {name: one for name, one in changes.items() if hasattr(one, "iterations")}
-    new = 0
-    for name, one in put.items():
-        new += users.credential(name, MECHANISM_BY_NUMBER[int(one.mechanism)]) is None
+    for one in ctx.body.upsertions:
+        asked.append(_upsertion(one))
         yield None
-    if new > users.room:
-        for name in put:
-            failed[name] = _NO_ROOM
-            del changes[name]
-            yield None
-    for some in batched([*changes.items()], WRITTEN_TOGETHER):
-        wanted: dict[Key, Credential | None] = {}
-        for name, one in some:
-            mechanism = MECHANISM_BY_NUMBER[int(one.mechanism)]
-            wanted[name, mechanism.number] = (
-                Credential.of(mechanism, one.salt, one.iterations, one.salted_password)
-                if name in put
-                else None
-            )
-            yield None
-        holds = users.change(wanted)
-        error = None if holds is None else (yield from result_of(holds))
+    failed, accepted = yield from ctx.controller.look().check_credentials(
+        asked, LEAST_ITERATIONS, ctx.metadata.reason_against
+    )
+    errors = yield from decided_by_item(ctx, accepted, _alter)
+    for one, error in zip(accepted, errors, strict=True):
         if error is not None:
-            failed |= {name: (error_code(error), str(error)) for name, _ in some}
+            failed[one.name] = error
+        yield None
+    return (yield from _response(ctx, lambda name: _code_and_message(failed.get(name))))
 
 
-def _against(one: Any, users: Users) -> Refusal | None:
-    """What is wrong with a deletion or an upsertion."""
-    if not one.name:
-        return ErrorCode.unacceptable_credential, "Username must not be empty"
-    mechanism = MECHANISM_BY_NUMBER.get(int(one.mechanism))
-    if mechanism is None:
-        return ErrorCode.unsupported_sasl_mechanism, "Unknown SCRAM mechanism"
-    iterations = getattr(one, "iterations", None)
-    if iterations is None:
-        return _NOT_THERE if users.credential(one.name, mechanism) is None else None
-    if iterations < MIN_ITERATIONS:
-        return ErrorCode.unacceptable_credential, "Too few iterations"
-    if iterations > MAX_ITERATIONS:
-        return ErrorCode.unacceptable_credential, "Too many iterations"
-    if len(one.salt) > MAX_SALT_BYTES:
-        return ErrorCode.unacceptable_credential, "Too long a salt"
-    if reason := users.reason_against(one.name):
-        return ErrorCode.unacceptable_credential, reason
-    return None
+def _upsertion(one: Any) -> Upsertion:
+    return Upsertion(one.name, int(one.mechanism), one.iterations, one.salt, one.salted_password)
+
+
+def _alter(some: Sequence[Alteration], one: Controller) -> Outcome[list[DomainError | None]]:
+    return one.alter_credentials(some, derive_keys)
+
+
+def _code_and_message(error: DomainError | None) -> tuple[int, str | None]:
+    return (ErrorCode.none, None) if error is None else (error_code(error), str(error))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.controller.topic_decisions import Decide
 from fencepost.coordinator.handlers import Context
-from fencepost.coordinator.handlers.answers import forced
+from fencepost.coordinator.handlers.answers import forced, result_of
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import KNOWN_APIS
 from fencepost.coordinator.wire.steps import Steps
+from fencepost.logcore.machine import DomainError
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 ITEMS_PER_TURN = 500
 """Partitions that the controller decides on before others get their turn, where it may."""
@@ -58,6 +61,33 @@ def decided_each(
             answers.append(decide(decision))
             yield
         return answers
+
+    return forced(ctx, changes())
+
+
+def decided_by_item(
+    ctx: Context,
+    items: Sequence[Item],
+    decide: Callable[[Sequence[Item], Controller], Outcome[list[DomainError | None]]],
+) -> Work[list[DomainError | None]]:
+    """Have it decide on some items after others; returns the error of each.
+
+    ZooKeeper may refuse the records of one item and take those of the next.
+    """
+    at_once = ITEMS_PER_TURN if ctx.on_znodes is None else 1
+
+    def changes() -> Work[list[DomainError | None]]:
+        errors: list[DomainError | None] = []
+        written, ask = [], decider(ctx)
+        for some in batched(items, at_once):
+            errors += ask(partial(decide, some))
+            if ctx.on_znodes is not None:
+                written.append(ctx.metadata.durable())
+            yield None
+        for at, change in enumerate(written):
+            if change is not None:
+                errors[at] = yield from result_of(change)
+        return errors
 
     return forced(ctx, changes())
 

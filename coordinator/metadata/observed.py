@@ -66,7 +66,7 @@ class ObservedMetadata(Metadata):
         """Nothing is written here."""
         yield
 
-    def append(self, records: Sequence[MetadataRecord]) -> asyncio.Future[None] | None:  # noqa: ARG002 - see below
+    def append(self, records: Sequence[MetadataRecord]) -> None:  # noqa: ARG002 - see below
         """Raise MetadataUnavailableError: this is the controller's to do."""
         raise MetadataUnavailableError("the controller is elsewhere")
 

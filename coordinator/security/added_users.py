@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
 
-from fencepost.coordinator.security.users import MAX_ITERATIONS, Credential, Users, new_salt
+from fencepost.cluster.controller.scram import MAX_ITERATIONS, Upsertion
+from fencepost.coordinator.security.users import new_salt
 from fencepost.coordinator.wire.scram import MIN_ITERATIONS, SCRAM_MECHANISMS, salted_password
-
-AddedUser = tuple[str, Credential]
-"""A name and what is kept of the password."""
 
 _COMPONENTS = frozenset({"name", "password", "iterations", "salt", "saltedpassword"})
 
@@ -26,7 +23,7 @@ class AddedUserError(ValueError):
     """A text is no such user. The message holds no value of it."""
 
 
-def parse_added_user(text: str) -> AddedUser:
+def parse_added_user(text: str) -> Upsertion:
     """The user of one argument. Raises AddedUserError."""
     name, found, rest = text.strip().partition("=")
     mechanism = SCRAM_MECHANISMS.get(name)
@@ -51,7 +48,7 @@ def parse_added_user(text: str) -> AddedUser:
         raise AddedUserError("it has saltedpassword without salt")
     else:
         salted = _decoded("saltedpassword", parts["saltedpassword"])
-    return parts["name"], Credential.of(mechanism, salt, iterations, salted)
+    return Upsertion(parts["name"], mechanism.number, iterations, salt, salted)
 
 
 def _component(text: str) -> tuple[str, str]:
@@ -75,16 +72,3 @@ def _decoded(name: str, text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise AddedUserError(f"{name} is no base64") from None
-
-
-async def add_users(users: Users, added: Iterable[AddedUser]) -> list[str]:
-    """Give those a credential that have none of its mechanism yet; who that was.
-
-    A user who is there is left alone: the password may have been changed since. Raises DomainError.
-    """
-    new = [(name, one) for name, one in added if users.credential(name, one.mechanism) is None]
-    for name, one in new:
-        holds = users.change({(name, one.mechanism.number): one})
-        if holds is not None:
-            await holds
-    return [name for name, _ in new]

@@ -3,23 +3,18 @@
 Nobody can tell by what is answered whether there is a user: :meth:`Users.stand_in` has for every
 name what a login with it would be told, always the same.
 
-Source: ``ScramControlManager``, ``ScramImage``, ``UserScramCredentialRecord``; RFC 5802, 5.1.
+Source: ``ScramImage``, ``ScramPublisher``; RFC 5802, 5.1.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from fencepost.cluster.image import MetadataImage
-from fencepost.cluster.records import (
-    MetadataRecord,
-    RemoveUserScramCredentialRecord,
-    UserScramCredentialRecord,
-)
+from fencepost.cluster.records import UserScramCredentialRecord
 from fencepost.coordinator.metadata.observed import AnyMetadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.wire.scram import (
@@ -31,19 +26,7 @@ from fencepost.coordinator.wire.scram import (
 )
 from fencepost.logcore.values import dataclass
 
-MAX_ITERATIONS: Final = 16_384
-"""How often a password has been hashed, at most: every login costs the client as much."""
-
-MAX_CREDENTIALS: Final = 20_000
-"""Credentials of all users; each takes about a kilobyte."""
-
-MAX_SALT_BYTES: Final = 1_024
-"""Bytes of a salt; everybody who asks is told it."""
-
 MECHANISM_BY_NUMBER: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
-
-Key = tuple[str, int]
-"""A user's name and a mechanism's number."""
 
 Profile = tuple[int, int]
 """A mechanism's number and iterations: what a check of a password costs."""
@@ -62,13 +45,11 @@ class Credential:
     server_key: bytes
     iterations: int
 
-    @classmethod
-    def of(
-        cls, mechanism: ScramMechanism, salt: bytes, iterations: int, salted: bytes
-    ) -> Credential:
-        """That of a password that was hashed already."""
-        keys = stored_key(mechanism, salted), server_key(mechanism, salted)
-        return cls(mechanism, salt, *keys, iterations)
+
+def derive_keys(mechanism: int, salted_password: bytes) -> tuple[bytes, bytes]:
+    """Return the stored key and the server key of a salted password, by a mechanism's number."""
+    one = MECHANISM_BY_NUMBER[mechanism]
+    return stored_key(one, salted_password), server_key(one, salted_password)
 
 
 def new_salt() -> bytes:
@@ -157,34 +138,6 @@ class Users:
     def prepare(self) -> None:
         """Have a secret for :meth:`stand_in`. Raises OSError."""
         self._secret = self._draw_secret()
-
-    # --- changing ---
-
-    @property
-    def room(self) -> int:
-        """How many more credentials there may be."""
-        return MAX_CREDENTIALS - len(self._metadata.image.scram)
-
-    def reason_against(self, user: str) -> str | None:
-        """Why nobody of this name can be kept."""
-        nothing = UserScramCredentialRecord(user, 1, b"", b"", b"", 0)
-        return self._metadata.reason_against(nothing)
-
-    def change(self, changes: Mapping[Key, Credential | None]) -> asyncio.Future[None] | None:
-        """Let users have these credentials, None for no longer; the caller has checked them.
-
-        Returns what :meth:`fencepost.coordinator.metadata.log.MetadataLog.append` does.
-        """
-        records: list[MetadataRecord] = []
-        for (user, number), one in changes.items():
-            if one is None:
-                records.append(RemoveUserScramCredentialRecord(user, number))
-            else:
-                keys = one.stored_key, one.server_key
-                records.append(
-                    UserScramCredentialRecord(user, number, one.salt, *keys, one.iterations)
-                )
-        return self._metadata.append(records) if records else None
 
 
 def _mac(seed: bytes, *words: object) -> bytes:

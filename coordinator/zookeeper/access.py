@@ -21,7 +21,6 @@ import structlog
 
 from fencepost.cluster.acl import Permission, ResourceType
 from fencepost.cluster.image import MetadataImage
-from fencepost.cluster.record_codec import decode
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
     ClientQuotaRecord,
@@ -30,13 +29,11 @@ from fencepost.cluster.records import (
     RemoveUserScramCredentialRecord,
     UserScramCredentialRecord,
 )
-from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.errors import (
     MetadataUnavailableError,
     PolicyViolationError,
     RequestTimedOutError,
 )
-from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn, tell
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper import znodes
@@ -48,7 +45,6 @@ from fencepost.coordinator.zookeeper.errors import (
 )
 from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.coordinator.zookeeper.notes import Notes
-from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import (
     Create,
     Delete,
@@ -375,35 +371,6 @@ class _Transaction:
 def _is(record: AccessRecord, permission: Permission) -> bool:
     """Whether it is a rule that says this."""
     return isinstance(record, AccessControlEntryRecord) and record.permission_type == permission
-
-
-class ChangedMetadata(ObservedMetadata):
-    """What such a broker knows of its cluster, of which it changes this part by itself."""
-
-    def __init__(
-        self, config: BrokerConfig, *, node_id: int, access: Access, passwords: Passwords
-    ) -> None:
-        super().__init__(config, node_id=node_id)
-        self._access, self._passwords = access, passwords
-
-    def plain_settings(self, name: str) -> Mapping[str, str]:
-        """See :meth:`Metadata.plain_settings`."""
-        return self._passwords.plain(name, self.settings(name))
-
-    def append(self, records: Sequence[MetadataRecord | bytes]) -> asyncio.Future[None]:
-        """Have them written; what comes of it is known here before it is done.
-
-        Raises MetadataUnavailableError for what the controller has to do.
-        """
-        by_path: dict[str, list[Change]] = {}
-        for record in records:
-            change = change_of(self.image, decode(record) if isinstance(record, bytes) else record)
-            by_path.setdefault(formats.path_of(change.record), []).append(change)
-        return self._access.change(by_path)
-
-    def reason_against(self, record: MetadataRecord) -> str | None:
-        """See :meth:`Metadata.reason_against`."""
-        return reason_against(record)
 
 
 def change_of(image: MetadataImage, record: MetadataRecord) -> Change:

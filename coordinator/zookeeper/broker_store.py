@@ -32,7 +32,19 @@ from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import Create, Put, Session
 
 
-class BrokerStore(ObservedMetadata):
+class ZooKeeperMetadata(ObservedMetadata):
+    """What a broker has been told of its cluster, where passwords of brokers are encoded."""
+
+    def __init__(self, config: BrokerConfig, passwords: Passwords, *, node_id: int) -> None:
+        super().__init__(config, node_id=node_id)
+        self._passwords = passwords
+
+    def plain_settings(self, name: str) -> Mapping[str, str]:
+        """See :meth:`Metadata.plain_settings`."""
+        return self._passwords.plain(name, self.settings(name))
+
+
+class BrokerStore(ZooKeeperMetadata):
     """The image that a broker has been told, and the changes of one request on top of it."""
 
     def __init__(
@@ -45,8 +57,8 @@ class BrokerStore(ObservedMetadata):
         *,
         node_id: int,
     ) -> None:
-        super().__init__(config, node_id=node_id)
-        self._session, self._passwords, self._access = session, passwords, access
+        super().__init__(config, passwords, node_id=node_id)
+        self._session, self._access = session, access
         self._settings: dict[tuple[int, str], None] = {}
         """Resources whose settings are not written yet."""
         self._changes: dict[str, list[Change]] = {}
@@ -105,10 +117,6 @@ class BrokerStore(ObservedMetadata):
             return record
         value = self._passwords.encoded(record.resource_name, record.name, record.value)
         return replace(record, value=value)
-
-    def plain_settings(self, name: str) -> Mapping[str, str]:
-        """See :meth:`Metadata.plain_settings`."""
-        return self._passwords.plain(name, self.settings(name))
 
     def reason_against(self, record: MetadataRecord) -> str | None:
         """See :meth:`Metadata.reason_against`."""

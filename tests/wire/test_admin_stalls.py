@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fencepost.cluster.controller.quotas import MAX_CHANGES
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.handlers.alter_client_quotas import MAX_CHANGES
 from fencepost.coordinator.wire.api import ApiKey
 from tests.wire.test_stalls import (
     ALL,

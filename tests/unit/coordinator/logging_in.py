@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fencepost.cluster.records import UserScramCredentialRecord
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.net.authentication import Answer, Authenticator, LoginRefused
@@ -14,7 +15,7 @@ from fencepost.coordinator.security.logins import ListenerLogins
 from fencepost.coordinator.security.mechanism import Mechanism
 from fencepost.coordinator.security.principal import Session
 from fencepost.coordinator.security.scram_login import ScramLogin
-from fencepost.coordinator.security.users import Credential, Users
+from fencepost.coordinator.security.users import Users, derive_keys
 from fencepost.coordinator.wire import scram
 from fencepost.coordinator.wire.codec import Request
 from fencepost.coordinator.wire.messages import response_factory
@@ -51,8 +52,11 @@ def give(
     users: Users, name: str, password: str, mechanism: ScramMechanism, iterations: int = 4096
 ) -> None:
     salted = scram.salted_password(mechanism, password, b"salt of a user", iterations)
-    one = Credential.of(mechanism, b"salt of a user", iterations, salted)
-    users.change({(name, mechanism.number): one})
+    number = mechanism.number
+    stored, server = derive_keys(number, salted)
+    users._metadata.append(
+        [UserScramCredentialRecord(name, number, b"salt of a user", stored, server, iterations)]
+    )
 
 
 class ScramClient:

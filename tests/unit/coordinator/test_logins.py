@@ -23,7 +23,6 @@ from fencepost.coordinator.runtime.few_lines import LINES_PER_SECOND
 from fencepost.coordinator.security import password_checks
 from fencepost.coordinator.security.added_users import (
     AddedUserError,
-    add_users,
     parse_added_user,
 )
 from fencepost.coordinator.security.logins import (
@@ -249,19 +248,20 @@ def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:
     ],
 )
 def test_added_users(text: str, name: str, mechanism: ScramMechanism, iterations: int) -> None:
-    user, found = parse_added_user(text)
-    assert (user, found.mechanism, found.iterations) == (name, mechanism, iterations)
+    found = parse_added_user(text)
+    assert (found.name, found.mechanism) == (name, mechanism.number)
+    assert found.iterations == iterations
     password = "p=w" if "p=w" in text else "pw"
     salted = salted_password(mechanism, password, found.salt, iterations)
-    assert found.stored_key == stored_key(mechanism, salted)
+    assert found.salted_password == salted
 
 
 def test_an_added_user_with_a_hashed_password() -> None:
     salted = salted_password(SCRAM_SHA_256, "pw", b"salt", 4096)
     text = base64.b64encode(salted).decode()
-    _, found = parse_added_user(f'SCRAM-SHA-256=[name=a,salt="c2FsdA==",saltedpassword="{text}"]')
+    found = parse_added_user(f'SCRAM-SHA-256=[name=a,salt="c2FsdA==",saltedpassword="{text}"]')
     assert found.salt == b"salt"
-    assert found.stored_key == stored_key(SCRAM_SHA_256, salted)
+    assert found.salted_password == salted
 
 
 @pytest.mark.parametrize(
@@ -295,11 +295,14 @@ def test_what_is_no_added_user(text: str, tmp_path: Path) -> None:
 
 async def test_a_user_who_is_there_stays_as_it_is(tmp_path: Path) -> None:
     """The password may have been changed since the first start."""
-    users = users_in(tmp_path, alice="changed")
-    before = users.credential("alice", SCRAM_SHA_256)
+    alice = "SCRAM-SHA-256=[name=alice,password=changed]"
+    async with Broker(tmp_path, add_scram=[alice]) as broker:
+        before = broker.services.users.credential("alice", SCRAM_SHA_256)
     added = ["SCRAM-SHA-256=[name=alice,password=first]", "SCRAM-SHA-256=[name=b,password=first]"]
-    assert await add_users(users, map(parse_added_user, added)) == ["b"]
-    assert users.credential("alice", SCRAM_SHA_256) == before
+    async with Broker(tmp_path, add_scram=added) as broker:
+        users = broker.services.users
+        assert users.credential("alice", SCRAM_SHA_256) == before
+        assert users.credential("b", SCRAM_SHA_256) is not None
 
 
 async def test_others_can_not_read_what_is_kept(tmp_path: Path) -> None:

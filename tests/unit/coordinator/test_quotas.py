@@ -6,7 +6,7 @@ The scenarios are those of Kafka's ``RateTest``, ``TokenBucketTest``, ``ClientQu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -15,12 +15,15 @@ from fencepost.cluster.quota_entities import (
     MUTATION,
     PRODUCE,
     REQUEST,
+    Pair,
     entity_of,
 )
+from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import counts_of_addresses, plain_address
-from fencepost.coordinator.errors import PolicyViolationError, ThrottlingQuotaExceededError
-from fencepost.coordinator.security import quota_table, quotas
+from fencepost.coordinator.errors import ThrottlingQuotaExceededError
+from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.security import quotas
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.quotas import EXPIRES_MS, ClientQuotas
 from fencepost.coordinator.security.rates import MAX_THROTTLE_MS, Rate, TokenBucket, Window
@@ -107,11 +110,23 @@ def test_a_bucket_begins_full_is_overdrawn_once_and_fills_up():
 # --- budgets -------------------------------------------------------------------------------------
 
 
+def change(metadata: MetadataLog, pair: Pair, wanted: Mapping[str, float | None]) -> None:
+    """Change quotas in the metadata, as the controller does."""
+    named = tuple(EntityData(*one) for one in sorted(entity_of(pair), key=lambda one: one[0]))
+    metadata.append(
+        [
+            ClientQuotaRecord(named, key, value or 0.0, remove=value is None)
+            for key, value in wanted.items()
+        ]
+    )
+
+
 class Clients:
     """The quotas of a broker, and clients that take of them."""
 
-    def __init__(self, quotas: ClientQuotas, clock: ManualClock) -> None:
-        self.quotas, self.clock = quotas, clock
+    def __init__(self, metadata: MetadataLog, clock: ManualClock) -> None:
+        self.quotas = quotas = ClientQuotas(QuotaTable(metadata), BrokerConfig(), clock)
+        self.clock, self._metadata = clock, metadata
         self.wakes = 0
         quotas.listen(self._changed)
 
@@ -126,7 +141,7 @@ class Clients:
         key: str = PRODUCE,
     ) -> None:
         """``""`` for no name, None for the default."""
-        self.quotas.table.change(entity_of((user, client_id)), {key: value})
+        change(self._metadata, (user, client_id), {key: value})
 
     def limit(self, user: str, client_id: str, key: str = PRODUCE) -> float | None:
         holding = self.quotas.holding(key, user, client_id)
@@ -144,7 +159,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def clients(tmp_path, clock) -> Iterator[Clients]:
     on_disk = storage(tmp_path, clock=clock)
-    yield Clients(ClientQuotas(QuotaTable(on_disk.metadata), BrokerConfig(), clock), clock)
+    yield Clients(on_disk.metadata, clock)
     on_disk.logs.close()
 
 
@@ -386,9 +401,9 @@ def test_long_names_take_no_more_memory_than_short_ones(clients):
 def test_quotas_are_there_after_a_restart(tmp_path, clock):
     first = storage(tmp_path, clock=clock)
     table = QuotaTable(first.metadata)
-    table.change(entity_of(("alice", None)), {PRODUCE: 10.0, FETCH: 20.0})
-    table.change(entity_of((None, "")), {REQUEST: 12.5})
-    table.change(entity_of(("alice", None)), {PRODUCE: None})
+    change(first.metadata, ("alice", None), {PRODUCE: 10.0, FETCH: 20.0})
+    change(first.metadata, (None, ""), {REQUEST: 12.5})
+    change(first.metadata, ("alice", None), {PRODUCE: None})
     first.logs.close()
     second = storage(tmp_path, clock=clock)
     assert QuotaTable(second.metadata).entities == table.entities
@@ -400,14 +415,11 @@ def test_quotas_are_there_after_a_restart(tmp_path, clock):
     second.logs.close()
 
 
-def test_there_is_room_for_so_many_quotas(clients, monkeypatch):
-    monkeypatch.setattr(quota_table, "MAX_QUOTAS", 3)
+def test_table_counts_the_quotas_of_all_entities(clients):
     table = clients.quotas.table
     clients.set("a", "", 1)
     clients.set("a", "", 1, FETCH)
     clients.set("b", "", 1)
-    with pytest.raises(PolicyViolationError):
-        clients.set("c", "", 1)
     clients.set("b", "", 2)
     clients.set("a", "", None, FETCH)
     assert table.count == 2

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.cluster.controller import scram
+from fencepost.cluster.controller.scram import MAX_SALT_BYTES
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
-from fencepost.coordinator.security import users as users_module
-from fencepost.coordinator.security.users import MAX_SALT_BYTES
 from fencepost.coordinator.wire.limits import MAX_ERROR_TEXT_CHARACTERS
 from tests.support.cluster import Cluster, unique
 from tests.support.faults import FaultyDisk
@@ -458,7 +458,7 @@ def test_the_longest_salt(client, size: int, code: str) -> None:
 def test_users_are_bounded(client, monkeypatch: pytest.MonkeyPatch) -> None:
     all_users = client.call("describe_user_scram_credentials", 0, users=None)["results"]
     there = sum(len(one["credential_infos"]) for one in all_users)
-    monkeypatch.setattr(users_module, "MAX_CREDENTIALS", there + 3)
+    monkeypatch.setattr(scram, "MAX_CREDENTIALS", there + 3)
     password = {"iterations": 4096, "salt": b"salt", "salted_password": b"password"}
 
     def put(*names: str) -> list[str]:

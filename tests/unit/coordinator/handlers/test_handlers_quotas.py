@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from fencepost.coordinator.handlers import alter_client_quotas
-from fencepost.coordinator.security import quota_table
+from fencepost.cluster.controller import quotas
 from tests.support.cluster import Cluster, unique
 
 Names = Mapping[str, str | None]
@@ -269,12 +268,12 @@ def test_any_letters_make_a_name(client):
 
 
 def test_one_request_changes_so_many_quotas(client, monkeypatch):
-    monkeypatch.setattr(alter_client_quotas, "MAX_CHANGES", 2)
+    monkeypatch.setattr(quotas, "MAX_CHANGES", 2)
     entries = [entry({"user": f"u{number}"}, producer_byte_rate=1e6) for number in range(3)]
     assert alter(client, *entries) == ["policy_violation"] * 3
     assert told(client, strict=False) == {}
     assert alter(client, *entries[:2]) == ["none"] * 2
-    monkeypatch.setattr(quota_table, "MAX_QUOTAS", 2)
+    monkeypatch.setattr(quotas, "MAX_QUOTAS", 2)
     assert alter(client, *entries) == ["none", "none", "policy_violation"]
     gone = [entry({"user": f"u{number}"}, producer_byte_rate=None) for number in range(2)]
     assert alter(client, *gone) == ["none"] * 2

@@ -230,10 +230,8 @@ def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, chang
     """Nobody knows what it would deny."""
     kept.create(READ_T)
     (record,) = kept.storage.metadata.image.acls.values()
-    refused = pytest.raises(MetadataError, match=f"the rule {record.id} is not understood")
-    with refused:
-        kept.storage.metadata.append([replace(record, **change)])
-    with refused:
+    kept.storage.metadata.append([replace(record, **change)])
+    with pytest.raises(MetadataError, match=f"the rule {record.id} is not understood"):
         kept.restart()
 
 

@@ -16,7 +16,6 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.observed import ObservedMetadata
-from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
@@ -52,10 +51,9 @@ def quota(value: float, *, remove: bool = False) -> ClientQuotaRecord:
 def test_quotas_follow_the_image() -> None:
     cluster = Cluster()
     cluster.change(quota(10.0))
-    table = QuotaTable(cluster.metadata)  # type: ignore[arg-type]
+    table = QuotaTable(cluster.metadata)
     heard: list[tuple[object, ...]] = []
     table.listen(lambda *what: heard.append(what))
-    cluster.metadata.subscribe(Subscriber.QUOTAS, table.follow)
     alice = frozenset({("user", "alice")})
     cluster.change(quota(20.0))
     assert table.entities == {alice: {"producer_byte_rate": 20.0}}
@@ -85,7 +83,7 @@ def test_rules_follow_the_image() -> None:
 def test_an_image_without_changes_of_them_is_passed_over() -> None:
     cluster = Cluster()
     cluster.change(quota(10.0))
-    table = QuotaTable(cluster.metadata)  # type: ignore[arg-type]
+    table = QuotaTable(cluster.metadata)
     table.listen(lambda *_: 1 / 0)
     table.follow(cluster.metadata.image, cluster.metadata.image)
     assert isinstance(cluster.metadata.image, MetadataImage)

@@ -1,0 +1,137 @@
+"""Client quotas: which changes are valid, and their records.
+
+Deleting a quota that does not exist is no error, as in Apache Kafka, also by a key that no quota
+has.
+
+Source: ``ClientQuotaControlManager``; KIP-546.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from fencepost.cluster.controller.acls import ReasonAgainst
+from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.image import Entity
+from fencepost.cluster.quota_entities import (
+    ENTITY_TYPES,
+    reason_against,
+    reason_against_value,
+)
+from fencepost.cluster.records import ClientQuotaRecord, EntityData, MetadataRecord
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.steps import Steps
+from fencepost.logcore.tracebacks import without_traceback
+
+MAX_QUOTAS: Final = 20_000
+"""Quotas of all entities, about a kilobyte each: they outlive the clients that they are for."""
+
+MAX_CHANGES: Final = 10_000
+"""Quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
+
+
+class Alteration(NamedTuple):
+    """What becomes of the quotas of one entity."""
+
+    named: Mapping[str, str | None]
+    """The types of the entity with their names; None is the default of a type."""
+    ops: Sequence[tuple[str, float | None]]
+    """Keys with their new values; None deletes a quota."""
+
+
+class Checked(NamedTuple):
+    """An entity's change, and what is wrong with it."""
+
+    alteration: Alteration
+    error: DomainError | None
+
+
+def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]]:
+    """Return each entity once. One that is named twice keeps its quotas.
+
+    Kafka makes the first of two changes, and answers that it made none.
+    """
+    checked: dict[object, Checked] = {}
+    for one in asked:
+        reason = yield from _reason_against(one)
+        # An entity of more types has an unknown one, and is refused whatever the others say.
+        is_short = len(one.named) <= len(ENTITY_TYPES)
+        key = _entity_of(one.named) if is_short else len(checked)
+        if key in checked:
+            reason = "Ignoring duplicate entity"
+        checked[key] = Checked(one, None if reason is None else _error(reason))
+        yield
+    changes = 0
+    for one, error in checked.values():
+        changes += 0 if error is not None else len(_changes(view, one))
+        yield
+    if changes <= MAX_CHANGES:
+        return [*checked.values()]
+    error = PolicyViolationError("Unable to perform excessively large batch operation.")
+    return [Checked(one, error) for one, _ in checked.values()]
+
+
+def alter_client_quotas(
+    view: View,
+    alterations: Iterable[Alteration],
+    quota_count: int,
+    reason_against_record: ReasonAgainst,
+) -> Outcome[list[DomainError | None]]:
+    """Make the checked changes that fit; ``quota_count`` is the number of quotas in the image."""
+    errors: list[DomainError | None] = []
+    records: list[MetadataRecord] = []
+    for one in alterations:
+        entity = _entity_of(one.named)
+        now = view.image.quotas.get(entity, {})
+        parts = tuple(EntityData(*part) for part in entity)
+        changed = [
+            ClientQuotaRecord(parts, key, value or 0.0, remove=value is None)
+            for key, value in _changes(view, one).items()
+        ]
+        more = sum((record.key not in now) - record.remove for record in changed)
+        error: DomainError | None = None
+        if more > 0 and quota_count + more > MAX_QUOTAS:
+            error = PolicyViolationError(f"there may be {MAX_QUOTAS} quotas (MAX_QUOTAS)")
+        elif changed and (reason := reason_against_record(changed[0])):
+            error = _error(reason)
+        else:
+            records += changed
+            quota_count += more
+        errors.append(error)
+    return Outcome(errors, tuple(records))
+
+
+def _entity_of(named: Mapping[str, str | None]) -> Entity:
+    """An entity as the image has it."""
+    return tuple(sorted(named.items(), key=lambda one: one[0]))
+
+
+def _changes(view: View, one: Alteration) -> dict[str, float | None]:
+    now = view.image.quotas.get(_entity_of(one.named), {})
+    return {key: value for key, value in one.ops if now.get(key) != value}
+
+
+def _reason_against(one: Alteration) -> Steps[str | None]:
+    keys: set[str] = set()
+    reason = None
+    for key, _ in one.ops:
+        if key in keys:
+            reason = f"Duplicate quota key {key}"
+        keys.add(key)
+        yield
+    if reason is None:
+        reason = reason_against(one.named)
+    if reason is not None:
+        return reason
+    for key, value in one.ops:
+        if value is not None and (reason := reason_against_value(one.named, key, value)):
+            return reason
+        yield
+    return None
+
+
+def _error(reason: str) -> DomainError:
+    return without_traceback(InvalidRequestError(reason))

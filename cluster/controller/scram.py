@@ -1,0 +1,184 @@
+"""SCRAM credentials: which changes are valid, and their records.
+
+The iterated hashing of a password is done before: a change brings the salted password. Logins need
+only the two keys that are derived from it, so that nobody can log in with the stored record.
+
+Source: ``ScramControlManager``; KIP-554.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from fencepost.cluster.controller.acls import ReasonAgainst
+from fencepost.cluster.controller.errors import (
+    DuplicateResourceError,
+    PolicyViolationError,
+    ResourceNotFoundError,
+    UnacceptableCredentialError,
+    UnsupportedSaslMechanismError,
+)
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.view import View
+from fencepost.cluster.records import (
+    MetadataRecord,
+    RemoveUserScramCredentialRecord,
+    UserScramCredentialRecord,
+)
+from fencepost.logcore.machine import DomainError
+from fencepost.logcore.steps import Steps
+from fencepost.logcore.tracebacks import without_traceback
+from fencepost.logcore.values import dataclass
+
+MAX_ITERATIONS: Final = 16_384
+"""Iterations of a password's hash: every login costs the client as much."""
+
+MAX_CREDENTIALS: Final = 20_000
+"""Credentials of all users; each takes about a kilobyte."""
+
+MAX_SALT_BYTES: Final = 1_024
+"""Bytes of a salt; every client that asks is told it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Delete a user's credential of a mechanism."""
+
+    name: str
+    mechanism: int
+    """The number of ``ScramMechanism``."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Upsertion:
+    """Create a user's credential of a mechanism, or replace it."""
+
+    name: str
+    mechanism: int
+    iterations: int
+    salt: bytes
+    salted_password: bytes
+
+
+Alteration = Deletion | Upsertion
+
+LeastIterations = Mapping[int, int]
+"""The least iterations by the number of each known mechanism."""
+
+DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
+"""The stored key and the server key of a mechanism's salted password."""
+
+
+def check_credentials(
+    view: View,
+    asked: Iterable[Alteration],
+    least_iterations: LeastIterations,
+    reason_against: ReasonAgainst,
+) -> Steps[tuple[dict[str, DomainError], list[Alteration]]]:
+    """Return the first error of each user, and the changes of all other users."""
+    errors: dict[str, DomainError] = {}
+    accepted: dict[str, Alteration] = {}
+    for one in asked:
+        if accepted.pop(one.name, None) is not None:
+            errors[one.name] = DuplicateResourceError(
+                "A user credential cannot be altered twice in the same request"
+            )
+        elif one.name not in errors:
+            try:
+                _check(view, one, least_iterations, reason_against)
+            except DomainError as error:
+                errors[one.name] = without_traceback(error)
+            else:
+                accepted[one.name] = one
+        yield
+    new = 0
+    for one in accepted.values():
+        new += isinstance(one, Upsertion) and not _exists(view, one)
+        yield
+    if new > MAX_CREDENTIALS - len(view.image.scram):
+        refused = [one.name for one in accepted.values() if isinstance(one, Upsertion)]
+        for name in refused:
+            errors[name] = _no_room()
+            del accepted[name]
+            yield
+    return errors, [*accepted.values()]
+
+
+def alter_credentials(
+    view: View, alterations: Iterable[Alteration], derive_keys: DeriveKeys
+) -> Outcome[list[DomainError | None]]:
+    """Make the checked changes; the answer has the error of each that is no longer possible."""
+    errors: list[DomainError | None] = []
+    records: list[MetadataRecord] = []
+    room = MAX_CREDENTIALS - len(view.image.scram)
+    for one in alterations:
+        error: DomainError | None = None
+        exists = _exists(view, one)
+        if isinstance(one, Deletion):
+            if exists:
+                room += 1
+                records.append(RemoveUserScramCredentialRecord(one.name, one.mechanism))
+            else:
+                error = _not_found()
+        elif exists or room > 0:
+            room -= not exists
+            records.append(_record(one, derive_keys))
+        else:
+            error = _no_room()
+        errors.append(error)
+    return Outcome(errors, tuple(records))
+
+
+def add_credentials(
+    view: View, added: Iterable[Upsertion], derive_keys: DeriveKeys
+) -> Outcome[list[str]]:
+    """Create the credentials that do not exist; the answer has their users.
+
+    An existing one is left alone: its password may have been changed since.
+    """
+    new = {(one.name, one.mechanism): one for one in added if not _exists(view, one)}
+    records = tuple(_record(one, derive_keys) for one in new.values())
+    return Outcome([one.name for one in new.values()], records)
+
+
+def _check(
+    view: View, one: Alteration, least_iterations: LeastIterations, reason_against: ReasonAgainst
+) -> None:
+    if not one.name:
+        raise UnacceptableCredentialError("Username must not be empty")
+    least = least_iterations.get(one.mechanism)
+    if least is None:
+        raise UnsupportedSaslMechanismError("Unknown SCRAM mechanism")
+    if isinstance(one, Deletion):
+        if not _exists(view, one):
+            raise _not_found()
+        return
+    if one.iterations < least:
+        raise UnacceptableCredentialError("Too few iterations")
+    if one.iterations > MAX_ITERATIONS:
+        raise UnacceptableCredentialError("Too many iterations")
+    if len(one.salt) > MAX_SALT_BYTES:
+        raise UnacceptableCredentialError("Too long a salt")
+    record = UserScramCredentialRecord(one.name, one.mechanism, b"", b"", b"", 0)
+    if reason := reason_against(record):
+        raise UnacceptableCredentialError(reason)
+
+
+def _exists(view: View, one: Alteration) -> bool:
+    return (one.name, one.mechanism) in view.image.scram
+
+
+def _record(one: Upsertion, derive_keys: DeriveKeys) -> UserScramCredentialRecord:
+    stored_key, server_key = derive_keys(one.mechanism, one.salted_password)
+    return UserScramCredentialRecord(
+        one.name, one.mechanism, one.salt, stored_key, server_key, one.iterations
+    )
+
+
+def _not_found() -> DomainError:
+    return ResourceNotFoundError("Attempt to delete a user credential that does not exist")
+
+
+def _no_room() -> DomainError:
+    return PolicyViolationError(f"there may be {MAX_CREDENTIALS} credentials (MAX_CREDENTIALS)")

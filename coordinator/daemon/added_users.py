@@ -1,0 +1,42 @@
+"""The first users, which come with the command line (``--add-scram``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from fencepost.cluster.controller.scram import Upsertion
+from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.security.added_users import AddedUserError, parse_added_user
+from fencepost.coordinator.security.users import derive_keys
+from fencepost.coordinator.services import Services
+from fencepost.logcore.machine import DomainError
+
+_log = structlog.get_logger(__name__)
+
+
+def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
+    """The users of the arguments. Raises BrokerError."""
+    try:
+        return [parse_added_user(text) for text in texts]
+    except AddedUserError as error:
+        raise BrokerError(f"a user to add (--add-scram): {error}") from None
+
+
+async def add_users(services: Services, added: Sequence[Upsertion]) -> None:
+    """Give users a credential that have none of its mechanism. Raises BrokerError."""
+    try:
+        metadata = services.metadata
+        if services.zookeeper is None:
+            active = services.active_controller
+        else:
+            own = await services.zookeeper.own_decisions(())
+            active, metadata = own.active, own.metadata
+        names = active.decide(lambda one: one.add_credentials(added, derive_keys))
+        written = metadata.durable()
+        if written is not None:
+            await written
+    except DomainError as error:
+        raise BrokerError(f"a user to add (--add-scram): {error}") from error
+    _log.info("users added", names=names)

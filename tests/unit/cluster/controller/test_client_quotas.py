@@ -1,0 +1,147 @@
+"""Client quotas as the controller changes them (``cluster/controller/quotas.py``).
+
+The scenarios are those of Kafka's ClientQuotaControlManagerTest, and of requests that come in
+between.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fencepost.cluster.controller import quotas
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.quotas import Alteration
+from fencepost.cluster.controller.view import ControllerSettings
+from fencepost.cluster.image import Entity, MetadataImage
+from fencepost.cluster.records import ClientQuotaRecord, EntityData
+from fencepost.logcore.steps import finish
+
+PRODUCE, FETCH = "producer_byte_rate", "consumer_byte_rate"
+ALICE = {"user": "alice"}
+OF_ALICE = (("user", "alice"),)
+
+
+def change(named: dict[str, str | None], **wanted: float | None) -> Alteration:
+    return Alteration(named, [*wanted.items()])
+
+
+class Cluster:
+    def __init__(self, *alterations: Alteration) -> None:
+        self.controller = Controller(ControllerSettings("cluster"), MetadataImage(), 0)
+        self.alter(*alterations)
+
+    def alter(self, *alterations: Alteration, refuse: str | None = None) -> list[str | None]:
+        count = sum(map(len, self.controller.image.quotas.values()))
+        outcome = self.controller.alter_client_quotas(alterations, count, lambda _: refuse)
+        self.controller.replay(outcome.records, self.controller.image.offset + 1, 1, 0)
+        return [None if error is None else str(error) for error in outcome.answer]
+
+    def check(self, *asked: Alteration) -> list[str | None]:
+        checked = finish(self.controller.check_quotas(asked))
+        return [None if error is None else str(error) for _, error in checked]
+
+    @property
+    def quotas(self) -> dict[Entity, dict[str, float]]:
+        return {entity: dict(some) for entity, some in self.controller.image.quotas.items()}
+
+
+def test_entity_is_sorted_by_type_in_its_record() -> None:
+    both = {"user": None, "client-id": "c"}
+    outcome = Cluster().controller.alter_client_quotas(
+        [change(both, producer_byte_rate=1.0)], 0, lambda _: None
+    )
+    assert outcome.records == (
+        ClientQuotaRecord(
+            (EntityData("client-id", "c"), EntityData("user", None)), PRODUCE, 1.0, remove=False
+        ),
+    )
+
+
+def test_only_what_changes_is_written() -> None:
+    cluster = Cluster(change(ALICE, producer_byte_rate=1.0))
+    again = change(ALICE, producer_byte_rate=1.0, consumer_byte_rate=2.0, request_percentage=None)
+    outcome = cluster.controller.alter_client_quotas([again], 1, lambda _: None)
+    assert outcome.records == (
+        ClientQuotaRecord((EntityData("user", "alice"),), FETCH, 2.0, remove=False),
+    )
+
+
+def test_deleted_quota_leaves_the_others_of_its_entity() -> None:
+    cluster = Cluster(change(ALICE, producer_byte_rate=1.0, consumer_byte_rate=2.0))
+    cluster.alter(change(ALICE, producer_byte_rate=None))
+    assert cluster.quotas == {OF_ALICE: {FETCH: 2.0}}
+    cluster.alter(change(ALICE, consumer_byte_rate=None))
+    assert cluster.quotas == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (change({}, producer_byte_rate=1.0), "Invalid empty client quota entity"),
+        (change({"user": ""}, producer_byte_rate=1.0), "Empty user not supported"),
+        (change({"tenant": "a"}), "Unhandled client quota entity type: tenant"),
+        (change({"ip": "::1"}, connection_creation_rate=1.0), None),
+        (change({"ip": "localhost"}), "localhost is not a valid IP."),
+        (change(ALICE, unheard_of=1.0), "Invalid configuration key unheard_of"),
+        (change(ALICE, unheard_of=None), None),
+        (change(ALICE, producer_byte_rate=0.0), f"Quota {PRODUCE} must be greater than 0"),
+        (change(ALICE, producer_byte_rate=1.5), f"{PRODUCE} cannot be a fractional value."),
+        (change(ALICE, request_percentage=1.5), None),
+        (
+            change(ALICE, request_percentage=math.inf),
+            "Proposed value for request_percentage is too large.",
+        ),
+        (
+            Alteration(ALICE, [(PRODUCE, 1.0), (PRODUCE, None)]),
+            f"Duplicate quota key {PRODUCE}",
+        ),
+    ],
+)
+def test_check_tells_what_is_wrong_with_an_entity(one: Alteration, why: str | None) -> None:
+    good = change({"user": "other"}, producer_byte_rate=1.0)
+    assert Cluster().check(one, good) == [why, None]
+
+
+def test_entity_that_is_named_twice_keeps_its_quotas() -> None:
+    asked = change(ALICE, producer_byte_rate=1.0), change(ALICE, consumer_byte_rate=1.0)
+    assert Cluster().check(*asked, change({"user": "b"})) == ["Ignoring duplicate entity", None]
+
+
+def test_entities_of_too_many_types_are_refused_one_by_one() -> None:
+    many = dict.fromkeys(("user", "client-id", "ip", "tenant"), "x")
+    assert (
+        Cluster().check(change(many), change(many))
+        == ["Unhandled client quota entity type: tenant"] * 2
+    )
+
+
+def test_request_with_too_many_changes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MAX_CHANGES", 2)
+    cluster = Cluster(change(ALICE, producer_byte_rate=1.0))
+    two = change(ALICE, producer_byte_rate=1.0, consumer_byte_rate=1.0), change({"user": "b"})
+    assert cluster.check(*two, change({"user": "c"}, producer_byte_rate=1.0)) == [None] * 3
+    three = *two, change({"user": "c"}, producer_byte_rate=1.0, consumer_byte_rate=2.0)
+    assert cluster.check(*three) == ["Unable to perform excessively large batch operation."] * 3
+
+
+def test_entity_whose_quotas_do_not_fit_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MAX_QUOTAS", 2)
+    cluster = Cluster(change(ALICE, producer_byte_rate=1.0))
+    two = change({"user": "b"}, producer_byte_rate=1.0, consumer_byte_rate=1.0)
+    one = change({"user": "c"}, producer_byte_rate=1.0)
+    why = "there may be 2 quotas (MAX_QUOTAS)"
+    assert cluster.alter(two, one, two) == [why, None, why]
+    assert cluster.alter(change(ALICE, producer_byte_rate=2.0)) == [None]
+    assert cluster.alter(change(ALICE, producer_byte_rate=None), two) == [None, why]
+    assert cluster.alter(change({"user": "c"}, producer_byte_rate=None), two) == [None, None]
+    assert cluster.quotas == {(("user", "b"),): {PRODUCE: 1.0, FETCH: 1.0}}
+
+
+def test_store_refuses_an_entity_that_it_cannot_keep() -> None:
+    cluster = Cluster()
+    one = change(ALICE, producer_byte_rate=1.0)
+    assert cluster.alter(one, refuse="no name for a znode") == ["no name for a znode"]
+    assert cluster.quotas == {}
+    assert cluster.alter(change(ALICE, producer_byte_rate=None), refuse="no") == [None]

@@ -1,0 +1,160 @@
+"""SCRAM credentials as the controller changes them (``cluster/controller/scram.py``).
+
+The scenarios are those of Kafka's ScramControlManagerTest, and of requests that come in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from fencepost.cluster.controller import scram
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.scram import (
+    MAX_ITERATIONS,
+    MAX_SALT_BYTES,
+    Alteration,
+    Deletion,
+    Upsertion,
+)
+from fencepost.cluster.controller.view import ControllerSettings
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
+from fencepost.logcore.steps import finish
+
+SHA_256, SHA_512 = 1, 2
+LEAST = {SHA_256: 4_096, SHA_512: 4_096}
+
+
+def keys(mechanism: int, salted: bytes) -> tuple[bytes, bytes]:
+    return b"stored %d " % mechanism + salted, b"server %d " % mechanism + salted
+
+
+def put(
+    name: str, mechanism: int = SHA_256, *, iterations: int = 4_096, salt: bytes = b"salt"
+) -> Upsertion:
+    return Upsertion(name, mechanism, iterations, salt, b"salted")
+
+
+class Cluster:
+    def __init__(self, *users: str) -> None:
+        self.controller = Controller(ControllerSettings("cluster"), MetadataImage(), 0)
+        self.alter(*map(put, users))
+
+    def alter(self, *alterations: Alteration) -> list[str | None]:
+        outcome = self.controller.alter_credentials(alterations, keys)
+        self.controller.replay(outcome.records, self.controller.image.offset + 1, 1, 0)
+        return [None if error is None else str(error) for error in outcome.answer]
+
+    def check(
+        self, *asked: Alteration, refuse: str | None = None
+    ) -> tuple[dict[str, str], list[str]]:
+        errors, accepted = finish(self.controller.check_credentials(asked, LEAST, lambda _: refuse))
+        return {name: str(error) for name, error in errors.items()}, [one.name for one in accepted]
+
+    @property
+    def users(self) -> set[tuple[str, int]]:
+        return set(self.controller.image.scram)
+
+
+NOT_THERE = "Attempt to delete a user credential that does not exist"
+TWICE = "A user credential cannot be altered twice in the same request"
+
+
+def test_upsertion_keeps_the_keys_and_not_the_salted_password() -> None:
+    outcome = Cluster().controller.alter_credentials([put("alice", SHA_512)], keys)
+    stored, server = keys(SHA_512, b"salted")
+    assert outcome.records == (
+        UserScramCredentialRecord("alice", SHA_512, b"salt", stored, server, 4_096),
+    )
+
+
+def test_deletion_is_of_one_mechanism() -> None:
+    cluster = Cluster("alice")
+    cluster.alter(put("alice", SHA_512))
+    outcome = cluster.controller.alter_credentials([Deletion("alice", SHA_256)], keys)
+    assert outcome.records == (RemoveUserScramCredentialRecord("alice", SHA_256),)
+    cluster.alter(Deletion("alice", SHA_256))
+    assert cluster.users == {("alice", SHA_512)}
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (put(""), "Username must not be empty"),
+        (Deletion("", SHA_256), "Username must not be empty"),
+        (put("a", 0), "Unknown SCRAM mechanism"),
+        (Deletion("a", 3), "Unknown SCRAM mechanism"),
+        (put("a", iterations=4_095), "Too few iterations"),
+        (put("a", iterations=MAX_ITERATIONS), None),
+        (put("a", iterations=MAX_ITERATIONS + 1), "Too many iterations"),
+        (put("a", salt=bytes(MAX_SALT_BYTES)), None),
+        (put("a", salt=bytes(MAX_SALT_BYTES + 1)), "Too long a salt"),
+        (Deletion("a", SHA_256), NOT_THERE),
+        (Deletion("alice", SHA_512), NOT_THERE),
+        (Deletion("alice", SHA_256), None),
+    ],
+)
+def test_check_tells_the_first_thing_that_is_wrong(one: Alteration, why: str | None) -> None:
+    expected = ({}, [one.name]) if why is None else ({one.name: why}, [])
+    assert Cluster("alice").check(one) == expected
+
+
+def test_check_asks_the_store_if_it_can_keep_the_name() -> None:
+    cluster = Cluster("alice")
+    assert cluster.check(put("b"), refuse="no name for a znode") == (
+        {"b": "no name for a znode"},
+        [],
+    )
+    assert cluster.check(Deletion("alice", SHA_256), refuse="no name for a znode") == (
+        {},
+        ["alice"],
+    )
+
+
+@pytest.mark.parametrize("again", [put("a", SHA_512), put("a", 0), Deletion("a", SHA_256)])
+def test_user_that_is_named_twice_keeps_its_credentials(again: Alteration) -> None:
+    cluster = Cluster("a", "b")
+    assert cluster.check(put("a"), put("b"), again) == ({"a": TWICE}, ["b"])
+    assert cluster.check(put("a"), again, put("a")) == ({"a": TWICE}, [])
+
+
+def test_first_error_of_a_user_stays() -> None:
+    assert Cluster().check(put("a", 0), put("a")) == ({"a": "Unknown SCRAM mechanism"}, [])
+
+
+def bounded(monkeypatch: pytest.MonkeyPatch, users: Iterable[str], limit: int) -> Cluster:
+    monkeypatch.setattr(scram, "MAX_CREDENTIALS", limit)
+    return Cluster(*users)
+
+
+def test_upsertions_that_do_not_fit_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = bounded(monkeypatch, "ab", 3)
+    why = "there may be 3 credentials (MAX_CREDENTIALS)"
+    asked = put("a"), put("c"), put("d"), Deletion("b", SHA_256)
+    assert cluster.check(*asked) == (dict.fromkeys("acd", why), ["b"])
+    assert cluster.check(put("a"), put("b"), put("c")) == ({}, ["a", "b", "c"])
+
+
+def test_decision_sees_what_other_requests_did_after_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = bounded(monkeypatch, "ab", 3)
+    assert cluster.check(Deletion("a", SHA_256), put("b"), put("c"))[0] == {}
+    cluster.alter(Deletion("a", SHA_256), put("d"), put("e"))
+    why = "there may be 3 credentials (MAX_CREDENTIALS)"
+    assert cluster.alter(Deletion("a", SHA_256), put("b"), put("c")) == [NOT_THERE, None, why]
+    assert cluster.users == {(name, SHA_256) for name in "bde"}
+
+
+def test_added_credential_leaves_an_existing_one_alone() -> None:
+    cluster = Cluster("alice")
+    outcome = cluster.controller.add_credentials(
+        [put("alice"), put("alice", SHA_512), put("b"), put("b")], keys
+    )
+    assert outcome.answer == ["alice", "b"]
+    assert [(one.name, one.mechanism) for one in outcome.records] == [  # type: ignore[union-attr]
+        ("alice", SHA_512),
+        ("b", SHA_256),
+    ]

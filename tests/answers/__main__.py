@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.answers.clusters import MODES, kafka_alone
-from tests.answers.recording import differences, parts, play, record, recorded
+from tests.answers.recording import broken, differences, parts, play, record, recorded
 
 
 def main() -> None:
@@ -28,6 +28,8 @@ def main() -> None:
         changed = differences(found, expected)
         print(f"{mode}: {sum(map(len, found.values()))} requests, {len(changed)} differences")
         print("\n".join(changed[:400]))
+        if broken(found):
+            raise SystemExit("\n".join(broken(found)))
         if not options.check:
             record(mode, {**recorded(mode), **found} if options.part else found)
     if options.kafka:

@@ -19,6 +19,7 @@ from tests.oracle.tracer import leaves
 RECORDED: Final = Path(__file__).with_name("recorded")
 
 SCRIPTS: Final = (script_topics, script_access, script_cluster, script_controller)
+BROKEN: Final = "the part broke"
 Part = Callable[[Asker], None]
 Answers = dict[str, list[Step]]
 """The answers of one cluster, by the name of the file."""
@@ -39,11 +40,24 @@ def play(places: Places, chosen: Iterable[tuple[str, Part]] = ()) -> Answers:
     try:
         for name, part in chosen or parts():
             ask.begin_part()
-            part(ask)
+            try:
+                part(ask)
+            except Exception as error:  # noqa: BLE001 - the other parts are played all the same
+                ask.keep(BROKEN, None, repr(error))
             found[name] = json.loads(compact(ask.steps))
     finally:
         ask.close()
     return found
+
+
+def broken(answers: Answers) -> list[str]:
+    """Parts that could not be played to their ends; these are not worth recording."""
+    return [
+        f"{name}: {answer}"
+        for name, steps in answers.items()
+        for request, _, answer in steps
+        if request == BROKEN
+    ]
 
 
 # --- files ---

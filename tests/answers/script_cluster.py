@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.answers.asking import FIRST, OTHER, STRANGER, Asker, settled
+from tests.answers.asking import CLOSED, FIRST, OTHER, STRANGER, Asker, settled
 from tests.answers.script_topics import UNKNOWN_ID, WAIT, placed
 from tests.oracle.traces_features import SAFE, UNSAFE, UPGRADE, to
 from tests.support.waits import until
@@ -237,8 +237,8 @@ def brokers(ask: Asker) -> None:
     own = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
     for version in range(3):
         answer = ask.quietly("describe_quorum", version, topics=[own])
-        shape = [answer["error_code"]]
-        for topic in answer["topics"]:
+        shape = [answer.get("error_code", CLOSED)]
+        for topic in answer.get("topics", ()):
             for part in topic["partitions"]:
                 shape += [part["error_code"], part["leader_id"]]
                 shape += [[v["replica_id"] for v in part["current_voters"]]]

@@ -87,7 +87,6 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     data_errors.NotEnoughReplicasError: ErrorCode.not_enough_replicas,
     data_errors.NotEnoughReplicasAfterAppendError: ErrorCode.not_enough_replicas_after_append,
     data_errors.TopicDeletionDisabledError: ErrorCode.topic_deletion_disabled,
-    data_errors.TopicLimitExceededError: ErrorCode.policy_violation,
     data_errors.InvalidRequiredAcksError: ErrorCode.invalid_required_acks,
     data_errors.TransactionalIdMissingError: ErrorCode.transactional_id_authorization_failed,
     data_errors.TopicAuthorizationError: ErrorCode.topic_authorization_failed,

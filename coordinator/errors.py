@@ -50,10 +50,6 @@ class TopicDeletionDisabledError(DataError):
     """``delete.topic.enable`` is off (TOPIC_DELETION_DISABLED)."""
 
 
-class TopicLimitExceededError(DataError):
-    """A bound of ``metadata.MetadataLimits`` was met; the message names it (POLICY_VIOLATION)."""
-
-
 class InvalidRequiredAcksError(DataError):
     """A Produce request asks for a number of acknowledgements (INVALID_REQUIRED_ACKS)."""
 

@@ -407,7 +407,6 @@ MAKERS = ("fencepost.cluster.records", "fencepost.cluster.image_records")
 """Where the types of metadata records come from, and what makes one of a partition."""
 
 _OF_ZNODES = "says in records what znodes hold, which others have written"
-_MOVES = "decides still; its rules move to the controller"
 RECORDS_ELSEWHERE: Mapping[str, str] = {
     "cluster/record_codec.py": "decodes a plain TopicRecord without the general reader",
     "cluster/image_records.py": "writes an image down: a snapshot",
@@ -418,10 +417,9 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     "coordinator/zookeeper/arrivals.py": "says in records what the controller's requests tell",
     "coordinator/zookeeper/elected.py": _OF_ZNODES,
     "coordinator/zookeeper/loading.py": _OF_ZNODES,
-    "coordinator/metadata/changes.py": _MOVES,
 }
-"""The only modules outside the controller that make records of metadata, and why they may. None but
-those that move decides anything."""
+"""The only modules outside the controller that make records of metadata, and why they may: none of
+them decides anything."""
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 
@@ -981,9 +979,8 @@ def test_nobody_imports_in_a_circle() -> None:
 
 
 def test_modules_that_may_make_records_do_so() -> None:
-    stay = {path for path, reason in RECORDS_ELSEWHERE.items() if reason != _MOVES}
-    made = {path: [*records_made(text)] for path, text in sources() if path in stay}
-    assert made.keys() == stay
+    made = {path: [*records_made(text)] for path, text in sources() if path in RECORDS_ELSEWHERE}
+    assert made.keys() == RECORDS_ELSEWHERE.keys()
     assert [path for path, lines in made.items() if not lines] == []
 
 

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.controller.topics import check_room
 from fencepost.cluster.controller.view import View
 from fencepost.cluster.image import TOPIC_RESOURCE, PartitionRegistration
 from fencepost.cluster.image_records import partition_record
-from fencepost.cluster.records import ConfigRecord, TopicRecord
+from fencepost.cluster.records import ConfigRecord, MetadataRecord, TopicRecord
+from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.values import dataclass
 
 
@@ -29,20 +31,16 @@ class AdoptedTopic:
 
 
 def adopt_topic(view: View, topic: AdoptedTopic) -> Outcome[None]:
-    """Write down a topic of the node's own broker."""
+    """Write down a topic of the node's own broker. Raises PolicyViolationError."""
+    check_room(view, 1, topic.partitions)
     node_id = view.settings.node_id
     state = local_partition(node_id, view.default_directory(node_id), topic.leader_epoch)
-    return Outcome(
-        None,
-        (
-            TopicRecord(topic.name, topic.topic_id),
-            *(
-                ConfigRecord(TOPIC_RESOURCE, topic.name, key, value)
-                for key, value in topic.configs.items()
-            ),
-            *(partition_record(topic.topic_id, at, state) for at in range(topic.partitions)),
-        ),
-    )
+    form = partition_record(topic.topic_id, 0, state)
+    head: list[MetadataRecord] = [TopicRecord(topic.name, topic.topic_id)]
+    head += [
+        ConfigRecord(TOPIC_RESOURCE, topic.name, key, value) for key, value in topic.configs.items()
+    ]
+    return Outcome(None, TopicRecords(head, topic.topic_id, 0, (form,) * topic.partitions))
 
 
 def local_partition(node_id: int, directory_id: UUID, leader_epoch: int) -> PartitionRegistration:

@@ -19,21 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import structlog
 
 from fencepost.cluster.controller import activation
 from fencepost.cluster.controller.activation import ELR_VERSION, MIN_INSYNC_REPLICAS
 from fencepost.cluster.image import (
-    TOPIC_RESOURCE,
     UNASSIGNED,
     MetadataImage,
-    TopicImage,
 )
 from fencepost.cluster.image_loader import ImageLoader
 from fencepost.cluster.image_records import count_of
@@ -44,12 +42,9 @@ from fencepost.cluster.records import (
     BrokerEndpoint,
     EndTransactionRecord,
     MetadataRecord,
-    TopicRecord,
 )
-from fencepost.cluster.topic_records import TopicRecords, apart_from_partitions, encode_all
+from fencepost.cluster.topic_records import apart_from_partitions, encode_all
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.errors import TopicLimitExceededError
-from fencepost.coordinator.metadata.changes import new_partition, new_settings
 from fencepost.coordinator.metadata.control_records import leader_change
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.figures import check_figures
@@ -74,7 +69,6 @@ from fencepost.logcore.errors import CorruptRecordError, LogError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.machine import Record
 from fencepost.logcore.partition import Partition
-from fencepost.logcore.values import dataclass
 
 if TYPE_CHECKING:
     from fencepost.coordinator.metadata.conversion import OldMetadata
@@ -102,36 +96,6 @@ Forced = Callable[[Partition], "asyncio.Future[None] | None"]
 """Begins to force a partition to disk; None if all of it is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataLimits:
-    """How many topics and partitions one broker takes."""
-
-    max_topics: int = 100_000
-    """``fencepost.max.topics``. Each takes about a kilobyte here and in every full Metadata
-    answer."""
-
-    max_partitions: int = 200_000
-    """``fencepost.max.partitions``, of all topics. Each that is in use takes some open files and
-    10 KiB of memory."""
-
-    @classmethod
-    def of(cls, config: BrokerConfig) -> Self:
-        """Return what the settings say."""
-        return cls(
-            max_topics=config.int("fencepost.max.topics"),
-            max_partitions=config.int("fencepost.max.partitions"),
-        )
-
-    def check_room(self, image: MetadataImage, topics: int, partitions: int) -> None:
-        """Raise TopicLimitExceededError if that many more do not fit."""
-        for key, amount, most in (
-            ("fencepost.max.topics", len(image.topics) + topics, self.max_topics),
-            ("fencepost.max.partitions", image.partition_count + partitions, self.max_partitions),
-        ):
-            if amount > most:
-                raise TopicLimitExceededError(f"{amount} would be more than {key}={most}")
-
-
 class MetadataLog(Metadata):
     """The image, and the log behind it.
 
@@ -155,7 +119,6 @@ class MetadataLog(Metadata):
     ) -> None:
         super().__init__(config, node_id=node_id)
         self.partition = partition
-        self.limits = MetadataLimits.of(config)
         self._clock = clock
         self._forced = forced
         self._fs = fs
@@ -415,32 +378,6 @@ class MetadataLog(Metadata):
     def was_deleted(self, topic_id: uuid.UUID) -> bool:
         """Whether a topic of this id was deleted, as far as the log remembers."""
         return topic_id in self._loader.removed
-
-    def adopt_topic(
-        self,
-        name: str,
-        topic_id: uuid.UUID,
-        partitions: int,
-        configs: Mapping[str, str],
-        *,
-        leader_epoch: int,
-    ) -> TopicImage:
-        """Write down a topic, as one that came with its directories; its name and id are free.
-
-        Raises TopicLimitExceededError.
-        """
-        self.check_room(1, partitions)
-        head: list[MetadataRecord] = [TopicRecord(name, topic_id)]
-        head += new_settings(TOPIC_RESOURCE, name, {}, configs)
-        form = new_partition(self._node_id, self._directory_id, leader_epoch)
-        self.append(TopicRecords(head, topic_id, 0, (form,) * partitions))
-        return self.image.topics[name]
-
-    def check_room(self, topics: int, partitions: int) -> None:
-        """Raise TopicLimitExceededError if that many more do not fit."""
-        self.limits.check_room(self.image, topics, partitions)
-
-    # --- features, producer ids ------------------------------------------------------------------
 
 
 def _old_metadata() -> OldMetadata:

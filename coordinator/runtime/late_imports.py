@@ -44,10 +44,13 @@ CONTROLLER_MODULES = (
     "cluster.controller.view",
     "cluster.controller.heartbeats",
     "cluster.controller.brokers",
+    "cluster.controller.placement",
     "cluster.controller.configs",
+    "cluster.controller.isr",
     "cluster.controller.elections",
     "cluster.controller.reassignments",
     "cluster.controller.topics",
+    "cluster.controller.acls",
     "cluster.controller.machine",
     "coordinator.metadata.controller_settings",
     "coordinator.controller.quorum_log",
@@ -56,19 +59,8 @@ CONTROLLER_MODULES = (
 """What the active controller is made of."""
 
 NEW_TOPIC_MODULES = (
-    "cluster.controller.placement",
-    "cluster.controller.configs",
-    "cluster.controller.topics",
-    "cluster.controller.heartbeats",
-    "cluster.controller.brokers",
-    "cluster.controller.elections",
-    "cluster.controller.isr",
-    "cluster.controller.reassignments",
-    "cluster.controller.machine",
-    "coordinator.metadata.controller_settings",
+    *CONTROLLER_MODULES,
     "coordinator.metadata.config_checks",
-    "coordinator.controller.quorum_log",
-    "coordinator.controller.active",
     "coordinator.controller.topic_decisions",
 )
 """What making a topic takes."""

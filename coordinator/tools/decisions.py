@@ -18,9 +18,13 @@ def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
 
     Raises what the decision raises, and LogError.
     """
-    metadata, now_ms = storage.metadata_log, storage.clock.monotonic_ms()
-    settings = controller_settings(storage.config, node_id=storage.node_id)
-    outcome = decision(Controller(settings, metadata.image, now_ms))
+    outcome = decision(controller_of(storage))
     if outcome.records:
-        metadata.append(outcome.records)
+        storage.metadata_log.append(outcome.records)
     return outcome.answer
+
+
+def controller_of(storage: Storage) -> Controller:
+    """Return a controller that looks at the broker's metadata as they are now."""
+    settings = controller_settings(storage.config, node_id=storage.node_id)
+    return Controller(settings, storage.metadata.image, storage.clock.monotonic_ms())

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from fencepost.cluster.controller.adoption import AdoptedTopic, local_partition
+from fencepost.cluster.controller.topics import check_room
 from fencepost.cluster.image import UNASSIGNED, TopicImage
 from fencepost.coordinator.config.broker_config import check_topic_configs, log_config
 from fencepost.coordinator.config.key import nearest
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.metadata.names import INTERNAL_TOPICS, METADATA_TOPIC
 from fencepost.coordinator.metadata.state_topics import safe_log_config
-from fencepost.coordinator.tools.decisions import decide
+from fencepost.coordinator.tools.decisions import controller_of, decide
 from fencepost.coordinator.tools.figures import check_files, check_state
 from fencepost.logcore.batch import MAGIC, parse_header
 from fencepost.logcore.bounds import MAX_PRODUCER_ID, BoundError, bounded
@@ -223,7 +224,7 @@ def _sources(
             raise TransferError(f"there is a topic {topic} already")
         if topic not in INTERNAL_TOPICS and storage.metadata.colliding(topic) is not None:
             raise TransferError(f"{topic} collides with {storage.metadata.colliding(topic)}")
-        storage.metadata_log.check_room(1, len(wanted))
+        check_room(controller_of(storage).view, 1, len(wanted))
     return found
 
 

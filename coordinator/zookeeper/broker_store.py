@@ -20,14 +20,13 @@ from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
 from fencepost.cluster.records import ConfigRecord, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, is_password
 from fencepost.coordinator.errors import MetadataUnavailableError
-from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper import access_znodes, znodes
 from fencepost.coordinator.zookeeper.access import Access, change_of, reason_against
 from fencepost.coordinator.zookeeper.access_znodes import Change
 from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError, ZooKeeperError
-from fencepost.coordinator.zookeeper.loading import read_config
+from fencepost.coordinator.zookeeper.loading import config_records, read_config
 from fencepost.coordinator.zookeeper.passwords import Passwords
 from fencepost.coordinator.zookeeper.session import Create, Put, Session
 
@@ -72,7 +71,7 @@ class BrokerStore(ZooKeeperMetadata):
                 if kind == BROKER_RESOURCE or name in self.image.topics:
                     values = await read_config(self._session, kind, name) or {}
                     now = self.image.configs.get((kind, name), {})
-                    self._replay(new_settings(kind, name, now, values))
+                    self._replay(config_records(kind, name, now, values))
         except ZooKeeperError as error:
             raise MetadataUnavailableError(str(error)) from error
 

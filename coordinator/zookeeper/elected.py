@@ -29,7 +29,6 @@ from fencepost.cluster.records import MetadataRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.active import ActiveController, Remember
 from fencepost.coordinator.controller.services import ControllerServices
-from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.log import new_topic_id
 from fencepost.coordinator.runtime.background import spawn
@@ -43,6 +42,7 @@ from fencepost.coordinator.zookeeper.loading import (
     KnownTopic,
     Loaded,
     batched,
+    config_records,
     partition_records,
     read_brokers,
     read_config,
@@ -367,7 +367,7 @@ class Elected:
         await self._make_partitions(topic.name, new)
         records = [*records_of(replace(topic, node=node))]
         values = await read_config(self._session, TOPIC_RESOURCE, topic.name)
-        records += new_settings(TOPIC_RESOURCE, topic.name, {}, values or {})
+        records += config_records(TOPIC_RESOURCE, topic.name, {}, values or {})
         self.learn(records)
         await self._place_new()
         self._assigned(topic.name)  # what was written here may have set off the watch

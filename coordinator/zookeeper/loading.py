@@ -16,13 +16,13 @@ from fencepost.cluster.controller.topics import NEVER_LED
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import BROKER_RESOURCE, NO_LEADER, TOPIC_RESOURCE, MetadataImage
 from fencepost.cluster.records import (
+    ConfigRecord,
     MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     TopicRecord,
 )
-from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 from fencepost.coordinator.zookeeper.session import Create, Delete, Session
@@ -107,7 +107,7 @@ async def load(session: Session) -> Loaded:
     for (kind, name), values in configs.items():
         # What is kept of a topic that goes would be given to the next one of its name.
         if kind != TOPIC_RESOURCE or name in there:
-            records += new_settings(kind, name, {}, values)
+            records += config_records(kind, name, {}, values)
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
     records.append(ProducerIdsRecord(-1, first, -1))
     delta = MetadataDelta(MetadataImage())
@@ -252,3 +252,14 @@ async def read_config(session: Session, kind: int, name: str) -> dict[str, str] 
     except NotOurFormatError as error:
         _log.error("settings in ZooKeeper passed over", cause=str(error))
         return {}
+
+
+def config_records(
+    kind: int, name: str, now: Mapping[str, str], wanted: Mapping[str, str]
+) -> list[ConfigRecord]:
+    """Return what turns a resource's settings from ``now`` into those that ZooKeeper holds."""
+    gone = [ConfigRecord(kind, name, key, None) for key in now if key not in wanted]
+    changed = [
+        ConfigRecord(kind, name, key, text) for key, text in wanted.items() if now.get(key) != text
+    ]
+    return gone + changed

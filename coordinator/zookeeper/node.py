@@ -26,7 +26,6 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.listeners import between_brokers
 from fencepost.coordinator.controller.active import ActiveController
 from fencepost.coordinator.controller.services import ControllerServices
-from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT
 from fencepost.coordinator.replication.errors import MembershipError
@@ -42,6 +41,7 @@ from fencepost.coordinator.zookeeper.errors import NotOurFormatError, ZooKeeperE
 from fencepost.coordinator.zookeeper.loading import (
     batched,
     clear_notes,
+    config_records,
     load,
     make_partitions,
     read_config,
@@ -457,13 +457,15 @@ class ZooKeeperNode:
             # Those of a topic that is not known come with it, or belong to one that goes.
             if kind != TOPIC_RESOURCE or name in self._image.topics:
                 now = self._image.configs.get((kind, name), {})
-                self._take(new_settings(kind, name, now, values))
+                self._take(config_records(kind, name, now, values))
             elected = self.elected
             if elected is None:
                 return
             known = elected.store.image
             if kind != TOPIC_RESOURCE or name in known.topics:
-                elected.learn(new_settings(kind, name, known.configs.get((kind, name), {}), values))
+                elected.learn(
+                    config_records(kind, name, known.configs.get((kind, name), {}), values)
+                )
 
     def _take(self, records: Sequence[MetadataRecord]) -> None:
         """The next image, published."""
@@ -560,7 +562,7 @@ class ZooKeeperNode:
             deletes = any(one.leader == LEADER_DURING_DELETE for one in told.partition_states)
             if known is None and not deletes:
                 values = await read_config(self._session, TOPIC_RESOURCE, name) or {}
-                found[name] = new_settings(TOPIC_RESOURCE, name, {}, values)
+                found[name] = config_records(TOPIC_RESOURCE, name, {}, values)
         return found
 
     async def stop_replica(

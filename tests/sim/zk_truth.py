@@ -23,9 +23,8 @@ from fencepost.cluster.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
-from fencepost.coordinator.metadata.changes import new_settings
 from fencepost.coordinator.zookeeper import znodes
-from fencepost.coordinator.zookeeper.loading import broker_record, partition_records
+from fencepost.coordinator.zookeeper.loading import broker_record, config_records, partition_records
 from tests.sim.invariants import BrokenInvariantError, Invariants
 from tests.sim.zk_access import AccessTruth
 from tests.sim.zk_server import ENSEMBLE, Change, Ensemble, Transaction
@@ -158,7 +157,7 @@ class Truth:
         plain = "" if name == znodes.DEFAULT_ENTITY else name
         node = self._ensemble.tree.nodes.get(path)
         values = {} if node is None else znodes.config_of(path, node.data)
-        yield from new_settings(kind, plain, self.image.configs.get((kind, plain), {}), values)
+        yield from config_records(kind, plain, self.image.configs.get((kind, plain), {}), values)
 
     def _topic(self, name: str) -> Iterator[MetadataRecord]:
         nodes = self._ensemble.tree.nodes

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
+import pytest
+
 from fencepost.cluster.controller.adoption import AdoptedTopic, local_partition
+from fencepost.cluster.controller.errors import PolicyViolationError
 from fencepost.cluster.image import TOPIC_RESOURCE, UNASSIGNED
 from fencepost.cluster.records import ConfigRecord, PartitionRecord, TopicRecord
 from tests.unit.cluster.controller.cluster_driver import SETTINGS, Cluster, directory
@@ -25,7 +29,7 @@ def test_adopted_topic_is_led_here_in_the_epoch_that_it_asks_for() -> None:
 def test_adopted_topic_is_written_as_records_of_its_topic_settings_and_partitions() -> None:
     records = Cluster([1]).controller.adopt_topic(ADOPTED).records
     node_id = SETTINGS.node_id
-    assert records == (
+    assert tuple(records) == (
         TopicRecord("a.b", UUID(int=7)),
         ConfigRecord(TOPIC_RESOURCE, "a.b", "retention.ms", "5"),
         *(
@@ -44,3 +48,12 @@ def test_adopted_topic_is_written_as_records_of_its_topic_settings_and_partition
             for at in range(2)
         ),
     )
+
+
+@pytest.mark.parametrize("limit", ["max_topics", "max_partitions"])
+def test_adopted_topic_that_does_not_fit_is_refused(limit: str) -> None:
+    most = {"max_topics": 0, "max_partitions": 1}[limit]
+    bound: dict[str, Any] = {limit: most}
+    cluster = Cluster([1], settings=replace(SETTINGS, **bound))
+    with pytest.raises(PolicyViolationError, match=f"{limit.replace('_', '.')}={most}"):
+        cluster.controller.adopt_topic(ADOPTED)

@@ -352,13 +352,11 @@ def local_changes(
             deletes += [one for one in before if broker_id in one.registration.replicas]
             continue
         former = () if known is None else known.partitions
-        skipped: PartitionRegistration | None = None
+        if not with_new_alone and known is None and _is_alone(after, broker_id):
+            continue
         for index, now in enumerate(after.partitions):
             was = former[index] if index < len(former) else None
-            if was is now or (was is None and now is skipped):
-                continue
-            if was is None and not with_new_alone and now.is_alone_on(broker_id):
-                skipped = now  # an object that most partitions of a topic share
+            if was is now or (was is None and not with_new_alone and now.is_alone_on(broker_id)):
                 continue
             one = LocalPartition(after.name, topic_id, index, now)
             if broker_id not in now.replicas:
@@ -373,6 +371,16 @@ def local_changes(
             else:
                 followers.append(one)
     return LocalChanges(tuple(deletes), tuple(leaders), tuple(elected), tuple(followers))
+
+
+def _is_alone(topic: TopicImage, broker_id: int) -> bool:
+    """Whether all partitions have their only replica on a broker, and one registration."""
+    first = topic.partitions[0] if topic.partitions else None
+    return (
+        first is not None
+        and first.is_alone_on(broker_id)
+        and topic.partitions.count(first) == len(topic.partitions)
+    )
 
 
 def _local(topic: TopicImage) -> Iterator[LocalPartition]:

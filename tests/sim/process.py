@@ -164,7 +164,7 @@ class Process:
             self.leading.reconsider()
 
     def _update(self, shards: Shards, changes: LocalChanges) -> None:
-        """Have a coordinator come and go with its partition (``Publisher._update``)."""
+        """Have a coordinator come and go with its partition (``publish_elections``)."""
         for one in changes.deletes:
             if one.topic == shards.topic:
                 shards.resigned(None)

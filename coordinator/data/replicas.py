@@ -166,7 +166,8 @@ class Replicas:
         """The log of a partition that has its only replica here."""
         registration = self.registration(topic, index)
         if registration is None:
-            raise UnknownTopicOrPartitionError(f"there is no partition {index} of {topic}")
+            # Without the name: it may be long, and one request may ask 100,000 times.
+            raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
         if not registration.is_alone_on(self.node_id):
             raise NotLeaderOrFollowerError(f"{topic}-{index} has no replica on this broker")
         partition = self._logs.partition(topic, index)

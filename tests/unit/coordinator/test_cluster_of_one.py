@@ -13,6 +13,7 @@ from fencepost.cluster.image import MetadataImage, PartitionRegistration, TopicI
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.data.replica_counts import LedAlone
+from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from tests.support.cluster import Cluster
 from tests.support.metadata_changes import create_topic
 from tests.unit.coordinator.services import storage
@@ -81,6 +82,9 @@ def test_image_is_there_before_the_first_change(tmp_path: Path) -> None:
     create_topic(store.metadata, "t", 2)
     assert store.replicas.image is store.metadata.image
     assert store.replicas.leader_of("t", 1) == (1, 0)
+    for find in (store.replicas.leader, store.replicas.readable):
+        with pytest.raises(UnknownTopicOrPartitionError, match="no partition 2 of this topic"):
+            find("t", 2)
     assert list(store.replicas) == [], "no machine for a partition with one replica"
     assert (store.replicas.counts(0).partitions, store.replicas.counts(0).leaders) == (2, 2)
     store.logs.close()

@@ -1,9 +1,8 @@
-"""The records of a start: those a cluster begins with, and those of a broker that decides alone.
+"""The records that a new cluster begins with, and the registration of a broker that decides alone.
 
-Such a broker registers itself in the log that it is the controller of. It is the leader of all that
-it has, and begins another leader epoch of every partition: a power loss may have cut off what it
-wrote in the epoch before, and consumers can tell then. This module is part of every start and
-imports nothing that others need not.
+Such a broker registers itself in its own metadata log. It leads all of its partitions, and begins
+another leader epoch of each: a power loss may have cut off records of the epoch before, and
+consumers can tell then. Every start loads this module, so it imports no other rules.
 
 Source: ``ActivationRecordsGenerator``, ``ClusterControlManager.registerBroker``.
 """
@@ -30,7 +29,7 @@ METADATA_VERSION: Final = "metadata.version"
 """The feature that every cluster has a level of."""
 ELR_VERSION: Final = "eligible.leader.replicas.version"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
-"""What a topic needs in sync to be written to with acks=all."""
+"""The in-sync replicas that a Produce request with acks=all needs."""
 
 _ANY_TOPIC: Final = UUID(int=0)
 

@@ -1,4 +1,4 @@
-"""A topic that comes with its partition directories: what an import of them writes down.
+"""A topic that comes with its partition directories, as an import writes it down.
 
 All of its replicas are on the node that adopts it, which leads them in a leader epoch above any
 that is in the directories.

@@ -217,7 +217,7 @@ def unregister(session: Session, broker: int, *, execute: bool) -> None:
 @command.command("history")
 @history_options
 def history(session: Session, **options: Any) -> None:
-    """Tell what became of the cluster, and why: brokers that came and went, topics deleted.
+    """Show changes of the cluster, and why: brokers, levels of features, deleted topics.
 
     Where brokers elect their controller on ZooKeeper: who it was, by which epoch, and why.
     What it decided about partitions, `fencepost topics history` tells.

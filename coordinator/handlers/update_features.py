@@ -1,8 +1,8 @@
 """UpdateFeatures (57): raise and lower the finalized level of features (KIP-584, KIP-778).
 
 Versions: 0 has a flag that allows a downgrade, 1 the type of the upgrade and validate-only, 2 no
-results by feature any more. Updates are made all or none; the first that can't be made is the error
-of the whole request, in every version.
+results by feature. Updates are made all or none; the first that can't be made is the error of the
+whole request, in every version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metadata of a broker that stands alone: a log of its own, and the only one who changes it.
+"""The metadata log of this node: where the records of its own controller are kept.
 
 The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing: each
 start begins an epoch with a LeaderChange, registers the broker and begins a new leader epoch of
@@ -11,8 +11,9 @@ the record that it is gone. A kill in between leaves a directory without a topic
 start finds (:meth:`MetadataLog.was_deleted`), or a topic without directories, which are created on
 demand.
 
-Source: the tasks are those of ``QuorumController`` with ``ReplicationControlManager``,
-``ConfigurationControlManager`` and ``ProducerIdControlManager``.
+It decides nothing: records are made by the rules of ``cluster/controller``, those of a start too.
+
+Source: ``QuorumController.appendWriteEvent``, ``KafkaMetadataLog``, ``SnapshotGenerator``.
 """
 
 from __future__ import annotations

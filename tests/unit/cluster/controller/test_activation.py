@@ -1,4 +1,4 @@
-"""The records of a start: those of a new cluster, and those of a broker that decides alone."""
+"""The records of a new cluster, and of a broker that decides alone, as it starts."""
 
 from __future__ import annotations
 

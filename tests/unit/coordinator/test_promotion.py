@@ -418,7 +418,7 @@ def test_no_end_of_the_way_back_harms_anybody() -> None:
         assert known(now.image).configs == expected.configs
         assert (now.image.scram, now.image.acls) == (expected.scram, expected.acls)
         assert now.image.next_producer_id == 1000
-        now.create_topic("next", 1, {})
+        create_topic(now, "next", 1, {})
         assert "next" in start(left).metadata.topics
 
     assert each_end(before, back, judge) > 5

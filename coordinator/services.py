@@ -22,7 +22,6 @@ from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.history.entries import CLUSTER, PARTITION
 from fencepost.coordinator.history.recorder import History
-from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
@@ -151,17 +150,25 @@ class Services:
     def _make_controller(self) -> ActiveController:
         from fencepost.coordinator.controller.active import ActiveController  # noqa: PLC0415
         from fencepost.coordinator.controller.quorum_log import QuorumLog  # noqa: PLC0415
+        from fencepost.coordinator.controller.store import ReadOnlyStore  # noqa: PLC0415
         from fencepost.coordinator.metadata.controller_settings import controller_settings  # noqa: PLC0415
 
-        store, log, own_broker = self.metadata, None, False
-        if not isinstance(store, ObservedMetadata):
-            log = QuorumLog(store, self.storage.fs, self.clock, self.flusher)
-            own_broker = store.has_own_broker
         settings = controller_settings(
             self.config, node_id=self.node_id, cluster_id=self.cluster_id
         )
+        own_log = self.storage.own_log
+        if own_log is None:
+            checks = ReadOnlyStore(self.metadata)
+            return ActiveController(
+                checks, settings, self.clock, None, self.decided, own_broker=False
+            )
         return ActiveController(
-            store, settings, self.clock, log, self.decided, own_broker=own_broker
+            own_log,
+            settings,
+            self.clock,
+            QuorumLog(own_log, self.storage.fs, self.clock, self.flusher),
+            self.decided,
+            own_broker=own_log.has_own_broker,
         )
 
     def internal_topic(self, name: str) -> TopicImage:
@@ -172,7 +179,7 @@ class Services:
         topic = self.metadata.topic(name)
         if topic is not None:
             return topic
-        if isinstance(self.metadata, ObservedMetadata):
+        if self.storage.own_log is None:
             raise MetadataUnavailableError(f"there is no topic {name} yet")
         from fencepost.coordinator.controller.topic_decisions import create_internal_topic  # noqa: PLC0415 - a broker does it once
 

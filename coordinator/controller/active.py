@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -47,6 +47,13 @@ RETRY_MS: Final = 1_000
 
 Remember = Callable[[Event, Origin | None, str | None], None]
 """Keeps a cause for the history: an event, who asked for it, by which API."""
+
+
+class Decide(Protocol):
+    """Has the active controller decide; see :meth:`ActiveController.decide`."""
+
+    def __call__(self, decision: Callable[[Controller], Outcome[T]], /) -> T:
+        """Carry the decision out; returns its answer."""
 
 
 class ActiveController:

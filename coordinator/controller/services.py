@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost.coordinator.controller.active import ActiveController
-from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.logcore.values import dataclass
 
 
@@ -15,6 +15,6 @@ class ControllerServices:
     """
 
     active: ActiveController
-    metadata: ObservedMetadata
+    metadata: Metadata
     """The image with all decisions; brokers and this one learn of them once they are written."""
     is_elected: bool

@@ -6,18 +6,17 @@ That is chance (ids, the places of replicas), the table of keys, and lines of th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
-from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
 from fencepost.cluster.image import TopicImage
 from fencepost.cluster.topic_names import Take, unlimited
 from fencepost.coordinator.config.broker_config import TOPIC_KEYS, BrokerConfig
+from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.config_checks import check_configs
 from fencepost.coordinator.metadata.log import new_topic_id
@@ -30,13 +29,6 @@ DRAW: Final = random.SystemRandom()
 """Chooses the brokers of new replicas."""
 
 T = TypeVar("T")
-
-
-class Decide(Protocol):
-    """Has the active controller decide; see ``ActiveController.decide``."""
-
-    def __call__(self, decision: Callable[[Controller], Outcome[T]], /) -> T:
-        """Carry the decision out; returns its answer."""
 
 
 def create_topic(

@@ -27,14 +27,12 @@ def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
 async def add_users(services: Services, added: Sequence[Upsertion]) -> None:
     """Give users a credential that have none of its mechanism. Raises BrokerError."""
     try:
-        metadata = services.metadata
         if services.zookeeper is None:
             active = services.active_controller
         else:
-            own = await services.zookeeper.own_decisions(())
-            active, metadata = own.active, own.metadata
+            active = (await services.zookeeper.own_decisions(())).active
         names = active.decide(lambda one: one.add_credentials(added, derive_keys))
-        written = metadata.durable()
+        written = active.store.durable()
         if written is not None:
             await written
     except DomainError as error:

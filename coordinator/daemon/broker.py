@@ -557,7 +557,7 @@ class Broker:
             steps += [
                 ("end removals", storage.logs.removals.close),
                 ("end flushes", storage.flusher.close),
-                ("cut the metadata log", partial(storage.metadata.compact, 0)),
+                ("cut the metadata log", storage.end_metadata),
                 ("close the logs", storage.logs.close),
             ]
         if self._lock is not None:

@@ -16,7 +16,8 @@ from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.log_manager import LogManager
 from fencepost.coordinator.data.replicas import Replicas
 from fencepost.coordinator.metadata.log import MetadataLog
-from fencepost.coordinator.metadata.observed import AnyMetadata, ObservedMetadata
+from fencepost.coordinator.metadata.metadata import Metadata
+from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
@@ -68,9 +69,10 @@ class Storage:
         self._directory_id, self._end_points = directory_id, end_points
         self._observed = observed
         self.is_broker, self._loads = is_broker, loads
-        self.metadata: AnyMetadata
+        self.metadata: Metadata
         """Topics, dynamic settings, producer-id blocks."""
-        self._metadata_log: MetadataLog | None = None
+        self.own_log: MetadataLog | None = None
+        """The log of metadata of a node that decides; None where the controllers are elsewhere."""
         self.logs: LogManager = self._open_logs() if beside is None else beside.logs
         """All partitions."""
         if beside is not None and observed is not None:
@@ -93,7 +95,7 @@ class Storage:
 
     def _durable(self) -> asyncio.Future[None] | None:
         """What to wait for until the metadata are durable; a controller elsewhere has waited."""
-        return None if self._observed else self.metadata.durable()
+        return None if self.own_log is None else self.own_log.durable()
 
     def _open_logs(self) -> LogManager:
         logs = LogManager(
@@ -107,7 +109,8 @@ class Storage:
         )
         self.flusher.sealed.checkpoint = partial(logs.save, RECOVERY_POINT_CHECKPOINT)
         try:
-            self.metadata.compact()
+            if self.own_log is not None:
+                self.own_log.compact()
         except BaseException:
             logs.close()
             raise
@@ -115,19 +118,24 @@ class Storage:
 
     @property
     def metadata_log(self) -> MetadataLog:
-        """The log of a node that decides. RuntimeError where the controllers are elsewhere."""
-        if self._metadata_log is None:
+        """:attr:`own_log`; raises RuntimeError where there is none."""
+        if self.own_log is None:
             raise RuntimeError("the controllers are elsewhere")
-        return self._metadata_log
+        return self.own_log
+
+    def end_metadata(self) -> None:
+        """Write a snapshot at a stop, if the log has grown: the next start replays less."""
+        if self.own_log is not None:
+            self.own_log.compact(0)
 
     def _observe(self, observed: ObservedMetadata) -> ObservedMetadata:
         self.metadata = observed
         return observed
 
-    def _read_metadata(self, opened: Callable[[], Partition]) -> AnyMetadata:
+    def _read_metadata(self, opened: Callable[[], Partition]) -> Metadata:
         if self._observed is not None:
             return self._observe(self._observed)
-        self.metadata = self._metadata_log = log = MetadataLog(
+        self.metadata = self.own_log = log = MetadataLog(
             opened(),
             self.config,
             self.clock,

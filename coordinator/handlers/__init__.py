@@ -74,7 +74,8 @@ from fencepost.logcore.values import dataclass
 if TYPE_CHECKING:
     from fencepost.coordinator.controller.active import ActiveController
     from fencepost.coordinator.controller.services import ControllerServices
-    from fencepost.coordinator.metadata.observed import AnyMetadata
+    from fencepost.coordinator.controller.store import MetadataStore
+    from fencepost.coordinator.metadata.metadata import Metadata
     from fencepost.coordinator.services import Services
 
 Answer = Entity | None
@@ -146,9 +147,16 @@ class Context:
         return self.broker.active_controller if self.on_znodes is None else self.on_znodes.active
 
     @property
-    def metadata(self) -> AnyMetadata:
+    def metadata(self) -> Metadata:
         """The metadata with all decisions that were made here, told to brokers or not."""
         return self.broker.metadata if self.on_znodes is None else self.on_znodes.metadata
+
+    @property
+    def store(self) -> MetadataStore | None:
+        """The store of decisions that are made here; None where the controllers are elsewhere."""
+        if self.on_znodes is None:
+            return self.broker.storage.own_log
+        return self.on_znodes.active.store
 
     @property
     def keeps_all_brokers_settings(self) -> bool:

@@ -68,7 +68,7 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
     try:
         result = yield from changes
     finally:
-        flushed = ctx.metadata.durable()
+        flushed = None if ctx.store is None else ctx.store.durable()
     if flushed is not None:
         yield flushed
         flushed.result()
@@ -87,8 +87,7 @@ def each_topic(
         answers = []
         for name, topic in (yield from by_name(ctx.body.topics)).items():
             yield
-            with ctx.metadata.unforced():
-                answers.append(change(ctx, name, topic))
+            answers.append(change(ctx, name, topic))
         return tuple(answers)
 
     return forced(ctx, changes())

@@ -82,8 +82,7 @@ def _changed(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
             if named[one.resource_type, one.resource_name] > 1:
                 raise InvalidRequestError("Each resource must appear at most once.")
             yield from check_certificates(ctx, one)
-            with ctx.metadata.unforced():
-                apply(one)
+            apply(one)
         except DomainError as error:
             code, message = error_code(error), str(error)
         answers.append(_row(ctx, one, code, message))

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.coordinator.controller.topic_decisions import Decide
+from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.answers import forced, result_of
 from fencepost.coordinator.runtime.turns import Work
@@ -31,8 +31,9 @@ def decider(ctx: Context) -> Decide:
     """Return the active controller, for decisions on a request; the caller forces them to disk."""
 
     def decide(decision: Callable[[Controller], Outcome[T]]) -> T:
-        with ctx.metadata.unforced():
-            return ctx.controller.decide(
+        active = ctx.controller
+        with active.store.unforced():
+            return active.decide(
                 decision,
                 origin=ctx.origin,
                 trigger=f"request {KNOWN_APIS[ctx.api_key].name}",
@@ -74,15 +75,15 @@ def decided_by_item(
 
     ZooKeeper may refuse the records of one item and take those of the next.
     """
-    at_once = ITEMS_PER_TURN if ctx.on_znodes is None else 1
+    store = None if ctx.on_znodes is None else ctx.on_znodes.active.store
 
     def changes() -> Work[list[DomainError | None]]:
         errors: list[DomainError | None] = []
-        written, ask = [], decider(ctx)
-        for some in batched(items, at_once):
-            errors += ask(partial(decide, some))
-            if ctx.on_znodes is not None:
-                written.append(ctx.metadata.durable())
+        written, decide_on = [], decider(ctx)
+        for some in batched(items, ITEMS_PER_TURN if store is None else 1):
+            errors += decide_on(partial(decide, some))
+            if store is not None:
+                written.append(store.durable())
             yield None
         for at, change in enumerate(written):
             if change is not None:

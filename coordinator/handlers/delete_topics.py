@@ -75,7 +75,7 @@ async def run(ctx: Context) -> Entity:
         results += _some(ctx, waiting, named, deleted)
         await asyncio.sleep(0)
     if deleted:
-        written = ctx.metadata.durable()
+        written = ctx.controller.store.durable()
         if written is not None:
             await written  # ZooKeeper has it then, and the brokers are told
         await ctx.broker.topics_forgotten()
@@ -88,14 +88,12 @@ def _some(
     named: Counter[Resolved],
     deleted: list[TopicImage],
 ) -> list[Entity]:
-    """Delete as many as fit a turn of the loop, with one flush of the metadata log for them."""
+    """Delete as many as fit a turn of the loop."""
     until = monotonic_s() + SLICE_MS / 1000
     results: list[Entity] = []
-    with ctx.metadata.unforced():
-        while waiting and monotonic_s() < until:
-            one, times = waiting.popleft()
-            results.append(_answer(ctx, one, deleted, times=times, named=named))
-    ctx.metadata.force()
+    while waiting and monotonic_s() < until:
+        one, times = waiting.popleft()
+        results.append(_answer(ctx, one, deleted, times=times, named=named))
     return results
 
 

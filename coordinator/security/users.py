@@ -15,7 +15,7 @@ from typing import Final
 
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import UserScramCredentialRecord
-from fencepost.coordinator.metadata.observed import AnyMetadata
+from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.wire.scram import (
     MIN_ITERATIONS,
@@ -72,7 +72,7 @@ class Users:
     ``draw_secret`` gives the server's secret, the same after every start.
     """
 
-    def __init__(self, metadata: AnyMetadata, draw_secret: Callable[[], bytes]) -> None:
+    def __init__(self, metadata: Metadata, draw_secret: Callable[[], bytes]) -> None:
         self._metadata = metadata
         self._draw_secret = draw_secret
         self._profiles: frozenset[Profile] | None = None

@@ -11,9 +11,9 @@ Source: ``KafkaController.processZkPartitionReassignment``, ``maybeRemoveFromZkR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -24,12 +24,14 @@ from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.reassignment_steps import is_in_progress
 from fencepost.cluster.controller.reassignments import Reassign
 from fencepost.cluster.image import MetadataImage, TopicImage
+from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
 from fencepost.coordinator.zookeeper.loading import batched
 from fencepost.coordinator.zookeeper.session import Delete, RefusedError, Session, Set, Write
 from fencepost.coordinator.zookeeper.store import Store
 from fencepost.coordinator.zookeeper.watches import Changed, Watches
+from fencepost.logcore.machine import DomainError
 
 _log = structlog.get_logger(__name__)
 
@@ -38,7 +40,6 @@ AT_ONCE: Final = 200
 
 Partition = tuple[str, int]
 Targets = Mapping[Partition, tuple[int, ...]]
-Decide = Callable[[Callable[[Machine], Outcome[Any]]], Any]
 
 
 class AdminNodes:
@@ -153,11 +154,13 @@ class AdminNodes:
             again()
 
 
-def _reassigned(machine: Machine, items: Sequence[Reassign]) -> Outcome[Any]:
+def _reassigned(machine: Machine, items: Sequence[Reassign]) -> Outcome[list[DomainError | None]]:
     return machine.alter_partition_reassignments(items, may_wait=True)
 
 
-def _elected(machine: Machine, partitions: Sequence[Partition]) -> Outcome[Any]:
+def _elected(
+    machine: Machine, partitions: Sequence[Partition]
+) -> Outcome[list[tuple[Partition, DomainError | None]]]:
     return machine.elect_leaders(Election.PREFERRED, partitions)
 
 

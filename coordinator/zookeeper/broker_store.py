@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from fencepost.cluster.delta import MetadataDelta
@@ -63,6 +64,20 @@ class BrokerStore(ZooKeeperMetadata):
         self._changes: dict[str, list[Change]] = {}
         """Changes of users, quotas and ACLs that are not written yet, by path."""
         self.image = image
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the controller that the broker has been told of."""
+        return self.image.epoch
+
+    @property
+    def next_offset(self) -> int:
+        """Changes are counted alone: nothing here has an offset."""
+        return self.image.offset + 1
+
+    def unforced(self) -> AbstractContextManager[None]:
+        """No append waits; see :meth:`durable`."""
+        return nullcontext()
 
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
         """Read the current settings of these resources. Raises MetadataUnavailableError."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
 
 _log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 NEVER_MS: Final = 10 * 365 * 86_400_000
 """Brokers have no sessions with this controller: ZooKeeper has them."""
@@ -286,7 +288,7 @@ class Elected:
             if member not in known and member >= 0
         }
 
-    def _decide(self, decision: Callable[[Machine], Outcome[Any]]) -> Any:
+    def _decide(self, decision: Callable[[Machine], Outcome[T]]) -> T:
         return self.active.decide(decision, trigger="watch of ZooKeeper")
 
     async def _decide_all(self, decision: Callable[[Machine], Outcome[bool]]) -> None:

@@ -10,16 +10,15 @@ Source: ``KafkaController.processLogDirEventNotification``, ``processLeaderAndIs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import methodcaller
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.controller.isr import Place
-from fencepost.cluster.controller.machine import Controller as Machine
-from fencepost.cluster.controller.outcome import Outcome
+from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.wire.schema import Entity
 from fencepost.coordinator.zookeeper import znodes
 from fencepost.coordinator.zookeeper.errors import NotOurFormatError
@@ -31,8 +30,6 @@ _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
 """Partitions of one decision: others are served in between."""
-
-Decide = Callable[[Callable[[Machine], Outcome[Any]]], Any]
 
 
 async def read_log_dir_events(session: Session, names: Sequence[str]) -> set[int]:

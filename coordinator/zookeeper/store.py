@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 
@@ -18,7 +19,7 @@ from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord, RemoveTopicRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
-from fencepost.coordinator.metadata.observed import ObservedMetadata
+from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.runtime.background import spawn
 from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import Loaded
@@ -41,7 +42,7 @@ class Change:
     done: asyncio.Future[None]
 
 
-class Store(ObservedMetadata):
+class Store(Metadata):
     """``on_written`` is told of the images before and after each change, once it is written.
 
     ``on_refused`` is told once, if a change can not be written.
@@ -76,6 +77,15 @@ class Store(ObservedMetadata):
     def epoch(self) -> int:
         """The controller's."""
         return self._epoch
+
+    @property
+    def next_offset(self) -> int:
+        """Changes are counted alone: nothing here has an offset."""
+        return self.image.offset + 1
+
+    def unforced(self) -> AbstractContextManager[None]:
+        """No append waits; see :meth:`durable`."""
+        return nullcontext()
 
     def install(self, image: MetadataImage) -> None:
         """Let this be what is known; settings of the broker come to it as to all others."""

@@ -13,7 +13,7 @@ from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOU
 from fencepost.coordinator.controller.topic_decisions import DRAW, create_internal_topic
 from fencepost.coordinator.metadata.controller_settings import controller_settings
 from fencepost.coordinator.metadata.log import MetadataLog, new_topic_id
-from fencepost.coordinator.metadata.observed import AnyMetadata
+from fencepost.coordinator.metadata.metadata import Metadata
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ UNGUARDED: Final[Mapping[str, frozenset[str]]] = {
 """Settings under which a test may do with internal topics as it likes."""
 
 
-def decide(metadata: AnyMetadata, decision: Callable[[Controller], Outcome[T]]) -> T:
+def decide(metadata: Metadata, decision: Callable[[Controller], Outcome[T]]) -> T:
     """Have a controller decide in view of ``metadata``, and append its records."""
     assert isinstance(metadata, MetadataLog)
     settings = controller_settings(metadata._config, node_id=metadata._node_id)
@@ -39,7 +39,7 @@ def anything(_kind: int, _name: str, _after: Mapping[str, str], _before: Mapping
 
 
 def create_topic(
-    metadata: AnyMetadata,
+    metadata: Metadata,
     name: str,
     partitions: int = FROM_CONTROLLER,
     configs: Mapping[str, str] | None = None,
@@ -54,7 +54,7 @@ def create_topic(
     return metadata.known(name)
 
 
-def internal_topic(metadata: AnyMetadata, name: str) -> TopicImage:
+def internal_topic(metadata: Metadata, name: str) -> TopicImage:
     """An internal topic, created if it is not there; as ``Services.internal_topic``."""
     create_internal_topic(
         lambda decision: decide(metadata, decision), metadata, metadata._config, name
@@ -62,33 +62,33 @@ def internal_topic(metadata: AnyMetadata, name: str) -> TopicImage:
     return metadata.known(name)
 
 
-def create_partitions(metadata: AnyMetadata, name: str, count: int) -> None:
+def create_partitions(metadata: Metadata, name: str, count: int) -> None:
     """Give a topic so many partitions in all."""
     decide(metadata, lambda one: one.create_partitions(name, count, assignments=None, draw=DRAW))
 
 
-def delete_topic(metadata: AnyMetadata, name: str) -> TopicImage:
+def delete_topic(metadata: Metadata, name: str) -> TopicImage:
     topic = metadata.known(name)
     decide(metadata, lambda one: one.delete_topic(topic.topic_id))
     return topic
 
 
-def set_topic_configs(metadata: AnyMetadata, name: str, configs: Mapping[str, str]) -> None:
+def set_topic_configs(metadata: Metadata, name: str, configs: Mapping[str, str]) -> None:
     """Replace a topic's own settings."""
     _set_configs(metadata, TOPIC_RESOURCE, name, configs)
 
 
-def set_broker_configs(metadata: AnyMetadata, name: str, configs: Mapping[str, str]) -> None:
+def set_broker_configs(metadata: Metadata, name: str, configs: Mapping[str, str]) -> None:
     """Replace the dynamic settings of a node id, or of all brokers with the name ""."""
     _set_configs(metadata, BROKER_RESOURCE, name, configs)
 
 
-def set_group_configs(metadata: AnyMetadata, name: str, configs: Mapping[str, str]) -> None:
+def set_group_configs(metadata: Metadata, name: str, configs: Mapping[str, str]) -> None:
     """Replace a group's own settings."""
     _set_configs(metadata, GROUP_RESOURCE, name, configs)
 
 
-def _set_configs(metadata: AnyMetadata, kind: int, name: str, configs: Mapping[str, str]) -> None:
+def _set_configs(metadata: Metadata, kind: int, name: str, configs: Mapping[str, str]) -> None:
     decide(
         metadata,
         lambda one: one.legacy_alter_configs((kind, name), configs, check_configs=anything),

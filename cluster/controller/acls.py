@@ -1,7 +1,7 @@
 """ACLs: which can be created, and which records create and delete them.
 
 A request for thousands is checked in steps, against the ACLs that exist when it comes, and decided
-in pieces: each decision skips what another request has created or deleted meanwhile. Kafka's
+in pieces: each decision skips ACLs that another request has created or deleted meanwhile. Kafka's
 results are not atomic either.
 
 Source: ``AclControlManager``.
@@ -44,12 +44,12 @@ ReasonAgainst = Callable[[MetadataRecord], str | None]
 
 
 class Creation(NamedTuple):
-    """What becomes of the ACLs of one request."""
+    """The outcome for the ACLs of one request."""
 
     errors: list[DomainError | None]
     """By their place in the request; None also for one that exists."""
     created: list[Acl]
-    """Those that do not exist yet, each once."""
+    """The new ACLs, each once."""
 
 
 def check_creation(
@@ -97,10 +97,10 @@ def check_filter(wanted: AclFilter) -> None:
 
 
 class Deletion(NamedTuple):
-    """What becomes of the filters of one request."""
+    """The outcome for the filters of one request."""
 
     answers: list[list[Acl] | DomainError]
-    """The ACLs that each filter matches, or what is wrong with it."""
+    """The ACLs that each filter matches, or its error."""
     deleted: list[Acl]
     """All of these ACLs, each once."""
 

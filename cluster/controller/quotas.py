@@ -34,7 +34,7 @@ MAX_CHANGES: Final = 10_000
 
 
 class Alteration(NamedTuple):
-    """What becomes of the quotas of one entity."""
+    """Changes of the quotas of one entity."""
 
     named: Mapping[str, str | None]
     """The types of the entity with their names; None is the default of a type."""
@@ -43,7 +43,7 @@ class Alteration(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """An entity's change, and what is wrong with it."""
+    """An entity's change, and its error."""
 
     alteration: Alteration
     error: DomainError | None
@@ -57,7 +57,7 @@ def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]
     checked: dict[object, Checked] = {}
     for one in asked:
         reason = yield from _reason_against(one)
-        # An entity of more types has an unknown one, and is refused whatever the others say.
+        # An entity of more types has an unknown one, and is refused for that.
         is_short = len(one.named) <= len(ENTITY_TYPES)
         key = _entity_of(one.named) if is_short else len(checked)
         if key in checked:

@@ -1,7 +1,7 @@
 """SCRAM credentials: which changes are valid, and their records.
 
-The iterated hashing of a password is done before: a change brings the salted password. Logins need
-only the two keys that are derived from it, so that nobody can log in with the stored record.
+The iterated hashing of a password is done before: a change brings the salted password. A record has
+the two keys that are derived from it, which are not enough for a login.
 
 Source: ``ScramControlManager``; KIP-554.
 """

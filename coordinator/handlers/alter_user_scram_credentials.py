@@ -1,7 +1,7 @@
 """AlterUserScramCredentials (51): give users passwords, or take them away.
 
-The password comes hashed by the client; what is kept of it can not log in. Open connections go on
-until they log in again.
+The password comes hashed by the client, and the stored keys are not enough for a login. Open
+connections go on until they log in again.
 
 Source: ``ScramControlManager.alterCredentials``; KIP-554.
 """

@@ -40,7 +40,7 @@ class QuotaTable:
         self._listeners.append(callback)
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Let the quotas of the ``new`` image be those of the table."""
+        """Take over the quotas of the ``new`` image."""
         if old.quotas is new.quotas:
             return
         # Two images share the values of the entities that did not change.

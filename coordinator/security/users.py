@@ -1,7 +1,7 @@
-"""Users and what their passwords became: credentials of SCRAM, kept in the metadata log.
+"""SCRAM credentials of users, as the metadata image has them.
 
-Nobody can tell by what is answered whether there is a user: :meth:`Users.stand_in` has for every
-name what a login with it would be told, always the same.
+Responses do not reveal if a user exists: :meth:`Users.stand_in` gives every other name a credential
+of its own, always the same.
 
 Source: ``ScramImage``, ``ScramPublisher``; RFC 5802, 5.1.
 """

@@ -8,11 +8,11 @@ Source: ``ConfigAdminManager``; the rules of ``ConfigurationControlManager`` are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from fencepost.cluster.controller.configs import AlterConfig, OpType
+from fencepost.cluster.controller.configs import AlterConfig, CheckConfigs, OpType
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError
 from fencepost.coordinator.controller.topic_decisions import warn_without_effect
@@ -65,12 +65,11 @@ def replace(
     if kind == ResourceType.BROKER_LOGGER:
         raise InvalidRequestError("levels are changed one by one, with IncrementalAlterConfigs")
     _check_permission(ctx, kind, name, permit)
-    _check_kind(kind, name)
     decider(ctx)(
         lambda one: one.legacy_alter_configs(
             (kind, name),
             configs,
-            check_configs=partial(check_configs, ctx.broker.config),
+            check_configs=_checks(ctx),
             validate_only=validate_only,
         )
     )
@@ -106,12 +105,11 @@ def change(
         _change_logger(ctx.broker, name, changes, validate_only=validate_only)
         return
     wanted = [AlterConfig(one.name, _op_type(one), one.value) for one in changes]
-    _check_kind(kind, name)
     decider(ctx)(
         lambda one: one.incremental_alter_configs(
             (kind, name),
             wanted,
-            check_configs=partial(check_configs, ctx.broker.config),
+            check_configs=_checks(ctx),
             list_default=partial(list_default, ctx.broker.config),
             validate_only=validate_only,
         )
@@ -125,9 +123,25 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
     if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)
     permit()
+    if kind == ResourceType.GROUP and ctx.on_znodes is not None:
+        # Apache Kafka 3.9, the last one on ZooKeeper, does not know settings of groups.
+        raise InvalidRequestError(f"Unknown resource type {kind}")
 
 
-def _check_kind(kind: int, name: str) -> None:
+def _checks(ctx: Context) -> CheckConfigs:
+    """Return the checks of a resource and its settings, which come behind those of the changes.
+
+    Source: ``ControllerConfigurationValidator``.
+    """
+
+    def check(kind: int, name: str, configs: Mapping[str, str], before: Mapping[str, str]) -> None:
+        _check_resource(kind, name)
+        check_configs(ctx.broker.config, kind, name, configs, before)
+
+    return check
+
+
+def _check_resource(kind: int, name: str) -> None:
     if kind not in {
         ResourceType.TOPIC,
         ResourceType.BROKER,

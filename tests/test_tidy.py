@@ -172,6 +172,7 @@ ALLOWED_IMPORTS = {
         "coordinator.coordinators",
         "cluster",
         "coordinator.errors",
+        "coordinator.error_codes",
         "coordinator.data",
         "coordinator.metadata",
         "coordinator.config",

@@ -1,9 +1,10 @@
 """Which markers go to which broker, what its answer means, and what is tried again.
 
-Every broker that leads partitions of ended transactions has a queue; what is in it goes out with
-one request, and the next one waits for the answer. Markers whose leader is not known, or that were
-refused in passing, wait for :meth:`MarkerQueues.retry`, which looks their leaders up again. Nothing
-is sent or reported under a coordinator epoch that is over.
+Every broker that leads partitions of ended transactions has a queue, this broker as well. What is
+in it goes out with one request, and the next one waits for the answer; this broker writes its own
+markers at once, whatever else is under way. Markers whose leader is not known, or that were refused
+in passing, wait for :meth:`MarkerQueues.retry`, which looks their leaders up again. Nothing is sent
+or reported under a coordinator epoch that is over.
 
 Writing a marker again is harmless: whoever is not sure that it was written sends it once more.
 
@@ -16,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from fencepost.logcore.machine import EndMarker
 from fencepost.logcore.values import dataclass
-from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
+from fencepost.txn.commands import TopicPartition, WriteMarkers
 
 MAX_PARTITIONS_PER_REQUEST: Final = 2_000
 """The rest goes with the next request: to make and to read one takes a few milliseconds."""
@@ -65,40 +66,6 @@ class Nowhere(Enum):
     """It was deleted: the transaction ends without it."""
 
 
-Report = Callable[[MarkersWritten], None]
-"""Takes the news that markers of a request are written."""
-
-
-class MarkerWriter(Protocol):
-    """Carries out :class:`WriteMarkers`, whatever it takes."""
-
-    def write(
-        self,
-        request: WriteMarkers,
-        shard: int,
-        report: Report,
-        first_attempt_done: Callable[[], None],
-    ) -> None:
-        """Write the markers; call ``report`` with each progress, at once or later, until all are.
-
-        ``shard`` is the partition of ``__transaction_state`` whose decision it is.
-        ``first_attempt_done`` is called once, when all was done that can be done at once. A new
-        request for a transactional id takes the place of the former one.
-        """
-
-    def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
-        """Append one marker to a partition of this broker; False where none can be due."""
-
-    def unload(self, shard: int) -> None:
-        """Give up what a shard has asked for: it is not served here any more."""
-
-    def leaders_changed(self) -> None:
-        """Other brokers may lead partitions now."""
-
-    def close(self) -> None:
-        """Give up; the next load of a transaction's shard begins again."""
-
-
 LeaderOf = Callable[[TopicPartition], int | Nowhere]
 """The broker that leads a partition, as far as is known here."""
 
@@ -113,6 +80,7 @@ Codes = Mapping[int, Mapping[TopicPartition, str]]
 class Marker:
     """What one producer's partitions at a broker get."""
 
+    transactional_id: str
     end: EndMarker
     partitions: tuple[TopicPartition, ...]
 
@@ -160,16 +128,18 @@ _Queue = dict[_Job, dict[TopicPartition, None]]
 @dataclass(slots=True)
 class _Destination:
     queue: _Queue = field(default_factory=dict)
-    sent: _Queue | None = None
-    number: int = -1
-    """Of the request under way."""
+    sent: dict[int, _Queue] = field(default_factory=dict)
+    """The requests under way, by number: one at most, but for this broker's own."""
 
 
 class MarkerQueues:
-    """The markers that one broker's transaction coordinator has under way."""
+    """The markers that one broker's transaction coordinator has under way.
 
-    def __init__(self, leader_of: LeaderOf, epoch_of: EpochOf) -> None:
-        self._leader_of, self._epoch_of = leader_of, epoch_of
+    ``own_id`` is that broker, whose own markers wait for no answer to former ones.
+    """
+
+    def __init__(self, leader_of: LeaderOf, epoch_of: EpochOf, own_id: int | None = None) -> None:
+        self._leader_of, self._epoch_of, self._own_id = leader_of, epoch_of, own_id
         self._jobs: dict[str, _Job] = {}
         self._destinations: dict[int, _Destination] = {}
         self._waiting: _Queue = {}
@@ -178,6 +148,10 @@ class MarkerQueues:
     def __len__(self) -> int:
         """Transactions with markers under way."""
         return len(self._jobs)
+
+    def __contains__(self, transactional_id: str) -> bool:
+        """Whether markers of a transaction are under way."""
+        return transactional_id in self._jobs
 
     @property
     def unknown(self) -> int:
@@ -196,6 +170,10 @@ class MarkerQueues:
         job = self._jobs[request.transactional_id] = _Job(request, shard, set(partitions))
         return self._route(job, sorted(job.left))
 
+    def forget(self, transactional_id: str) -> None:
+        """Send no more markers of a transaction: all are written."""
+        self._jobs.pop(transactional_id, None)
+
     def unload(self, shard: int) -> None:
         """Forget what a shard has asked for: the broker serves it no more."""
         for job in [one for one in self._jobs.values() if one.shard == shard]:
@@ -204,17 +182,14 @@ class MarkerQueues:
     # --- what is to be sent ---
 
     def sends(self) -> Iterator[Send]:
-        """The requests to be sent now, one at most for each broker."""
+        """The requests to be sent now, one at most for each other broker."""
         for broker_id, one in self._destinations.items():
-            if one.sent is not None:
-                continue
-            markers, one.sent = self._taken(one.queue)
-            if markers:
-                self._numbers += 1
-                one.number = self._numbers
-                yield Send(broker_id, one.number, markers)
-            else:
-                one.sent = None
+            while one.queue and (not one.sent or broker_id == self._own_id):
+                markers, sent = self._taken(one.queue)
+                if markers:
+                    self._numbers += 1
+                    one.sent[self._numbers] = sent
+                    yield Send(broker_id, self._numbers, markers)
 
     def _taken(self, queue: _Queue) -> tuple[tuple[Marker, ...], _Queue]:
         """Take from a queue what goes into one request."""
@@ -229,7 +204,8 @@ class MarkerQueues:
             now = tuple(partitions)[:room]
             room -= len(now)
             taken[job] = dict.fromkeys(now)
-            markers.append(Marker(job.request.marker, now))
+            request = job.request
+            markers.append(Marker(request.transactional_id, request.marker, now))
             for partition in now:
                 del partitions[partition]
             if not partitions:
@@ -266,10 +242,7 @@ class MarkerQueues:
 
     def _sent(self, send: Send) -> _Queue:
         one = self._destinations.get(send.broker_id)
-        if one is None or one.sent is None or one.number != send.number:
-            return {}
-        sent, one.sent = one.sent, None
-        return sent
+        return {} if one is None else one.sent.pop(send.number, {})
 
     # --- what is tried again ---
 
@@ -277,6 +250,11 @@ class MarkerQueues:
     def has_waiting(self) -> bool:
         """Whether :meth:`retry` has anything to do."""
         return bool(self._waiting)
+
+    @property
+    def first_waiting(self) -> str | None:
+        """The transaction that has waited longest for :meth:`retry`."""
+        return next((job.request.transactional_id for job in self._waiting), None)
 
     def retry(self) -> list[Result]:
         """Look up the leaders of all that waits, and queue it."""
@@ -288,7 +266,7 @@ class MarkerQueues:
         return results
 
     def leaders_changed(self) -> tuple[list[Result], list[int]]:
-        """Look up all leaders anew; the second list are brokers whose answer nobody awaits now.
+        """Look up all leaders again; the second list are brokers whose answers are not awaited now.
 
         A request to a broker that leads none of its partitions any more is over: it may be dead,
         and its silence would hold up the transactions for as long as a request may take.
@@ -298,11 +276,12 @@ class MarkerQueues:
             for job, partitions in one.queue.items():
                 self._wait(job, partitions)
             one.queue.clear()
-            if one.sent is not None and not self._leads_any(broker_id, one.sent):
-                abandoned.append(broker_id)
-                for job, partitions in one.sent.items():
-                    self._wait(job, partitions)
-                one.sent = None
+            for number, sent in tuple(one.sent.items()):
+                if not self._leads_any(broker_id, sent):
+                    abandoned.append(broker_id)
+                    del one.sent[number]
+                    for job, partitions in sent.items():
+                        self._wait(job, partitions)
         return self.retry(), abandoned
 
     # --- inside ---

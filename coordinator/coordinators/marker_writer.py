@@ -1,56 +1,63 @@
-"""Writing the end markers of transactions to partitions of this broker.
+"""The end markers of transactions, on their way to all partitions, of this broker and of others.
 
-The transaction coordinator says which partitions get a marker; a :class:`LocalMarkerWriter` gets
-them there, whatever it takes. On one node that is a call per partition inside the coordinator's own
-turn. Reports may come at any later time. Those that other brokers lead are the business of
-``replication/marker_sender.py``.
+The transaction coordinator says which partitions get a marker; :class:`MarkerWriter` gets them
+there, whatever it takes. Which broker gets what, and when again, is decided by the queues of
+``txn/marker_queues.py``. This broker is one of their destinations: its markers are appended in the
+coordinator's own turn, those of others are sent by ``replication/marker_sender.py``.
 
-Source: ``TransactionMarkerChannelManager``; the answers it knows are listed in
-:meth:`LocalMarkerWriter.write_one`.
+Source: ``TransactionMarkerChannelManager``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
+from kio.schema.errors import ErrorCode
 
+from fencepost.cluster.image import MetadataImage
+from fencepost.coordinator.coordinators.marker_appends import MarkerAppends
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, OUTSIDE_TRANSACTIONS
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.runtime.background import SLICE_MS, spawn, survived, tell
-from fencepost.coordinator.runtime.commits import Held
 from fencepost.coordinator.runtime.timers import TimerQueue
 from fencepost.logcore.clock import monotonic_s
-from fencepost.logcore.errors import (
-    InvalidProducerEpochError,
-    TransactionCoordinatorFencedError,
-)
-from fencepost.logcore.machine import DomainError, EndMarker
+from fencepost.logcore.errors import InvalidProducerEpochError, TransactionCoordinatorFencedError
+from fencepost.logcore.machine import EndMarker
 from fencepost.logcore.values import dataclass
-from fencepost.txn.commands import TopicPartition, WriteMarkers
+from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 
 if TYPE_CHECKING:
-    from fencepost.txn.marker_queues import Report
+    from fencepost.txn.marker_queues import (
+        Codes,
+        EpochOf,
+        LeaderOf,
+        Marker,
+        MarkerQueues,
+        Result,
+        Send,
+    )
 
-RETRY_BACKOFF_MS = 50
-"""Wait before markers are tried again, doubling up to :data:`MAX_RETRY_BACKOFF_MS`: at start the
-offsets partitions may still be loading for a moment."""
+RETRY_MS: Final = 20
+"""Wait before markers are tried again, doubling up to :data:`MAX_RETRY_MS`: at a start the offsets
+partitions may still be loading for a moment."""
 
-MAX_RETRY_BACKOFF_MS = 5_000
-"""The longest wait; a partition that is off line stays so for as long as its disk is bad."""
+MAX_RETRY_MS: Final = 1_000
+"""The longest wait; a partition that is off line stays so for as long as its disk is bad. News of
+other leaders end it."""
 
 MIN_SLICE_PARTITIONS = 4
 """Partitions that are tried before the clock is read. A transaction of common size is over in one
 turn then, on a busy machine too. To open a partition that was never used takes about 1 ms."""
 
-Elsewhere = Callable[[WriteMarkers, int, "Report", Sequence[TopicPartition]], None]
-"""Takes what is left of a request, with its shard and who is told of progress."""
+Report = Callable[[MarkersWritten], None]
+"""Takes the news that markers of a request are written."""
 
 CompleteOffsets = Callable[[int, EndMarker], None]
 """Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
@@ -58,44 +65,104 @@ CompleteOffsets = Callable[[int, EndMarker], None]
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
-class _Job:
-    request: WriteMarkers
+class OtherBrokers(Protocol):
+    """The way to the other brokers of a cluster."""
+
+    async def send(self, send: Send) -> Codes | None:
+        """Return a broker's answer to its markers, None if none has come."""
+
+    def hang_up(self, broker_id: int) -> None:
+        """Close the connection to a broker whose answer is no longer awaited."""
+
+
+@dataclass(slots=True, eq=False)
+class _Transaction:
+    """A request under way."""
+
     shard: int
     report: Report
-    left: Sequence[TopicPartition]
-    """The partitions of this attempt, or of the next one."""
     first_attempt_done: Callable[[], None] | None
+    appended: set[TopicPartition]
+    """Partitions that have got their marker in the coordinator's turn, and are not reported."""
+    local_writes: int = 0
+    """Attempts at partitions of this broker that are not over."""
+
+    def attempted(self) -> None:
+        """Say that the first attempt is over, once."""
+        first_attempt_done, self.first_attempt_done = self.first_attempt_done, None
+        if first_attempt_done is not None:
+            first_attempt_done()
+
+
+@dataclass(slots=True, eq=False)
+class _LocalWrite:
+    """Markers that are being written to partitions of this broker."""
+
+    send: Send
+    appends: MarkerAppends
+    due: list[tuple[Marker, TopicPartition]]
+    transactions: tuple[_Transaction, ...]
     at: int = 0
     """How many of them the attempt has tried."""
-    refused: list[TopicPartition] = field(default_factory=list)
-    held: dict[TopicPartition, Held] = field(default_factory=dict)
-    """Markers that wait for other replicas."""
-    backoff_ms: int = RETRY_BACKOFF_MS
+    is_counted: bool = True
+    """Whether the answers of the transactions wait for it."""
 
 
-class LocalMarkerWriter:
-    """Writes markers into this broker's own partitions, synchronously where it can.
+class MarkerWriter:
+    """Carries out :class:`WriteMarkers`. Belongs to the event loop.
 
-    A transaction may span 10,000 of them, and some may have to be opened first. So an attempt that
-    takes longer than a slice goes on between the requests of others, together with all such.
-    A marker is reported when it is committed. For that of other replicas no answer waits: the first
-    attempt is over when all is written here. ``elsewhere`` takes a request of which this broker
-    leads a partition no more.
+    A transaction may span 10,000 partitions of this broker, and some may have to be opened first.
+    So an attempt that takes longer than a slice goes on between the requests of others, together
+    with all such. A marker is reported when it is committed. For that of other replicas, and for
+    other brokers, no answer waits: the first attempt is over when all is written here.
     """
 
     def __init__(
-        self, storage: Storage, timers: TimerQueue, complete_offsets: CompleteOffsets
+        self,
+        storage: Storage,
+        timers: TimerQueue,
+        complete_offsets: CompleteOffsets,
+        *,
+        leader_of: LeaderOf,
+        epoch_of: EpochOf,
     ) -> None:
-        self._logs, self._commits = storage.logs, storage.commits
-        self._replicas = storage.replicas
-        self.elsewhere: Elsewhere | None = None
-        self._clock = storage.clock
+        self._storage, self._logs, self._replicas = storage, storage.logs, storage.replicas
+        self._commits = storage.commits
+        self._clock, self._node_id = storage.clock, storage.node_id
         self._complete_offsets = complete_offsets
-        self._retries = timers.timers(self._retry)
-        self._jobs: dict[str, _Job] = {}
-        self._unfinished: deque[_Job] = deque()
+        self._leader_of, self._epoch_of = leader_of, epoch_of
+        self._queues: MarkerQueues | None = None
+        self._transactions: dict[str, _Transaction] = {}
+        self._unfinished: deque[_LocalWrite] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._others: OtherBrokers | None = None
+        self._sends: set[asyncio.Task[None]] = set()
+        self._retries = timers.timers(self._retry)
+        self._backoff_ms = RETRY_MS
+        self._closed = False
+
+    @property
+    def queues(self) -> MarkerQueues:
+        """What is under way."""
+        if self._queues is None:
+            # A broker without transactions does without them, and starts sooner.
+            from fencepost.txn.marker_queues import MarkerQueues  # noqa: PLC0415
+
+            self._queues = MarkerQueues(self._leader_of, self._epoch_of, self._node_id)
+        return self._queues
+
+    def join(self, others: OtherBrokers) -> None:
+        """Have other brokers write the markers of the partitions that they lead."""
+        self._others = others
+        self._storage.metadata.subscribe(Subscriber.MARKERS, self._published)
+
+    def _published(self, old: MetadataImage, image: MetadataImage) -> None:
+        if self._transactions and (
+            old.topics is not image.topics or old.brokers is not image.brokers
+        ):
+            asyncio.get_running_loop().call_soon(self.leaders_changed)
+
+    # --- the coordinator's side ---
 
     def write(
         self,
@@ -104,39 +171,149 @@ class LocalMarkerWriter:
         report: Report,
         first_attempt_done: Callable[[], None],
     ) -> None:
-        """See :class:`MarkerWriter`. What can be written in a slice of time is before this returns.
+        """Write the markers; call ``report`` with each progress, at once or later, until all are.
 
-        ``first_attempt_done`` is called when the first attempt at all of them is over and reported.
+        ``shard`` is the partition of ``__transaction_state`` whose decision it is. What this broker
+        can write in a slice of time is written before this returns. ``first_attempt_done`` is
+        called once, when the first attempt at all of its partitions is over and reported. A new
+        request for a transactional id takes the place of the former one.
         """
-        self._retries.set(request.transactional_id, None)
-        former = self._jobs.pop(request.transactional_id, None)
-        self._attempt(_Job(request, shard, report, request.partitions, first_attempt_done))
+        partitions, former = request.partitions, None
+        if self._transactions:
+            former = self._transactions.pop(request.transactional_id, None)
+        done = self._write_in_turn(request) if self._commits.is_idle else 0
+        if done == len(partitions) and (self._commits.is_idle or not partitions):
+            if former is not None:
+                self.queues.forget(request.transactional_id)
+            report(request.written())
+            first_attempt_done()
+        else:
+            now = _Transaction(shard, report, first_attempt_done, set(partitions[:done]))
+            self._transactions[request.transactional_id] = now
+            self._take(self.queues.add(request, shard, partitions))
+            self._go_on()
+            if not now.local_writes:
+                now.attempted()
         if former is not None:
-            _first_attempt_done(former)
+            former.attempted()
+
+    def _write_in_turn(self, request: WriteMarkers) -> int:
+        """Append markers until one is refused or a slice is over; return how many there are.
+
+        Most transactions end with that: the queues cost more than the append of a marker.
+        """
+        marker, end = request.marker, monotonic_s() + SLICE_MS / 1000
+        for done, partition in enumerate(request.partitions):
+            if self._leader_of(partition) != self._node_id or (
+                done >= MIN_SLICE_PARTITIONS and monotonic_s() >= end
+            ):
+                return done
+            try:
+                if not self.write_one(partition, marker):
+                    return done
+            except Exception:  # noqa: BLE001 - it is tried again by way of the queues, which tell of it
+                return done
+        return len(request.partitions)
 
     def unload(self, shard: int) -> None:
-        """See :class:`MarkerWriter`."""
-        for name in [name for name, job in self._jobs.items() if job.shard == shard]:
-            self._retries.set(name, None)
-            del self._jobs[name]
+        """Give up what a shard has asked for: it is not served here any more."""
+        if self._queues is not None:
+            self._queues.unload(shard)
+        for name in [name for name, one in self._transactions.items() if one.shard == shard]:
+            del self._transactions[name]
 
     def leaders_changed(self) -> None:
-        """See :class:`MarkerWriter`; the next attempt looks by itself."""
+        """Look for the leaders of all that waits; hang up on brokers that lead none of it now."""
+        if self._closed:
+            return
+        self._backoff_ms = RETRY_MS
+        results, abandoned = self.queues.leaders_changed()
+        for broker_id in abandoned:
+            if self._others is not None and broker_id != self._node_id:
+                self._others.hang_up(broker_id)
+        self._take(results)
+        self._go_on()
 
     def close(self) -> None:
-        """Give up; the next load of the transaction's shard begins again."""
+        """Give up; the next load of a transaction's shard begins again."""
+        self._closed = True
         self._retries.clear()
-        self._jobs.clear()
+        self._transactions.clear()
         self._unfinished.clear()
+        for task in self._sends:
+            task.cancel()
 
-    def _attempt(self, job: _Job) -> None:
-        """Try what is left, all of it now or some of it later."""
-        job.at = 0
-        job.refused.clear()
-        job.held.clear()
-        self._jobs[job.request.transactional_id] = job
-        if not self._is_through(job):
-            self._unfinished.append(job)
+    # --- the queues' side ---
+
+    def _go_on(self) -> None:
+        """Send what can be sent, and see to it that what waits is tried again."""
+        if self._closed:
+            return
+        for send in list(self.queues.sends()):
+            if send.broker_id == self._node_id:
+                self._begin(send)
+            else:
+                task = spawn(self._exchange(send), f"markers to broker {send.broker_id}")
+                self._sends.add(task)
+                task.add_done_callback(self._sends.discard)
+        if self.queues.has_waiting and not len(self._retries):
+            self._retries.set(self.queues.first_waiting, self._clock.now_ms() + self._backoff_ms)
+            self._backoff_ms = min(2 * self._backoff_ms, MAX_RETRY_MS)
+
+    def _retry(self, _key: Hashable, _now_ms: int) -> None:
+        self._take(self.queues.retry())
+        self._go_on()
+
+    async def _exchange(self, send: Send) -> None:
+        codes: Codes | None = None
+        try:
+            codes = None if self._others is None else await self._others.send(send)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the transactions have to end
+            tell("markers", error, broker=send.broker_id)
+        self._answered(send, codes)
+        self._go_on()
+
+    def _answered(self, send: Send, codes: Codes | None) -> None:
+        if codes is None:
+            self.queues.failed(send)
+            return
+        self._take(self.queues.answered(send, codes))
+        if not self.queues.has_waiting:
+            self._backoff_ms = RETRY_MS
+
+    def _take(self, results: Iterable[Result]) -> None:
+        from fencepost.txn.marker_queues import Cancelled  # noqa: PLC0415 - as in ``queues``
+
+        for result in results:
+            request = result.request
+            transaction = self._transactions.get(request.transactional_id)
+            if request.transactional_id not in self.queues:
+                self._transactions.pop(request.transactional_id, None)
+            if isinstance(result, Cancelled):
+                _log.warning(
+                    "markers given up",
+                    transactional_id=request.transactional_id,
+                    coordinator_epoch=request.coordinator_epoch,
+                    cause=result.cause,
+                )
+            elif transaction is not None:
+                transaction.report(request.written(result.partitions))
+
+    # --- partitions of this broker ---
+
+    def appends(self) -> MarkerAppends:
+        """Return what appends the markers of one request to partitions of this broker."""
+        return MarkerAppends(self._storage, self.write_one)
+
+    def _begin(self, send: Send) -> None:
+        """Write markers here, all of them now or some of them later."""
+        due = [(marker, one) for marker in send.markers for one in marker.partitions]
+        transactions = tuple(self._transactions[one.transactional_id] for one in send.markers)
+        for one in transactions:
+            one.local_writes += 1
+        write = _LocalWrite(send, self.appends(), due, transactions)
+        if not self._is_through(write):
+            self._unfinished.append(write)
             if self._worker is None:
                 self._worker = spawn(self._work(), "markers")
 
@@ -145,108 +322,90 @@ class LocalMarkerWriter:
         try:
             while self._unfinished:
                 await asyncio.sleep(0)
-                job = self._unfinished.popleft() if self._unfinished else None
+                write = self._unfinished.popleft() if self._unfinished else None
                 with survived("markers"):
-                    if job is not None and self._is_current(job) and not self._is_through(job):
-                        self._unfinished.append(job)
+                    if write is not None and not self._is_through(write):
+                        self._unfinished.append(write)
         finally:
             self._worker = None
 
-    def _is_current(self, job: _Job) -> bool:
-        return self._jobs.get(job.request.transactional_id) is job
-
-    def _is_through(self, job: _Job) -> bool:
+    def _is_through(self, write: _LocalWrite) -> bool:
         """Try partitions for a slice of time; True, and the attempt is over, after the last one."""
-        end = monotonic_s() + SLICE_MS / 1000
-        left, begun_at = job.left, job.at
-        while job.at < len(left):
-            if job.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
+        end, begun_at = monotonic_s() + SLICE_MS / 1000, write.at
+        while write.at < len(write.due):
+            if write.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
                 return False
-            partition = left[job.at]
-            job.at += 1
-            if not self._is_settled(job.request, partition):
-                job.refused.append(partition)
-            elif self._commits.has_replicated:
-                found = self._logs.find_open(partition)
-                if found is not None and found.marks.is_replicated:
-                    job.held[partition] = Held.of(found)
-        if not job.refused and self._commits.is_idle:
-            self._conclude(job, left, ())
-            return True
-        refused = set(job.refused)
-        done = [partition for partition in left if partition not in refused]
-        held = [one for one in map(self._logs.find_open, done) if one is not None]
-        if not self._commits.after(held, partial(self._committed, job, done)):
-            self._conclude(job, done, job.refused)
-        elif job.held:
-            _first_attempt_done(job)
-        return True
-
-    def _committed(self, job: _Job, done: list[TopicPartition]) -> None:
-        """Go on when the markers are committed; those that can not be are written anew."""
-        if self._is_current(job):
-            lost = [partition for partition in done if self._is_lost(job, partition)]
-            gone = set(lost)
-            kept = [partition for partition in done if partition not in gone] if lost else done
-            self._conclude(job, kept, job.refused + lost)
-
-    def _is_lost(self, job: _Job, partition: TopicPartition) -> bool:
-        held = job.held.get(partition)
-        if held is not None and not held.is_committed:
-            return True
-        return self._logs.is_offline(*partition)
-
-    def _conclude(
-        self, job: _Job, done: Sequence[TopicPartition], left: Sequence[TopicPartition]
-    ) -> None:
-        request = job.request
-        self._jobs.pop(request.transactional_id, None)
-        if not left:
-            job.report(request.written())
-            _first_attempt_done(job)
-            return
-        job.left = tuple(left)
-        self._jobs[request.transactional_id] = job
-        deadline_ms = self._clock.now_ms() + job.backoff_ms
-        job.backoff_ms = min(2 * job.backoff_ms, MAX_RETRY_BACKOFF_MS)
-        self._retries.set(request.transactional_id, deadline_ms)
-        if done:
-            job.report(request.written(tuple(done)))
-        _first_attempt_done(job)
-
-    def _retry(self, key: Hashable, _now_ms: int) -> None:
-        job = self._jobs.pop(str(key), None)
-        if job is None:
-            return
-        if self.elsewhere is None or all(map(self._is_here, job.left)):
-            self._attempt(job)
+            marker, partition = write.due[write.at]
+            write.at += 1
+            transaction = self._transactions.get(marker.transactional_id)
+            if transaction is None:
+                continue  # its shard is unloaded
+            if partition in transaction.appended:
+                transaction.appended.discard(partition)
+                write.appends.appended(marker.end, partition)
+            else:
+                self._write(write.appends, marker, partition)
+        committed = write.appends.committed()
+        if committed is None:
+            self._settle(write)
         else:
-            self.elsewhere(job.request, job.shard, job.report, job.left)
-
-    def _is_here(self, partition: TopicPartition) -> bool:
-        leader = self._replicas.leader_of(*partition)
-        return leader is None or leader[0] == self._replicas.node_id
-
-    def _is_settled(self, request: WriteMarkers, partition: TopicPartition) -> bool:
-        """Write one marker; True if the partition needs none any more."""
-        try:
-            exists = self.write_one(partition, request.marker)
-        except (InvalidProducerEpochError, TransactionCoordinatorFencedError) as error:
-            # A producer or coordinator with a higher epoch has written here. On one node that can
-            # only be a marker that an administrator has sent. If it left the transaction open, the
-            # partition is not settled, and a log line says so at each retry.
-            settled = not self._is_open(request.stamp.producer_id, partition)
-            self._complain(request, partition, error)
-            return settled
-        except DomainError as error:
-            self._complain(request, partition, error)
-            return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, the transaction has to end
-            tell("marker", error, to=partition, transactional_id=request.transactional_id)
-            return False
-        if not exists:
-            _log.info("marker dropped", transactional_id=request.transactional_id, to=partition)
+            committed.add_done_callback(partial(self._committed, write))
+            if write.appends.waits_for_replicas:
+                self._attempted(write)
         return True
+
+    def _committed(self, write: _LocalWrite, _done: asyncio.Future[None]) -> None:
+        with survived("markers"):
+            if not self._closed:
+                self._settle(write)
+
+    def _settle(self, write: _LocalWrite) -> None:
+        """Report what is committed, and have the rest written again."""
+        write.appends.settle()
+        self._answered(
+            write.send,
+            {
+                producer_id: {partition: code.name.upper() for partition, code in told.items()}
+                for producer_id, told in write.appends.codes.items()
+            },
+        )
+        self._attempted(write)
+        self._go_on()
+
+    def _attempted(self, write: _LocalWrite) -> None:
+        if write.is_counted:
+            write.is_counted = False
+            for one in write.transactions:
+                one.local_writes -= 1
+                if not one.local_writes:
+                    one.attempted()
+
+    def _write(self, appends: MarkerAppends, marker: Marker, partition: TopicPartition) -> None:
+        """Append a marker; where none is due any more that counts as written."""
+        transactional_id, producer_id = marker.transactional_id, marker.end.stamp.producer_id
+        try:
+            error = appends.write(marker.end, partition)
+        except Exception as unexpected:  # noqa: BLE001 - whatever it is, the transaction has to end
+            tell("marker", unexpected, to=partition, transactional_id=transactional_id)
+            appends.codes[producer_id][partition] = ErrorCode.unknown_server_error
+            return
+        codes = appends.codes[producer_id]
+        if error is not None:
+            _log.warning(
+                "marker not written",
+                transactional_id=transactional_id,
+                to=f"{partition[0]}-{partition[1]}",
+                cause=f"{type(error).__name__}: {error}",
+            )
+            if isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError):
+                # A producer or coordinator with a higher epoch has written here: another
+                # coordinator, or an administrator. If it left the transaction open, the marker is
+                # still due, and a log line says so at each retry.
+                is_open = self._is_open(producer_id, partition)
+                codes[partition] = ErrorCode.unknown_server_error if is_open else ErrorCode.none
+        elif codes[partition] is ErrorCode.unknown_topic_or_partition:
+            _log.info("marker dropped", transactional_id=transactional_id, to=partition)
+            codes[partition] = ErrorCode.none
 
     def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
         """Append one marker; False where none can be due.
@@ -273,17 +432,3 @@ class LocalMarkerWriter:
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
         found = self._logs.find_open(partition)
         return found is not None and found.producers.has_open_transaction(producer_id)
-
-    def _complain(self, request: WriteMarkers, partition: TopicPartition, error: Exception) -> None:
-        _log.warning(
-            "marker not written",
-            transactional_id=request.transactional_id,
-            to=f"{partition[0]}-{partition[1]}",
-            cause=f"{type(error).__name__}: {error}",
-        )
-
-
-def _first_attempt_done(job: _Job) -> None:
-    first_attempt_done, job.first_attempt_done = job.first_attempt_done, None
-    if first_attempt_done is not None:
-        first_attempt_done()

@@ -20,8 +20,8 @@ import structlog
 from fencepost.coordinator.coordinators.base import ShardedCoordinator
 from fencepost.coordinator.coordinators.marker_writer import (
     CompleteOffsets,
-    Elsewhere,
-    LocalMarkerWriter,
+    MarkerWriter,
+    OtherBrokers,
 )
 from fencepost.coordinator.coordinators.verification import (
     ADDS_PARTITIONS,
@@ -68,7 +68,7 @@ from fencepost.txn.limits import TxnLimits
 
 if TYPE_CHECKING:
     from fencepost.txn.machine import TxnMachine
-    from fencepost.txn.marker_queues import MarkerWriter, Nowhere
+    from fencepost.txn.marker_queues import Nowhere
 
 
 RETRY_IDS_MS: Final = 50
@@ -121,10 +121,14 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         """Transactions whose commit was decided or taken up again since the start."""
         self.aborts = 0
         """The same of aborts, whoever wanted them."""
-        self.local_markers = LocalMarkerWriter(storage, self._shards.timers, complete_offsets)
-        """Writes markers to partitions of this broker."""
-        self.markers: MarkerWriter = self.local_markers
-        """Writes them wherever they belong."""
+        self.markers = MarkerWriter(
+            storage,
+            self._shards.timers,
+            complete_offsets,
+            leader_of=self.leader_of,
+            epoch_of=self.coordinator_epoch,
+        )
+        """Gets the markers of ended transactions to all partitions."""
         self.ask_elsewhere: AskElsewhere | None = None
         """Asks coordinators on other brokers; None where there are none."""
         self.allocate = allocate
@@ -166,28 +170,27 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
 
     def leader_of(self, partition: TopicPartition) -> int | Nowhere:
         """The broker that a marker has to go to (kafka: ``getPartitionLeaderEndpoint``)."""
-        from fencepost.txn.marker_queues import Nowhere  # noqa: PLC0415 - most brokers are alone
+        from fencepost.txn.marker_queues import Nowhere  # noqa: PLC0415 - see MarkerWriter.queues
 
         image = self._metadata.image
         topic = image.topics.get(partition[0])
         if topic is None or not 0 <= partition[1] < len(topic.partitions):
             return Nowhere.NO_PARTITION
         leader = topic.partitions[partition[1]].leader
-        return leader if leader in image.brokers else Nowhere.NO_LEADER
+        is_known = leader == self._replicas.node_id or leader in image.brokers
+        return leader if is_known else Nowhere.NO_LEADER
 
     def join_others(
         self,
-        markers: MarkerWriter,
-        take_over: Elsewhere,
+        others: OtherBrokers,
         ask_elsewhere: AskElsewhere,
         allocate: AllocateProducerIds,
     ) -> None:
         """Work with the coordinators, partition leaders and controllers of a cluster.
 
-        ``markers`` go to partitions that others lead as well; ``take_over`` gets those that are led
-        here no more when they are tried again.
+        ``others`` get the markers of the partitions that they lead.
         """
-        self.markers, self.local_markers.elsewhere = markers, take_over
+        self.markers.join(others)
         self.ask_elsewhere, self.allocate = ask_elsewhere, allocate
 
     # --- requests --------------------------------------------------------------------------------

@@ -300,20 +300,13 @@ class Member:
     def _coordinate(self, services: Services, peers: Peers) -> None:
         """Let the transaction coordinator work with those of the other brokers."""
         storage, txns = services.storage, services.txns
-        sender = MarkerSender(
-            storage,
-            peers,
-            txns.local_markers,
-            leader_of=txns.leader_of,
-            epoch_of=txns.coordinator_epoch,
-        )
         self._verifier = Verifier(storage, peers, txns.coordinator_of)
         ids = ControllersProducerIds(
             self.channel(FORWARDING_TIMEOUT_MS),
             services.node_id,
             lambda: self.place.broker_epoch,
         )
-        txns.join_others(sender, sender.take_over, self._verifier.ask, ids.allocate)
+        txns.join_others(MarkerSender(peers), self._verifier.ask, ids.allocate)
 
     # --- stop ---
 

@@ -1,7 +1,8 @@
 """WriteTxnMarkers (27): append the end markers of transactions to partitions of this broker.
 
 Sent by transaction coordinators of other brokers, and by tools that abort a hanging transaction.
-Version 2 carries the transaction version of each marker. What is answered: ``marker_appends.py``.
+Version 2 carries the transaction version of each marker. What is answered:
+``coordinators/marker_appends.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Operation
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.replication.marker_appends import MarkerAppends
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
@@ -38,7 +38,7 @@ def run(ctx: Context) -> Work[Entity]:
             of_producer[partition] = ErrorCode.cluster_authorization_failed
             yield None
         return (yield from _response(ctx, refused))
-    appends = MarkerAppends(ctx.broker.storage, ctx.broker.txns.markers.write_one)
+    appends = ctx.broker.txns.markers.appends()
     for marker, partition in _asked(ctx):
         appends.write(marker, partition)
         yield None

@@ -35,6 +35,7 @@ TXN_MODULES = (
     "txn.state",
     "txn.records",
     "txn.init_producer",
+    "txn.marker_queues",
     "txn.machine",
 )
 """What that of transactions is made of."""

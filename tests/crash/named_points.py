@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
+from fencepost.coordinator.coordinators.marker_appends import MarkerAppends
 from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from fencepost.coordinator.replication.marker_appends import MarkerAppends
 from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.shard import ShardRuntime
 from fencepost.coordinator.tools.sweep.daemon import Counting

@@ -451,8 +451,8 @@ class World:
         """Connections break: whatever was under way is sent again."""
         for one in self.coordinators:
             for destination, known in one.queues._destinations.items():
-                if known.sent is not None:
-                    one.queues.failed(Send(destination, known.number, ()))
+                for number in tuple(known.sent):
+                    one.queues.failed(Send(destination, number, ()))
         self.retry_markers()
 
     def fail_over(self) -> None:

@@ -32,7 +32,7 @@ class Bench:
     def __init__(self) -> None:
         self.leaders: dict[TopicPartition, int | Nowhere] = {A: 1, B: 2, C: 2}
         self.epochs = {SHARD: EPOCH, SHARD + 1: EPOCH}
-        self.queues = MarkerQueues(self.leaders.__getitem__, self.epochs.get)
+        self.queues = MarkerQueues(self.leaders.__getitem__, self.epochs.get, own_id=3)
         self.results: list[Result] = []
 
     def add(self, request: WriteMarkers, shard: int = SHARD) -> None:
@@ -73,6 +73,20 @@ def ending(
 
 def partitions(send: Send) -> list[TopicPartition]:
     return [one for marker in send.markers for one in marker.partitions]
+
+
+def test_own_markers_do_not_wait_for_those_under_way(bench: Bench) -> None:
+    bench.leaders[A] = 3
+    bench.add(ending("t", 1, 0, EPOCH, A))
+    (first,) = bench.queues.sends()
+    bench.add(ending("u", 2, 0, EPOCH, A))
+    (second,) = bench.queues.sends()
+    assert [send.broker_id for send in (first, second)] == [3, 3]
+    assert [one.transactional_id for one in second.markers] == ["u"]
+    bench.answer(second)
+    bench.answer(first, "NOT_ENOUGH_REPLICAS")
+    assert "u" not in bench.queues
+    assert bench.queues.first_waiting == "t"
 
 
 def test_the_markers_of_all_transactions_for_a_broker_go_out_with_one_request(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.coordinators.marker_writer import MAX_RETRY_MS
 from fencepost.coordinator.replication.marker_sender import MarkerSender
 from fencepost.coordinator.replication.peers import Peers
 from fencepost.coordinator.replication.verifier import Verifier
@@ -44,18 +45,12 @@ class Pair(Scripted):
         services, txns = self.services, self.services.txns
         image = image_of(b7=self.other.port)
         self.peers = Peers(services.config, lambda: image, node_id=HERE)
-        self.sender = MarkerSender(
-            services.storage,
-            self.peers,
-            txns.local_markers,
-            leader_of=lambda partition: self.leaders.get(partition, HERE),
-            epoch_of=txns.coordinator_epoch,
-        )
+        self.writer = txns.markers
+        self.writer._leader_of = lambda partition: self.leaders.get(partition, HERE)
         self.verifier = Verifier(services.storage, self.peers, txns.coordinator_of)
-        txns.join_others(self.sender, self.sender.take_over, self.verifier.ask, self._allocate)
+        txns.join_others(MarkerSender(self.peers), self.verifier.ask, self._allocate)
 
     async def stop(self) -> None:
-        self.sender.close()
         self.verifier.close()
         self.peers.close()
         await self.other.stop()
@@ -95,9 +90,15 @@ class Pair(Scripted):
 
     async def completes(self) -> None:
         async def is_complete() -> bool:
+            self.retry()
             return await state(self.services) == "CompleteCommit"
 
         await until_async(is_complete, "the transaction is complete")
+
+    def retry(self) -> None:
+        """Let the time pass after which markers are tried again."""
+        self.services.clock.advance(MAX_RETRY_MS)  # type: ignore[attr-defined]
+        self.services.txns._shards.timers.run_due()
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ async def test_a_request_to_a_broker_that_leads_no_more_is_not_waited_for(pair: 
     await pair.commit()
     await until_true(lambda: bool(pair.bodies), "the markers are sent")
     pair.leaders.clear()
-    pair.sender.leaders_changed()
+    pair.writer.leaders_changed()
     await pair.completes()
     assert end(pair.services, index=1) == 1
 
@@ -170,22 +171,18 @@ async def test_a_marker_that_is_due_elsewhere_by_now(
 ) -> None:
     """This broker led all of it when the transaction ended; the partition was lost meanwhile."""
     pair.leaders.clear()
-    local = pair.services.txns.local_markers
-    write_one = local.write_one
+    write_one = pair.writer.write_one
 
     def refuse(partition: TopicPartition, marker: object) -> bool:
         if partition == ("t", 1):
             raise InvalidProducerEpochError("not now")
         return write_one(partition, marker)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(local, "write_one", refuse)
-    monkeypatch.setattr(local, "_is_open", lambda *_: True)
+    monkeypatch.setattr(pair.writer, "write_one", refuse)
+    monkeypatch.setattr(pair.writer, "_is_open", lambda *_: True)
     await pair.commit()
     assert await state(pair.services) == "PrepareCommit"
     pair.leaders[("t", 1)] = THERE
-    monkeypatch.setattr(local, "_is_here", lambda partition: partition != ("t", 1))
-    pair.services.clock.advance(50)  # type: ignore[attr-defined]
-    pair.services.txns._shards.timers.run_due()
     await pair.completes()
     assert len(pair.bodies) == 1
 
@@ -193,7 +190,7 @@ async def test_a_marker_that_is_due_elsewhere_by_now(
 async def test_a_fenced_coordinator_sends_nothing_more(pair: Pair) -> None:
     pair.codes = [ErrorCode.transaction_coordinator_fenced]
     await pair.commit()
-    await until_true(lambda: not len(pair.sender.queues), "the markers are given up")
+    await until_true(lambda: not len(pair.writer.queues), "the markers are given up")
     assert await state(pair.services) == "PrepareCommit"
 
 
@@ -209,8 +206,8 @@ async def test_a_coordinator_that_moves_takes_its_markers_along(
     if not comes_back:
         txns.resigned(index, 1)
         pair.may_answer.set()
-        await until_true(lambda: not pair.sender._sends, "the answer is here")
-        assert len(pair.sender.queues) == 0
+        await until_true(lambda: not pair.writer._sends, "the answer is here")
+        assert len(pair.writer.queues) == 0
         return
     await reload(txns._shards, index)
     pair.may_answer.set()

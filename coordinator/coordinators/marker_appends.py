@@ -20,6 +20,7 @@ from fencepost.coordinator.runtime.background import call_later
 from fencepost.coordinator.runtime.commits import Held
 from fencepost.coordinator.runtime.errors import ShardError
 from fencepost.logcore.machine import DomainError, EndMarker
+from fencepost.logcore.tracebacks import without_traceback
 from fencepost.txn.commands import TopicPartition
 
 ANSWERS: Final = frozenset(
@@ -40,6 +41,13 @@ WriteOne = Callable[[TopicPartition, EndMarker], bool]
 """``MarkerWriter.write_one``."""
 
 
+def _code_of(error: DomainError) -> ErrorCode:
+    if isinstance(error, ShardError):
+        return ErrorCode.not_leader_or_follower
+    code = error_code(error)
+    return code if code in ANSWERS else ErrorCode.kafka_storage_error
+
+
 class MarkerAppends:
     """The markers of one request; ``codes`` is what is to be answered, by producer id."""
 
@@ -51,36 +59,46 @@ class MarkerAppends:
         self._is_late = False
         self.codes: dict[int, dict[TopicPartition, ErrorCode]] = {}
 
-    def write(self, marker: EndMarker, partition: TopicPartition) -> None:
-        """Append one marker, or take down why that can not be."""
+    def write(self, marker: EndMarker, partition: TopicPartition) -> DomainError | None:
+        """Append one marker, or take down and return why that cannot be."""
         producer_id = marker.stamp.producer_id
-        code = self._append(marker, partition)
-        self.codes.setdefault(producer_id, {})[partition] = code
-        if code is ErrorCode.none:
-            found = self._logs.find_open(partition)
-            if found is not None:
-                self._held.append((producer_id, partition, Held.of(found)))
-
-    def _append(self, marker: EndMarker, partition: TopicPartition) -> ErrorCode:
-        if marker.stamp.producer_id < 0 or marker.stamp.producer_epoch < 0:
-            return ErrorCode.invalid_request
+        codes = self.codes.setdefault(producer_id, {})
+        if producer_id < 0 or marker.stamp.producer_epoch < 0:
+            codes[partition] = ErrorCode.invalid_request
+            return None
         try:
             written = self._write_one(partition, marker)
-        except ShardError:
-            return ErrorCode.not_leader_or_follower
         except DomainError as error:
-            code = error_code(error)
-            return code if code in ANSWERS else ErrorCode.kafka_storage_error
-        return ErrorCode.none if written else ErrorCode.unknown_topic_or_partition
+            codes[partition] = _code_of(error)
+            return without_traceback(error)
+        if written:
+            self.appended(marker, partition)
+        else:
+            codes[partition] = ErrorCode.unknown_topic_or_partition
+        return None
+
+    def appended(self, marker: EndMarker, partition: TopicPartition) -> None:
+        """Take down that a marker was appended."""
+        producer_id = marker.stamp.producer_id
+        self.codes.setdefault(producer_id, {})[partition] = ErrorCode.none
+        found = self._logs.find_open(partition)
+        if found is not None:
+            self._held.append((producer_id, partition, Held.of(found)))
+
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether a marker is committed by other replicas."""
+        return any(held.partition.marks.is_replicated for _, _, held in self._held)
 
     def committed(self) -> asyncio.Future[None] | None:
         """Done when all is committed, can't be, or has taken too long; None if it is.
 
         :meth:`settle` has to follow.
         """
-        partitions = dict.fromkeys(held.partition for _, _, held in self._held)
-        done = self._commits.committed(partitions)
-        if done is not None and any(one.marks.is_replicated for one in partitions):
+        if self._commits.is_idle:
+            return None
+        done = self._commits.committed(dict.fromkeys(held.partition for _, _, held in self._held))
+        if done is not None and self.waits_for_replicas:
             waited: asyncio.Future[None] = done
 
             def give_up() -> None:

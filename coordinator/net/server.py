@@ -98,7 +98,8 @@ class Server:
         self.turns: Turns
         self.responses: ResponseBudget
         self.budget = RequestBudget(self.limits.max_queued_request_bytes)
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
+        """Open ones, the oldest first."""
         self.unserved = UnservedRequests()
         """Logs what clients ask for that is not served."""
         self.watch: RequestWatch | None = None
@@ -234,7 +235,7 @@ class Server:
 
     def admit(self, connection: Connection) -> None:
         """A connection has begun."""
-        self.connections.add(connection)
+        self.connections[connection] = None
         self.accepted += 1
 
     def _refused(self, peer: str, reason: str) -> None:
@@ -245,7 +246,7 @@ class Server:
         """A connection has ended."""
         if connection not in self.connections:
             return
-        self.connections.remove(connection)
+        del self.connections[connection]
         if connection.seat is not None:
             self._left(connection.seat)
         if self._emptied is not None and not self.connections:

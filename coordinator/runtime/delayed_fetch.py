@@ -127,18 +127,19 @@ class DelayedFetches:
     """``services.fetches.delayed``: all that wait."""
 
     def __init__(self) -> None:
-        self._waiting: set[DelayedFetch] = set()
+        self._waiting: dict[DelayedFetch, None] = {}
+        """In the order in which they came, which is that of their answers."""
         self.closed = False
 
     def add(self, poll: DelayedFetch) -> None:
         """Keep a poll until it is done; at a closed broker it is done at once."""
-        self._waiting.add(poll)
+        self._waiting[poll] = None
         if self.closed:
             poll.wake()
 
     def discard(self, poll: DelayedFetch) -> None:
         """Forget a poll."""
-        self._waiting.discard(poll)
+        self._waiting.pop(poll, None)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -293,14 +293,15 @@ class PowerLoss:
     def state(self, choice: random.Random, style: str | None = None) -> MemoryDisk:
         """Choose what got to disk of what nobody had asked to be there."""
         disk = MemoryDisk()
-        disk._next = 1 << 20
+        # Above all that is left and all that was open; a disk may lose power more than once.
+        disk._next = max((1 << 20, *self.contents, *self._data)) + (1 << 20)
         if style is None:
             style = choice.choice(("nothing", "everything", "mixed", "mixed", "mixed"))
         disk.contents = {inode: bytearray(data) for inode, data in self.contents.items()}
         for inode, steps in self._data.items():
             durable = self.contents.get(inode, b"")
             disk.contents[inode] = _some_data(durable, steps, choice, style)
-        for path in {*self.names, *self._names}:
+        for path in dict.fromkeys((*self.names, *self._names)):
             names = disk.names[path] = dict(self.names.get(path, {}))
             for step in _some_names(self._names.get(path, []), choice, style):
                 _rename(names, step)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
 from typing import Any, Final, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from tests.sim.network import Node
 
@@ -31,7 +31,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._is_armed = False
         self._heard_ms = 0
-        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._tasks: WeakKeyDictionary[asyncio.Task[Any], None] = WeakKeyDictionary()
+        """In the order in which they were made."""
         self.after_turn: Callable[[], None] = lambda: None
         """Called whenever others may look at what has become of the process."""
 
@@ -109,6 +110,10 @@ class Loop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         delay_ms = max(ceil(when * 1000 - 1e-3) - self.node.scheduler.now, 0)
+        if not delay_ms and when > self.time():
+            # Not before its time, were it by a rounding: who looks at the clock would wait again,
+            # and for ever, for nothing that is done takes time.
+            delay_ms = 1
         self.node.after(delay_ms, self._due, timer)
         return timer
 
@@ -129,7 +134,7 @@ class Loop(asyncio.AbstractEventLoop):
         self, coro: Any, *, name: str | None = None, context: Any = None
     ) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(task)
+        self._tasks[task] = None
         return task
 
     def end(self) -> None:

@@ -199,14 +199,14 @@ class Network:
             # does not reach the next one before all that is under way has failed.
             self._lose(call)
             return
-        arrival = max(connection.last_arrival, self.scheduler.now + self._latency())
+        arrival = max(connection.last_arrival, self.scheduler.now + self.latency())
         connection.last_arrival = arrival
         reached = connection.incarnation
         delay = arrival - self.scheduler.now
         self.scheduler.after(delay, self._arrive, call, reached, request)
         if may_repeat and self.scheduler.chance(self.weather.repeated):
             late_ms = self.scheduler.draw.randint(1, MAX_LATE_MS)
-            again = delay + self.scheduler.draw.choice((self._latency(), late_ms))
+            again = delay + self.scheduler.draw.choice((self.latency(), late_ms))
             self.scheduler.after(again, self._arrive, call, reached, request)
 
     def send_late(self, source: Node, target: str, request: Any) -> None:
@@ -230,7 +230,8 @@ class Network:
             if call.generation == generation:
                 self._settle(call, None)
 
-    def _latency(self) -> int:
+    def latency(self) -> int:
+        """How long a message takes."""
         weather, draw = self.weather, self.scheduler.draw.random
         if weather.slow and draw() < weather.slow:
             return 1 + int(draw() * weather.slow_ms)
@@ -240,7 +241,7 @@ class Network:
     def _arrive(self, call: _Call, incarnation: int, request: Any) -> None:
         target = call.target
         if not target.is_up or target.incarnation != incarnation:
-            self.scheduler.after(self._latency(), self._settle, call, None)
+            self.scheduler.after(self.latency(), self._settle, call, None)
             return
         target.do(self._handle, call, request)
 
@@ -257,7 +258,7 @@ class Network:
             if self.scheduler.chance(self.weather.lost):
                 self._lose(call)
                 return
-            self.scheduler.after(self._latency(), self._settle, call, response)
+            self.scheduler.after(self.latency(), self._settle, call, response)
 
         target.receive(call.source.name, request, reply)
 

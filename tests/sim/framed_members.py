@@ -1,0 +1,365 @@
+"""Members of a group of either protocol, which speak real frames.
+
+What they commit are counters: what matters is that no member is told less than another one was told
+to be there. A member whose commit was not answered comes back as another one, for the request may
+still arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.wire.client.requests import NAMED, Partition, of_group, topics
+from fencepost.coordinator.wire.messages import RequestFactory
+from fencepost.groups.assignors.client.model import Subscription
+from fencepost.groups.assignors.client.protocol import (
+    decode_assignment,
+    encode_assignment,
+    encode_subscription,
+)
+from tests.sim.framed import BACKOFF_MS, LOST, RETRIED, FrameClient, Promises
+from tests.sim.invariants import BrokenInvariantError
+
+GROUP: Final = "g"
+SESSION_MS: Final = 1_500
+REBALANCE_MS: Final = 1_500
+HEARTBEAT_MS: Final = 150
+JOIN_MS: Final = 6_000
+"""How long a member waits for the end of a rebalance."""
+GOES: Final = 0.02
+"""How often it leaves between two heartbeats, or is gone without a word, and comes back."""
+COMMITS: Final = 0.6
+"""How often a member commits between two heartbeats."""
+LEAVE_EPOCH: Final = -1
+
+SETTINGS: Final = {
+    "group.min.session.timeout.ms": 1,
+    "group.initial.rebalance.delay.ms": 0,
+    "group.consumer.session.timeout.ms": SESSION_MS,
+    "group.consumer.min.session.timeout.ms": 1,
+    "group.consumer.heartbeat.interval.ms": HEARTBEAT_MS,
+    "group.consumer.min.heartbeat.interval.ms": 1,
+    "group.consumer.migration.policy": "bidirectional",
+}
+"""The broker's, for groups whose members live quickly."""
+
+
+class FramedMember(FrameClient):
+    """What both protocols share: offsets."""
+
+    def __init__(
+        self, *arguments: Any, topic: str, promises: Promises, instance: str | None
+    ) -> None:
+        super().__init__(*arguments)
+        self.topic, self.promises, self.instance = topic, promises, instance
+        self.member_id = ""
+        self.epoch = -1
+        """The generation, or the member epoch."""
+        self.owned: frozenset[int] = frozenset()
+        self.positions: dict[int, int] = {}
+        self.is_working = False
+        """Whether it has all that it was assigned."""
+        self.is_gone = False
+        self._times = 0
+
+    async def live(self) -> None:
+        """Until it is told to be gone; one that is stopped goes on without a change."""
+        while not self.is_gone:
+            await self._live_on()
+
+    async def _live_on(self) -> None:
+        raise NotImplementedError
+
+    async def _in_group(self, api: str, body: Any, **options: Any) -> Any:
+        answer = await self.ask(api, to_group=GROUP, entity=body, **options)
+        if answer is not LOST and getattr(answer, "error_code", 0):
+            self.node.say(f"{api}: {answer.error_code.name}")
+            if answer.error_code in RETRIED:
+                self.forget()
+                await self.wait(BACKOFF_MS)
+        return answer
+
+    def another_life(self) -> None:
+        """Be another member from now on."""
+        self.member_id, self.epoch = "", -1
+        self.lose()
+
+    def lose(self) -> None:
+        """Own nothing."""
+        self.owned = frozenset()
+        self.positions.clear()
+        self.is_working = False
+
+    async def fetch_offsets(self, partitions: Iterable[int]) -> None:
+        """Learn where to begin."""
+        asked = sorted(partitions)
+        if not asked:
+            return
+        known = dict(self.promises.committed)
+
+        def body(make: RequestFactory) -> Any:
+            rows = (((self.topic, one), one) for one in asked)
+            named = topics(make.OffsetFetchRequestTopics, rows, "partition_indexes")
+            group = make.OffsetFetchRequestGroup(group_id=GROUP, topics=named)
+            return make.message(groups=(group,), require_stable=True)
+
+        answer = await self._in_group("OffsetFetch", body, at_most=NAMED["OffsetFetch"])
+        if answer is LOST or of_group(answer).error_code:
+            return
+        for row in of_group(answer).topics[0].partitions:
+            place: Partition = self.topic, row.partition_index
+            if row.error_code:
+                continue
+            if row.committed_offset < known.get(place, -1):
+                raise BrokenInvariantError(
+                    f"{self.name} is told {row.committed_offset} of {place}, after {known[place]}"
+                )
+            if row.partition_index in self.owned:
+                self.positions[row.partition_index] = max(row.committed_offset, 0)
+
+    async def process(self) -> bool:
+        """Commit more in some partitions; whether the member may go on as the same one."""
+        taken = [one for one in sorted(self.positions) if self.draw.random() < 0.5]
+        if not taken or self.is_stopped or self.draw.random() >= COMMITS:
+            return True
+        for one in taken:
+            self.positions[one] += self.draw.randint(1, 4)
+        told = {(self.topic, one): self.positions[one] for one in taken}
+
+        def body(make: RequestFactory) -> Any:
+            rows = (
+                (
+                    place,
+                    make.OffsetCommitRequestPartition(
+                        partition_index=place[1], committed_offset=offset, committed_metadata=""
+                    ),
+                )
+                for place, offset in told.items()
+            )
+            return make.message(
+                group_id=GROUP,
+                generation_id_or_member_epoch=self.epoch,
+                member_id=self.member_id,
+                group_instance_id=self.instance,
+                topics=topics(make.OffsetCommitRequestTopic, rows),
+            )
+
+        answer = await self._in_group("OffsetCommit", body, at_most=NAMED["OffsetCommit"])
+        if answer is LOST:
+            return False
+        codes = {row.error_code for topic in answer.topics for row in topic.partitions}
+        if codes != {ErrorCode.none}:
+            self.node.say(f"can not commit: {sorted(one.name for one in codes)}")
+            self.positions.clear()
+            return not codes & {ErrorCode.unknown_member_id, ErrorCode.fenced_instance_id}
+        for place, offset in told.items():
+            self.promises.committed[place] = max(offset, self.promises.committed.get(place, -1))
+        return True
+
+    def goes(self) -> bool:
+        """Whether it is time to go."""
+        return not self.is_stopped and self.draw.random() < GOES
+
+    async def pause(self) -> None:
+        """Until the next heartbeat."""
+        await self.wait(self.draw.randint(HEARTBEAT_MS // 4, HEARTBEAT_MS))
+
+
+class ClassicMember(FramedMember):
+    """Joins, syncs, heartbeats."""
+
+    async def _live_on(self) -> None:
+        joined = await self._join()
+        if joined is not None and await self._sync(joined):
+            await self._work()
+        else:
+            await self.wait(BACKOFF_MS)
+
+    @property
+    def _claim(self) -> dict[str, Any]:
+        return {
+            "group_id": GROUP,
+            "generation_id": self.epoch,
+            "member_id": self.member_id,
+            "group_instance_id": self.instance,
+        }
+
+    async def _join(self) -> Any:
+        self.lose()
+        subscription = encode_subscription(Subscription((self.topic,)), version=1)
+
+        def body(make: RequestFactory) -> Any:
+            return make.message(
+                group_id=GROUP,
+                member_id=self.member_id,
+                group_instance_id=self.instance,
+                session_timeout_ms=SESSION_MS,
+                rebalance_timeout_ms=REBALANCE_MS,
+                protocol_type="consumer",
+                protocols=[make.JoinGroupRequestProtocol(name="range", metadata=subscription)],
+            )
+
+        answer = await self._in_group("JoinGroup", body, deadline_ms=JOIN_MS)
+        if answer is LOST:
+            return None
+        if answer.error_code == ErrorCode.member_id_required:
+            self.member_id = answer.member_id
+        elif answer.error_code:
+            if answer.error_code not in RETRIED:
+                self.another_life()
+        else:
+            self.member_id, self.epoch = answer.member_id, answer.generation_id
+            return answer
+        return None
+
+    async def _sync(self, joined: Any) -> bool:
+        shares = self._shares(joined) if joined.leader == self.member_id else {}
+
+        def body(make: RequestFactory) -> Any:
+            return make.message(
+                **self._claim,
+                protocol_type="consumer",
+                protocol_name="range",
+                assignments=[
+                    make.SyncGroupRequestAssignment(member_id=member, assignment=share)
+                    for member, share in shares.items()
+                ],
+            )
+
+        answer = await self._in_group("SyncGroup", body, deadline_ms=JOIN_MS)
+        if answer is LOST or answer.error_code:
+            if answer is not LOST and answer.error_code == ErrorCode.unknown_member_id:
+                self.another_life()
+            return False
+        held = decode_assignment(answer.assignment)[0] if answer.assignment else ()
+        self.owned = frozenset(index for _, index in held)
+        self.promises.assign(self.epoch, self.instance or self.member_id, self.owned)
+        return True
+
+    def _shares(self, joined: Any) -> dict[str, bytes]:
+        if joined.skip_assignment:
+            return {}
+        names = sorted(one.member_id for one in joined.members)
+        return {
+            name: encode_assignment(
+                [(self.topic, index) for index in range(at, self.promises.partitions, len(names))],
+                version=1,
+            )
+            for at, name in enumerate(names)
+        }
+
+    async def _work(self) -> None:
+        """Until there is a reason to join again."""
+        while not self.is_gone:
+            await self.fetch_offsets(self.owned - self.positions.keys())
+            self.is_working = self.positions.keys() == self.owned
+            if self.is_working and not await self.process():
+                self.another_life()
+                return
+            await self.pause()
+            if self.goes():
+                await self._leave()
+                return
+            answer = await self._in_group("Heartbeat", lambda make: make.message(**self._claim))
+            if answer is LOST or answer.error_code in RETRIED:
+                continue
+            if answer.error_code == ErrorCode.rebalance_in_progress:
+                return
+            if answer.error_code:
+                self.another_life()
+                return
+
+    async def _leave(self) -> None:
+        if self.draw.random() < 0.5 and self.instance is None:
+
+            def body(make: RequestFactory) -> Any:
+                one = make.MemberIdentity(member_id=self.member_id)
+                return make.message(group_id=GROUP, members=[one])
+
+            await self._in_group("LeaveGroup", body)
+        self.another_life()
+
+
+class ConsumerMember(FramedMember):
+    """Heartbeats (KIP-848)."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._topic_id: UUID | None = None
+        self._said: frozenset[int] | None = None
+        """What it last said that it owns."""
+
+    async def _live_on(self) -> None:
+        if not self.member_id:
+            self._times += 1
+            self.member_id, self.epoch = f"{self.name}-{self._times}", 0
+            self._said = None
+        if not await self._beat():
+            await self.wait(BACKOFF_MS)
+            return
+        await self.fetch_offsets(self.owned - self.positions.keys())
+        self.is_working = self.positions.keys() == self.owned == self._said
+        if not await self.process():
+            self.another_life()
+        await self.pause()
+        if self.goes():
+            if self.member_id and self.instance is None and self.draw.random() < 0.5:
+                await self._in_group("ConsumerGroupHeartbeat", self._says(LEAVE_EPOCH, None))
+            self.another_life()
+
+    def _says(self, epoch: int, owned: frozenset[int] | None) -> Any:
+        is_whole = epoch == 0 or owned is not None
+
+        def body(make: RequestFactory) -> Any:
+            mine = None
+            if owned is not None:
+                mine = (
+                    []
+                    if not owned or self._topic_id is None
+                    else [
+                        make.TopicPartitions(
+                            topic_id=self._topic_id, partitions=tuple(sorted(owned))
+                        )
+                    ]
+                )
+            return make.message(
+                group_id=GROUP,
+                member_id=self.member_id,
+                member_epoch=epoch,
+                instance_id=self.instance,
+                rebalance_timeout_ms=REBALANCE_MS if is_whole else -1,
+                subscribed_topic_names=(self.topic,) if is_whole else None,
+                topic_partitions=mine,
+            )
+
+        return body
+
+    async def _beat(self) -> bool:
+        """Heartbeat, give up and take what is told; whether it is a member."""
+        owned = self.owned
+        says = self._said != owned or self.epoch == 0
+        answer = await self._in_group(
+            "ConsumerGroupHeartbeat", self._says(self.epoch, owned if says else None)
+        )
+        if answer is LOST:
+            self._said = None
+            return False
+        if answer.error_code:
+            self._said = None
+            if answer.error_code not in RETRIED:
+                self.another_life()
+            return False
+        self.epoch = answer.member_epoch
+        if says:
+            self._said = owned
+        if answer.assignment is not None:
+            rows = answer.assignment.topic_partitions
+            if rows:
+                self._topic_id = rows[0].topic_id
+            self.owned = frozenset(index for row in rows for index in row.partitions)
+            self.positions = {one: at for one, at in self.positions.items() if one in self.owned}
+        return True

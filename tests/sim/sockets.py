@@ -1,0 +1,537 @@
+"""Byte streams between simulated processes, and a loop whose sockets they are.
+
+The daemon binds, accepts, connects, reads and writes as on a socket of the system. A stream keeps
+its order, may be cut into other pieces than were written, holds back a writer whose peer does not
+read, and ends in the ways of TCP: closed, reset, or silent because the other machine is without
+power.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from tests.sim.loop import Loop
+from tests.sim.network import NOTICED_MS, Network, Node
+
+WINDOW_BYTES: Final = 65_536
+"""So much is under way to a peer before a writer is held back."""
+
+RETRANSMIT_MS: Final = 40
+"""What can not arrive is sent again so often."""
+
+FIRST_PORT: Final = 40_000
+"""Of clients, and of listeners that take any."""
+
+SPLIT: Final = 0.05
+"""Share of writes that arrive in two pieces."""
+
+Address = tuple[str, int]
+
+
+class Wires:
+    """All streams of a history."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.scheduler = network.scheduler
+        self.hosts: dict[str, Node] = {}
+        """Machines by their addresses."""
+        self.dark: set[str] = set()
+        """Names of nodes without power: they refuse nothing, they are silent."""
+        self._listening: dict[Address, ListeningSocket] = {}
+        self._ends: dict[str, dict[End, None]] = {}
+        self._port = FIRST_PORT
+
+    def port(self) -> int:
+        """A port that nothing has used yet."""
+        self._port += 1
+        return self._port
+
+    def host_of(self, node: Node) -> str:
+        """The address of a machine, made if it has none."""
+        for host, one in self.hosts.items():
+            if one is node:
+                return host
+        host = f"127.0.{len(self.hosts) // 250}.{len(self.hosts) % 250 + 1}"
+        self.hosts[host] = node
+        return host
+
+    # --- listeners ---
+
+    def listen(self, loop: SocketLoop, host: str, port: int) -> ListeningSocket:
+        """Bind. Raises OSError where the address is in use."""
+        address = host, port or self.port()
+        if address in self._listening:
+            raise OSError(98, "address already in use")
+        made = self._listening[address] = ListeningSocket(self, loop, address)
+        return made
+
+    def unlisten(self, one: ListeningSocket) -> None:
+        """Free the address."""
+        if self._listening.get(one.address) is one:
+            del self._listening[one.address]
+
+    # --- connections ---
+
+    def add(self, end: End) -> None:
+        """An end of a stream begins."""
+        self._ends.setdefault(end.node.name, {})[end] = None
+
+    def remove(self, end: End) -> None:
+        """It is over."""
+        self._ends.get(end.node.name, {}).pop(end, None)
+
+    def connect(self, loop: SocketLoop, to: Address, made: asyncio.Future[End]) -> None:
+        """Open a stream; ``made`` gets its end here."""
+        self.scheduler.after(self.network.latency(), self._reach, loop, to, made)
+
+    def _reach(self, loop: SocketLoop, to: Address, made: asyncio.Future[End]) -> None:
+        if made.done() or not loop.is_alive:
+            return
+        target = self.hosts.get(to[0])
+        if target is None:
+            made.set_exception(OSError(113, f"no route to {to[0]}"))
+            return
+        here = loop.node.name
+        cut = self.network.cut
+        if (here, target.name) in cut or (target.name, here) in cut or target.name in self.dark:
+            self.scheduler.after(RETRANSMIT_MS, self._reach, loop, to, made)
+            return
+        listening = self._listening.get(to)
+        if listening is None or not listening.loop.is_alive:
+            made.set_exception(ConnectionRefusedError(111, f"{to[0]}:{to[1]} refuses"))
+            return
+        mine = self.host_of(loop.node), self.port()
+        end, other = End(loop, mine, to), End(listening.loop, to, mine)
+        end.other, other.other = other, end
+        self.add(end)
+        self.add(other)
+        listening.arrived(other)
+        self.scheduler.after(self.network.latency(), self._made, end, made)
+
+    def _made(self, end: End, made: asyncio.Future[End]) -> None:
+        if made.done() or not end.is_there:
+            end.other.reset_soon()
+            self.remove(end)
+        else:
+            made.set_result(end)
+
+    # --- faults ---
+
+    def break_some(self, node: Node) -> int:
+        """Break streams of a machine; how many."""
+        ends = [one for one in self._ends.get(node.name, ()) if self.scheduler.chance(0.5)]
+        for one in ends:
+            one.break_off()
+        return len(ends)
+
+    def killed(self, node: Node, *, power_loss: bool) -> None:
+        """The process of a node is gone, and the kernel closes what it had; not without power."""
+        for one in [one for one in self._listening.values() if one.loop.node is node]:
+            self.unlisten(one)
+        for end in self._ends.pop(node.name, {}):
+            end.vanish(is_silent=power_loss)
+        if power_loss:
+            self.dark.add(node.name)
+
+    def powered(self, node: Node) -> None:
+        """The machine is back."""
+        self.dark.discard(node.name)
+
+
+class ListeningSocket:
+    """What ``socket.socket`` is to a listener."""
+
+    def __init__(self, wires: Wires, loop: SocketLoop, address: Address) -> None:
+        self.loop, self.address = loop, address
+        self.reader: Callable[[], object] | None = None
+        self._wires = wires
+        self._pending: deque[End] = deque()
+        self._is_open = True
+        self._is_armed = False
+
+    def arrived(self, end: End) -> None:
+        """Somebody connects."""
+        self._pending.append(end)
+        self.arm()
+
+    def arm(self) -> None:
+        """Have the reader called as long as somebody waits."""
+        if self.reader is not None and self._pending and not self._is_armed:
+            self._is_armed = True
+            self.loop.call_soon(self._call)
+
+    def _call(self) -> None:
+        self._is_armed = False
+        if self.reader is not None and self._pending:
+            self.reader()
+            self.arm()
+
+    def accept(self) -> tuple[ClientSocket, Address]:
+        if not self._pending:
+            raise BlockingIOError
+        end = self._pending.popleft()
+        return ClientSocket(end), end.peer_address
+
+    def dup(self) -> ListeningSocket:
+        return self
+
+    def listen(self, _backlog: int) -> None:
+        """It does so from the beginning."""
+
+    def setblocking(self, _blocks: bool) -> None:
+        """It never does."""
+
+    def getsockname(self) -> Address:
+        return self.address
+
+    def fileno(self) -> int:
+        return 1 if self._is_open else -1
+
+    def close(self) -> None:
+        self._is_open = False
+        self._wires.unlisten(self)
+        while self._pending:
+            self._pending.popleft().abort()
+
+
+class ClientSocket:
+    """What ``socket.socket`` is to an accepted connection."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+
+    def fileno(self) -> int:
+        """No number: files are sent by way of memory."""
+        return -1
+
+    def setsockopt(self, *_arguments: Any) -> None:
+        """To linger or not is all that is asked for, and ``abort`` resets."""
+
+    def close(self) -> None:
+        self.end.abort()
+
+
+class _Bound:
+    """What ``create_server`` returns."""
+
+    def __init__(self, one: ListeningSocket) -> None:
+        self.sockets = (one,)
+
+    def close(self) -> None:
+        """Its sockets go on."""
+
+
+class End(asyncio.Transport):
+    """One side of a stream, a transport of its loop."""
+
+    def __init__(self, loop: SocketLoop, address: Address, peer_address: Address) -> None:
+        self.loop, self.node, self.wires = loop, loop.node, loop.wires
+        self.address, self.peer_address = address, peer_address
+        super().__init__(
+            {"peername": peer_address, "sockname": address, "socket": ClientSocket(self)}
+        )
+        self.other: End
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._under_way = 0
+        """Bytes that the other side has not read."""
+        self._arriving: deque[bytes | None] = deque()
+        self._last_due = 0
+        self._unread: deque[bytes | None] = deque()
+        """What has arrived; None is the end of the stream."""
+        self._reads = True
+        self._is_closing = False
+        self._is_lost = False
+        self._is_broken = False
+        self._high, self._low = 65_536, 16_384
+        self._is_full = False
+
+    # --- life ---
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its process has it open."""
+        return self.loop.is_alive and not self._is_lost
+
+    def begin(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand over what arrives."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+        if self._unread:
+            self.loop.call_soon(self._read)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing, self._reads = True, False
+            if not self._unsent:
+                self.loop.call_soon(self._finish)
+
+    def abort(self) -> None:
+        self._is_closing, self._reads = True, False
+        if not self._is_lost:
+            self.other.reset_soon()
+            self.loop.call_soon(self._lose, None)
+
+    def _finish(self) -> None:
+        if not self._is_lost:
+            self.other.comes(None)
+            self._lose(None)
+
+    def _lose(self, error: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = self._is_closing = True
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._unread.clear()
+        self.wires.remove(self)
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+
+    def vanish(self, *, is_silent: bool) -> None:
+        """Its process has been killed."""
+        was_lost, self._is_lost = self._is_lost, True
+        if was_lost or is_silent:
+            return
+        if self._unread:
+            self.other.reset_soon()
+        else:
+            self.other.comes(None)
+
+    def reset_soon(self) -> None:
+        """The other side has reset the stream."""
+        self.wires.scheduler.after(self.wires.network.latency(), self._reset)
+
+    def _reset(self) -> None:
+        if self.is_there:
+            self._reads = False
+            self.loop.call_soon(self._lose, ConnectionResetError(104, "reset by peer"))
+
+    def break_off(self) -> None:
+        """Nothing more comes through, and both sides notice that, each in its time."""
+        if self._is_broken:
+            return
+        self._is_broken = self.other._is_broken = True
+        draw = self.wires.scheduler.draw
+        for end in (self, self.other):
+            self.wires.scheduler.after(draw.randint(1, NOTICED_MS), end._reset)
+
+    # --- out ---
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_closing or self._is_lost or not len(data):
+            return
+        held = bytes(data)
+        self._unsent.append(held)
+        self._unsent_bytes += len(held)
+        self._send()
+
+    def _send(self) -> None:
+        if self._is_lost:
+            return
+        while self._unsent and self._under_way < WINDOW_BYTES:
+            data = self._unsent.popleft()
+            self._unsent_bytes -= len(data)
+            self._under_way += len(data)
+            if len(data) > 1 and self.wires.scheduler.chance(SPLIT):
+                at = self.wires.scheduler.draw.randrange(1, len(data))
+                self.other.comes(data[:at])
+                data = data[at:]
+            self.other.comes(data)
+        if not self._is_full and self._unsent_bytes > self._high:
+            self._is_full = True
+            cast("asyncio.Protocol", self._protocol).pause_writing()
+        elif self._is_full and self._unsent_bytes <= self._low:
+            self._is_full = False
+            cast("asyncio.Protocol", self._protocol).resume_writing()
+        if self._is_closing and not self._unsent:
+            self._finish()
+
+    def _taken(self, count: int) -> None:
+        self._under_way -= count
+        if self._unsent and self.is_there:
+            self.loop.call_soon(self._send)
+
+    # --- in ---
+
+    def comes(self, data: bytes | None) -> None:
+        """The other side has sent this, or that nothing more comes."""
+        if self._is_broken:
+            return
+        network, scheduler = self.wires.network, self.wires.scheduler
+        if scheduler.chance(network.weather.lost):
+            self.break_off()
+            return
+        due = max(self._last_due, scheduler.now + network.latency())
+        self._last_due = due
+        self._arriving.append(data)
+        scheduler.after(due - scheduler.now, self._arrive)
+
+    def _arrive(self) -> None:
+        network = self.wires.network
+        if (self.other.node.name, self.node.name) in network.cut:
+            self.wires.scheduler.after(RETRANSMIT_MS, self._arrive)
+            return
+        data = self._arriving.popleft()
+        if self.is_there:
+            self._unread.append(data)
+            if self._protocol is not None:
+                self.loop.call_soon(self._read)
+        elif data is not None and self.node.name not in self.wires.dark:
+            self.other.reset_soon()
+
+    def _read(self) -> None:
+        protocol = self._protocol
+        while self._unread and self._reads and not self._is_lost:
+            data = self._unread.popleft()
+            if data is None:
+                if not cast("asyncio.Protocol", protocol).eof_received():
+                    self.close()
+            elif isinstance(protocol, asyncio.BufferedProtocol):
+                room = protocol.get_buffer(-1)
+                count = min(len(room), len(data))
+                memoryview(room)[:count] = data[:count]
+                if count < len(data):
+                    self._unread.appendleft(data[count:])
+                self.other._taken(count)
+                protocol.buffer_updated(count)
+            else:
+                self.other._taken(len(data))
+                cast("asyncio.Protocol", protocol).data_received(data)
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        if not self._is_closing:
+            self._reads = True
+            if self._unread:
+                self.loop.call_soon(self._read)
+
+    # --- what is asked ---
+
+    def is_reading(self) -> bool:
+        return self._reads
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return cast("asyncio.BaseProtocol", self._protocol)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent_bytes
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = 65_536 if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def can_write_eof(self) -> bool:
+        return False
+
+
+class SocketLoop(Loop):
+    """A loop with sockets, and with threads whose work takes time."""
+
+    def __init__(self, node: Node, wires: Wires, disk_ms: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(node)
+        self.wires = wires
+        self.disk_ms = disk_ms
+        """How long a step of a thread takes: before it is done, and until the loop hears of it."""
+        self.others: list[SocketLoop] = []
+        """Of threads of the same process."""
+
+    def set_exception_handler(self, _handler: Any) -> None:
+        """What nobody catches is a failure of the history, whatever the daemon would do."""
+
+    # --- sockets ---
+
+    async def create_server(self, _factory: Any, host: str, port: int, **_options: Any) -> Any:
+        return _Bound(self.wires.listen(self, host, port))
+
+    async def create_connection(self, factory: Any, host: str, port: int, **_options: Any) -> Any:
+        made: asyncio.Future[End] = self.create_future()
+        self.wires.connect(self, (host, port), made)
+        end = await made
+        protocol = factory()
+        end.begin(protocol)
+        return end, protocol
+
+    async def connect_accepted_socket(self, factory: Any, sock: Any, **_options: Any) -> Any:
+        protocol = factory()
+        sock.end.begin(protocol)
+        return sock.end, protocol
+
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:
+        fd.reader = (lambda: callback(*args)) if args else callback
+        fd.arm()
+
+    def remove_reader(self, fd: Any) -> bool:
+        was, fd.reader = fd.reader, None
+        return was is not None
+
+    # --- threads ---
+
+    def run_in_executor(
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        future = self.create_future()
+        pool = self if executor is None else executor
+        work = Work(self, future, func, args)
+        pool.begin(work)
+        return future
+
+    def begin(self, work: Work) -> None:
+        """In a thread of the loop's own, of which there are enough."""
+        self.node.after(self.disk_delay(), work)
+
+    def disk_delay(self) -> int:
+        """For one half of what a thread does."""
+        return self.wires.scheduler.draw.randint(*self.disk_ms)
+
+
+class Work:
+    """A step that a thread takes, and what becomes of it."""
+
+    def __init__(
+        self,
+        loop: SocketLoop,
+        future: asyncio.Future[Any],
+        func: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> None:
+        self._loop, self.future, self._func, self._args = loop, future, func, args
+        self.is_done = False
+        self.on_end: Callable[[], None] = lambda: None
+
+    def __call__(self) -> None:
+        """Take it, once."""
+        if self.is_done or not self._loop.is_alive:
+            return
+        self.is_done = True
+        result, failure = None, None
+        try:
+            result = self._func(*self._args)
+        except Exception as error:  # noqa: BLE001 - as a thread would hand it over
+            failure = error
+        self._loop.node.after(self._loop.disk_delay(), self._tell, result, failure)
+        self.on_end()
+
+    def _tell(self, result: Any, failure: Exception | None) -> None:
+        if self.future.done():
+            return
+        if failure is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(failure)

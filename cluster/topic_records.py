@@ -19,8 +19,8 @@ from fencepost.cluster.records import MetadataRecord, PartitionRecord
 class TopicRecords(Sequence[MetadataRecord]):
     """Records of any kind, ``head``, and behind them one PartitionRecord for each of ``forms``.
 
-    A form is the record of a partition, whichever topic and number it has: partitions with the
-    same replicas share one. The first partition is number ``first`` of the topic.
+    A form is a partition's record; its topic and number do not matter. Partitions with the same
+    replicas share one. The first partition is number ``first`` of the topic.
     """
 
     def __init__(
@@ -79,5 +79,5 @@ def encode_all(records: Sequence[MetadataRecord]) -> list[bytes]:
 
 
 def apart_from_partitions(records: Sequence[MetadataRecord]) -> Iterable[MetadataRecord]:
-    """Return records without those of a topic's new partitions, where they are kept as forms."""
+    """Return the records before a topic's new partitions, where these are kept as forms."""
     return records.head if isinstance(records, TopicRecords) else records

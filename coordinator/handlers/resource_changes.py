@@ -30,7 +30,7 @@ MAX_CHANGES_PER_RESOURCE = 1_000
 
 
 class Change(NamedTuple):
-    """One incremental change; the numbers of ``operation`` are those of :class:`OpType`."""
+    """One incremental change; ``operation`` is a number of :class:`OpType`."""
 
     name: str
     operation: int
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 Permit = Callable[[], None]
-"""Raises what is answered to who may not change a resource."""
+"""Raises the error for a client that may not change the resource."""
 
 
 def replace(
@@ -129,7 +129,7 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
 
 
 def _checks(ctx: Context) -> CheckConfigs:
-    """Return the checks of a resource and its settings, which come behind those of the changes.
+    """Return the checks of a resource and its settings, made after each change was applied.
 
     Source: ``ControllerConfigurationValidator``.
     """

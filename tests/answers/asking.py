@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tests.oracle.authorised_brokers import Member as LoggedIn
 from tests.oracle.tracer import UNORDERED, Masks, Tracer, _entity, _fitting
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer, ConnectionLostError, decode
 from tests.support.waits import until
 
@@ -28,6 +28,8 @@ FIRST, OTHER, CONTROLLER = "first", "other", "controller"
 """Nodes that are asked: broker 1, another broker of Fencepost, a controller on its own."""
 
 CLOSED: Final = "connection closed"
+SILENT: Final = "no answer within"
+ANSWER_S: Final = 20.0
 CHANGE_S: Final = 10.0
 """How long a change may take to reach the broker that is asked."""
 
@@ -162,7 +164,6 @@ class Asker(Tracer):
         self.steps: list[Step] = []  # type: ignore[assignment]
         self._masks = AnswerMasks()
         self._connections: dict[tuple[str, str], Cluster] = {}
-        self.markers = 0
         self.is_settled = False
 
     @property
@@ -176,9 +177,9 @@ class Asker(Tracer):
         if found is None:
             place = self.places[at]
             if who == OPERATOR:
-                found = Scene(place.plain, client_id=who, deadline_s=60)
+                found = Scene(place.plain, client_id=who, deadline_s=ANSWER_S)
             else:
-                stranger = LoggedIn(place.guarded, client_id=who, deadline_s=60)
+                stranger = LoggedIn(place.guarded, client_id=who, deadline_s=ANSWER_S)
                 stranger.login("u0")
                 found = stranger
             self._connections[at, who] = found
@@ -246,6 +247,9 @@ class Asker(Tracer):
         except ConnectionLostError:
             self._connections.pop((at, who)).close()
             return {}
+        except TimeoutError:
+            self._connections.pop((at, who)).close()
+            return {SILENT: f"{ANSWER_S:g} s"}
 
     def versions(
         self, api: str, versions: Sequence[int], /, *, who: str = OPERATOR, **body: Any
@@ -292,18 +296,13 @@ def inside(api: str, version: int, answer: Answer) -> Answer:
     return {**answer, "response_data": decode(api, version, data)[1]}
 
 
-MARKER: Final = "marker"
-
-
 def settled(ask: Asker) -> None:
     """Wait until every broker has heard of all changes so far: they come in one order.
 
     Topics that are marked for it in turn are in the metadata of every broker in the end.
     """
-    ask.markers += 1
     ask.is_settled = True
-    name = f"{MARKER}-{ask.markers}"
-    ask.cluster.create_topic(name)
+    name = ask.cluster.create_topic(unique("marker"))
     for at in (FIRST, OTHER):
         if at not in ask.places:
             continue

@@ -216,6 +216,7 @@ def _one_life(ask: Asker, at: str) -> None:
             tell("alter_partition", 3, {**whose, "topics": topics})
         directory = {"id_": uuid.UUID(int=1 << 71), "topics": []}
         tell("assign_replicas_to_dirs", 0, {**whose, "directories": [directory]})
+    settled(ask)
     ask("describe_cluster", 2, endpoint_type=1, include_fenced_brokers=True)
     if at == CONTROLLER:
         ask("unregister_broker", 0, broker_id=STRANGE_BROKER)

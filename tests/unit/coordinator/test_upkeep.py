@@ -271,7 +271,7 @@ async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_ba
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_next(tmp_path):
-    services = Services(tmp_path)
+    services = await Services(tmp_path).start()
     create_topic(services.metadata, "t", 1, COMPACTED)
     write_and_take_back(services, "t")
     partition = services.logs.partition("t", 0)
@@ -292,6 +292,7 @@ async def test_a_round_on_a_topic_that_is_deleted_meanwhile_says_nothing_of_the_
     assert await rounds.run_once()
     await rounds.stop()
     assert services.logs.cleaned == {}
+    await services.stop()
 
 
 # --- maintenance ---------------------------------------------------------------------------------

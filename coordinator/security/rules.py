@@ -8,8 +8,7 @@ Source: ``StandardAuthorizerData``, ``AclCache``, ``Authorizer.authorizeByResour
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -28,9 +27,6 @@ from fencepost.coordinator.wire.steps import Steps, finish
 
 NO_ID: Final = UUID(int=0)
 """The id of a rule that does not come from the metadata."""
-
-TEXTS_PER_STEP: Final = 100
-"""Prefixes that one step puts in order."""
 
 _EVERYTHING: Final = sum(1 << one for one in Operation if one > Operation.ALL)
 
@@ -77,45 +73,31 @@ class _Grant(NamedTuple):
 
 
 class _Prefixes:
-    """Texts, and which of them others begin with."""
+    """Texts that names begin with.
 
-    __slots__ = ("_longest_within", "_texts")
+    A question takes a look for each length that they have. Were they kept in order instead, the
+    change of one would take a step for each.
+    """
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._longest_within: list[int] = []
-        """By place, the place of the longest other text that a text begins with; or -1."""
+    __slots__ = ("_lengths", "_texts")
+
+    def __init__(self, texts: Collection[str] = ()) -> None:
+        self._texts = texts
+        self._lengths = sorted({*map(len, texts)}, reverse=True)
 
     def of(self, name: str) -> Iterator[str]:
         """Those that ``name`` begins with, the longest first."""
-        texts, within = self._texts, self._longest_within
-        # They are all within the last text that is not behind the name, or that text itself.
-        at = bisect_right(texts, name) - 1
-        while at >= 0:
-            if name.startswith(texts[at]):
-                yield texts[at]
-            at = within[at]
+        texts, longest = self._texts, len(name)
+        for length in self._lengths:
+            if length <= longest and (text := name[:length]) in texts:
+                yield text
 
-    def changed(self, texts: Collection[str]) -> Steps[_Prefixes]:
-        """The same for ``texts``."""
-        made, old, now = _Prefixes(), self._texts, set(texts)
-        if len(now) == len(old) and now.issuperset(old):
-            return self
-        made._texts = [one for one in old if one in now]
-        yield
-        made._texts += sorted(now.difference(old))
-        yield
-        made._texts.sort()  # two runs in order: that takes time in proportion
-        yield
-        open_at: list[int] = []
-        for at, text in enumerate(made._texts):
-            while open_at and not text.startswith(made._texts[open_at[-1]]):
-                open_at.pop()
-            made._longest_within.append(open_at[-1] if open_at else -1)
-            open_at.append(at)
-            if at % TEXTS_PER_STEP == 0:
-                yield
-        return made
+    def changed(self, texts: Collection[str], now: Container[Pattern]) -> _Prefixes:
+        """The same where some ``texts`` may have come or gone: the patterns ``now`` tell."""
+        made = {*self._texts}
+        made.difference_update(texts)
+        made.update(text for text in texts if (PatternType.PREFIXED, text) in now)
+        return _Prefixes(made)
 
 
 _NONE: Final = _Prefixes()
@@ -211,7 +193,7 @@ class RuleTable:
             return True
         left = allowed - denied
         # What is denied by a prefix is denied to all that is within it.
-        prefixes = finish(_NONE.changed(_texts(denied))) if left else _NONE
+        prefixes = _Prefixes({text for how, text in denied if how is PatternType.PREFIXED})
         return any(not any(prefixes.of(name)) for _, name in left)
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
@@ -263,8 +245,8 @@ class RuleTable:
     ) -> Steps[RuleTable]:
         """This table with some rules fewer and some more, which come with their ids."""
         made = RuleTable()
-        made._by_resource, made._by_holder = dict(self._by_resource), dict(self._by_holder)
-        made._prefixes, made.count = dict(self._prefixes), self.count
+        made._by_resource, made._by_holder = self._by_resource.copy(), self._by_holder.copy()
+        made._prefixes, made.count = self._prefixes.copy(), self.count
         draft = _Draft(made)
         for rule in removed:
             if rule in made:
@@ -285,8 +267,8 @@ class _Draft:
         self._kinds: set[ResourceType] = set()
         self._patterns: set[tuple[ResourceType, Pattern]] = set()
         self._holders: set[Holder] = set()
-        self._with_prefixes: dict[Holder, None] = {}
-        """Whose rules with prefixes came or went; all others keep the prefixes that they have."""
+        self._texts: dict[Holder, set[str]] = {}
+        """The prefixes of rules that came or went, by the holders of these."""
 
     def add(self, rule: Acl, id_: UUID) -> None:
         rules = self._rules(rule)
@@ -315,13 +297,15 @@ class _Draft:
 
     def finish(self) -> Steps[None]:
         table = self._table
-        for kind in dict.fromkeys(kind for kind, _, _ in self._with_prefixes):
-            table._prefixes[kind] = yield from table._prefixes.get(kind, _NONE).changed(
-                _texts(table._by_resource[kind])
-            )
-        for holder in self._with_prefixes:
+        of_kind: dict[ResourceType, set[str]] = {}
+        for holder, texts in self._texts.items():
             held = table._by_holder[holder]
-            held.prefixes = yield from held.prefixes.changed(_texts(held.grants))
+            held.prefixes = held.prefixes.changed(texts, held.grants)
+            of_kind.setdefault(holder[0], set()).update(texts)
+            yield
+        for kind, texts in of_kind.items():
+            known = table._prefixes.get(kind, _NONE)
+            table._prefixes[kind] = known.changed(texts, table._by_resource[kind])
             yield
         for holder in self._holders:
             if not table._by_holder[holder].grants:
@@ -333,7 +317,7 @@ class _Draft:
         table, kind, pattern = self._table, rule.resource_type, _pattern(rule)
         if kind not in self._kinds:
             self._kinds.add(kind)
-            table._by_resource[kind] = dict(table._by_resource.get(kind, ()))
+            table._by_resource[kind] = table._by_resource.get(kind, {}).copy()
         by_pattern = table._by_resource[kind]
         if (kind, pattern) not in self._patterns:
             self._patterns.add((kind, pattern))
@@ -347,10 +331,10 @@ class _Draft:
             self._holders.add(holder)
             known = by_holder.get(holder)
             by_holder[holder] = (
-                _Held({}, _NONE) if known is None else _Held(dict(known.grants), known.prefixes)
+                _Held({}, _NONE) if known is None else _Held(known.grants.copy(), known.prefixes)
             )
         if rule.pattern_type is PatternType.PREFIXED:
-            self._with_prefixes[holder] = None
+            self._texts.setdefault(holder, set()).add(rule.resource_name)
         return by_holder[holder].grants
 
 
@@ -372,10 +356,6 @@ def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
         yield _ALL_NAMES
     for prefix in prefixes.of(name):
         yield PatternType.PREFIXED, prefix
-
-
-def _texts(patterns: Iterable[Pattern]) -> list[str]:
-    return [text for how, text in patterns if how is PatternType.PREFIXED]
 
 
 def _bits(rule: Acl, *, implied: bool = True) -> int:

@@ -568,6 +568,23 @@ def compare(of: Authorizer, rules: list[Acl], *, default: bool) -> None:
                         assert decision.rule is None or decision.rule in rules
 
 
+def check_prefixes(table: RuleTable, rules: list[Acl]) -> None:
+    """The table keeps no prefix that no rule has."""
+    wanted = {
+        kind: {
+            one.resource_name
+            for one in rules
+            if (one.resource_type, one.pattern_type) == (kind, PatternType.PREFIXED)
+        }
+        for kind in table._prefixes
+    }
+    assert {kind: set(one._texts) for kind, one in table._prefixes.items()} == wanted
+    for (kind, *_), held in table._by_holder.items():
+        texts = {name for how, name in held.grants if how is PatternType.PREFIXED}
+        assert set(held.prefixes._texts) == texts
+        assert texts <= wanted.get(kind, set())
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_fast_authorizer_is_the_slow_one(seed):
     """Also after rules were taken away: of one resource some stay (CVE-2024-27309)."""
@@ -589,9 +606,11 @@ def test_the_fast_authorizer_is_the_slow_one(seed):
         assert all(one in before for one in known)
         assert before.count == len(known)
         compare(of, rules, default=default)
+        check_prefixes(of.rules, rules)
     of.rules = finish(of.rules.changed(removed=rules))
     assert of.rules.count == 0
     assert not of.rules._by_holder
+    check_prefixes(of.rules, [])
     compare(of, [], default=default)
 
 

@@ -72,6 +72,8 @@ class MetadataDelta:
         self._names: dict[bytes, str] = {}
         self._resources: dict[tuple[int, str], None] = {}
         """Those whose settings have changed."""
+        self._acl_ids: dict[UUID, None] = {}
+        """ACLs that have changed."""
         self._changed: dict[str, Any] = {}
         """Copies of the other parts of the image, by the name of their attribute."""
         self._snapshot = False
@@ -130,7 +132,15 @@ class MetadataDelta:
         old, step = self.image, None
         if not self._snapshot:
             topic_ids = [*self.deleted_topics, *(one.topic_id for one in self.topics.values())]
-            step = Step(old.topics, topic_ids, self._resized, old.configs, self._resources)
+            step = Step(
+                old.topics,
+                topic_ids,
+                self._resized,
+                old.configs,
+                self._resources,
+                old.acls,
+                self._acl_ids,
+            )
         return replace(old, offset=offset, epoch=epoch, step=step, **changes)
 
     def _apply_topics(self) -> Mapping[str, Any]:
@@ -339,10 +349,12 @@ class MetadataDelta:
 
     def _acl(self, record: AccessControlEntryRecord) -> None:
         self._table("acls")[record.id] = record
+        self._acl_ids[record.id] = None
 
     def _remove_acl(self, record: RemoveAccessControlEntryRecord) -> None:
         if self._table("acls").pop(record.id, None) is None:
             raise CorruptRecordError(f"the rule that is to go is not there: {record.id}")
+        self._acl_ids[record.id] = None
 
     def _credential(self, record: UserScramCredentialRecord) -> None:
         self._table("scram")[record.name, record.mechanism] = record

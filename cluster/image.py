@@ -171,6 +171,10 @@ class Step(NamedTuple):
     """The settings of the former image."""
     resources: Collection[tuple[int, str]]
     """Type and name of the resources whose settings are others or gone."""
+    acls: Mapping[UUID, AccessControlEntryRecord]
+    """The ACLs of the former image."""
+    acl_ids: Collection[UUID]
+    """ACLs that are new, others or gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,22 @@ def changed_configs(old: MetadataImage, new: MetadataImage) -> Collection[tuple[
         return new.step.resources
     changed = [key for key, values in after.items() if before.get(key) is not values]
     return [*changed, *(before.keys() - after.keys())]
+
+
+def changed_acls(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:
+    """Return the ids of the ACLs that are new, others or gone."""
+    before, after = old.acls, new.acls
+    if before is after:
+        return ()
+    if new.step is not None and new.step.acls is before:
+        return new.step.acl_ids
+    # Two images share the records that did not change, and the hash of a UUID is slow.
+    shared = {*map(id, before.values())} & {*map(id, after.values())}
+    return dict.fromkeys(
+        record.id
+        for record in (*before.values(), *after.values())
+        if id(record) not in shared and before.get(record.id) != after.get(record.id)
+    )
 
 
 def changed_topics(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:

@@ -5,11 +5,8 @@ Source: ``AclPublisher``, ``StandardAuthorizerData``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from uuid import UUID
-
 from fencepost.cluster.acl import Acl, Operation, PatternType, Permission, ResourceType
-from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.image import MetadataImage, changed_acls
 from fencepost.cluster.records import AccessControlEntryRecord
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.metadata import Metadata
@@ -19,11 +16,9 @@ from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import finish
 
-Acls = Mapping[UUID, AccessControlEntryRecord]
-
 
 class AclPublisher:
-    """Hears of every image. Raises MetadataError for an ACL that it does not understand."""
+    """Hears of every image. Raises MetadataError for an ACL of the first that is not understood."""
 
     def __init__(self, metadata: Metadata, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
@@ -33,23 +28,17 @@ class AclPublisher:
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
         """Let the ACLs of the ``new`` image be the rules. Raises MetadataError."""
-        before, after = old.acls, new.acls
-        if before is after:
-            return
-        rules = self._authorizer.rules
-        gone = ((_acl(record), record.id) for record in _missing(before, after))
-        removed = [acl for acl, id_ in gone if rules.id_of(acl) == id_]
-        added = {_acl(record): record.id for record in _missing(after, before)}
-        self._authorizer.rules = finish(rules.changed(removed=removed, added=added))
-
-
-def _missing(one: Acls, other: Acls) -> Iterator[AccessControlEntryRecord]:
-    """The records of one image that the other does not have."""
-    # Two images share the records that did not change, and the hash of a UUID is slow.
-    shared = set(map(id, other.values()))
-    for record in one.values():
-        if id(record) not in shared and other.get(record.id) != record:
-            yield record
+        rules, removed, added = self._authorizer.rules, [], {}
+        for id_ in changed_acls(old, new):
+            gone, came = old.acls.get(id_), new.acls.get(id_)
+            acl = None if gone is None else _acl(gone)
+            if acl is not None and rules.id_of(acl) == id_:
+                removed.append(acl)
+            acl = None if came is None else _acl(came)
+            if acl is not None:
+                added[acl] = id_
+        if removed or added:
+            self._authorizer.rules = finish(rules.changed(removed=removed, added=added))
 
 
 def _acl(record: AccessControlEntryRecord) -> Acl:

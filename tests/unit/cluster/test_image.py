@@ -20,6 +20,7 @@ from fencepost.cluster.image import (
     TOPIC_RESOURCE,
     MetadataImage,
     PartitionRegistration,
+    changed_acls,
     changed_configs,
     local_changes,
     racks_changed,
@@ -349,6 +350,25 @@ def test_settings_that_are_others_or_gone() -> None:
     )
     assert set(changed_configs(START, new)) == {(TOPIC_RESOURCE, "a"), (TOPIC_RESOURCE, "b")}
     assert list(changed_configs(new, after(new, NoOpRecord()))) == []
+
+
+def test_acls_that_are_new_or_others_or_gone() -> None:
+    ids = [UUID(int=number) for number in range(5)]
+    kept, other, gone, new, passing = (
+        AccessControlEntryRecord(one, 2, "t", 3, "User:a", "*", 3, 3) for one in ids
+    )
+    first = after(START, kept, other, gone)
+    assert set(changed_acls(START, first)) == {*ids[:3]}
+    second = after(first, replace(other, resource_name="u"), RemoveAccessControlEntryRecord(ids[2]))
+    third = after(second, new, passing)
+    last = after(third, RemoveAccessControlEntryRecord(ids[4]))
+    assert set(changed_acls(first, second)) == {*ids[1:3]}
+    assert set(changed_acls(first, last)) == {*ids[1:4]}, "more than one step"
+    assert list(changed_acls(last, after(last, NoOpRecord()))) == []
+    delta = MetadataDelta(last)
+    delta.begin_snapshot()
+    delta.replay(replace(kept))
+    assert set(changed_acls(last, delta.apply(9, 9))) == {ids[1], ids[3]}
 
 
 # --- images from records as they come ---

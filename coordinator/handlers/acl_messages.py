@@ -16,10 +16,6 @@ from fencepost.cluster.acl import (
 
 NO_AUTHORIZER = "No Authorizer is configured"
 
-ACLS_PER_TURN = 250
-"""ACLs that the controller decides on before other requests get their turn. Each decision puts the
-prefixes of all ACLs in order again, so it takes longer than one on as many partitions."""
-
 N = TypeVar("N", bound=IntEnum)
 
 

@@ -15,9 +15,9 @@ from fencepost.cluster.acl import Acl, Operation
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import ACLS_PER_TURN, NO_AUTHORIZER, rule_of
+from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, rule_of
 from fencepost.coordinator.handlers.answers import code_of, each_row
-from fencepost.coordinator.handlers.deciding import batched, decided_each
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -44,7 +44,7 @@ def run(ctx: Context) -> Work[Entity]:
     errors, created = yield from ctx.controller.look().check_acl_creation(
         wanted, authorizer.rules, ctx.metadata.reason_against
     )
-    pieces = batched(created, ACLS_PER_TURN)
+    pieces = batched(created, ITEMS_PER_TURN)
     yield from decided_each(ctx, (partial(_create, some, authorizer) for some in pieces))
     results = []
     for wrong in errors:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 ITEMS_PER_TURN = 500
-"""Partitions that the controller decides on before others get their turn, where it may."""
+"""Partitions or ACLs that the controller decides on before others get their turn, where it may."""
 
 MAX_ITEMS = 10_000
 """Partitions of one request that the controller decides on in one turn; Kafka bounds the records

@@ -15,9 +15,9 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import ACLS_PER_TURN, NO_AUTHORIZER, filter_of
+from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
 from fencepost.coordinator.handlers.answers import each_row
-from fencepost.coordinator.handlers.deciding import batched, decided_each
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -47,7 +47,7 @@ def run(ctx: Context) -> Work[Entity]:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
     wanted = yield from each_row(ctx.body.filters, filter_of)
     answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, authorizer.rules)
-    pieces = batched(deleted, ACLS_PER_TURN)
+    pieces = batched(deleted, ITEMS_PER_TURN)
     yield from decided_each(ctx, (partial(_delete, some, authorizer) for some in pieces))
     results = []
     for found in answers:

@@ -28,8 +28,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.view import ControllerSettings
 from fencepost.cluster.records import AccessControlEntryRecord
 from fencepost.coordinator.data.storage import Storage
-from fencepost.coordinator.handlers.acl_messages import ACLS_PER_TURN
-from fencepost.coordinator.handlers.deciding import batched
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched
 from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
@@ -71,7 +70,7 @@ class Kept:
         errors, created = yield from machine.check_acl_creation(
             rules, self.authorizer.rules, lambda _: None
         )
-        for some in batched(created, ACLS_PER_TURN):
+        for some in batched(created, ITEMS_PER_TURN):
             outcome = machine.create_acls(some, self.authorizer.rules, uuid4)
             self.storage.metadata.append(outcome.records)
             yield
@@ -82,7 +81,7 @@ class Kept:
         machine = self.controller
         machine.image = self.storage.metadata.image
         answers, deleted = yield from machine.check_acl_deletion(filters, self.authorizer.rules)
-        for some in batched(deleted, ACLS_PER_TURN):
+        for some in batched(deleted, ITEMS_PER_TURN):
             outcome = machine.delete_acls(some, self.authorizer.rules)
             self.storage.metadata.append(outcome.records)
             yield

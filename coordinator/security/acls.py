@@ -12,6 +12,7 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.publication import Subscriber
+from fencepost.coordinator.runtime.background import tell
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import finish
@@ -27,18 +28,38 @@ class AclPublisher:
         metadata.subscribe(Subscriber.ACLS, self.follow)
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Let the ACLs of the ``new`` image be the rules. Raises MetadataError."""
+        """Let the ACLs of the ``new`` image be the rules.
+
+        An ACL that is not understood is logged as an error, and all others of the image hold.
+        """
         rules, removed, added = self._authorizer.rules, [], {}
         for id_ in changed_acls(old, new):
             gone, came = old.acls.get(id_), new.acls.get(id_)
-            acl = None if gone is None else _acl(gone)
+            acl = None if gone is None else _understood(gone)
             if acl is not None and rules.id_of(acl) == id_:
                 removed.append(acl)
-            acl = None if came is None else _acl(came)
+            acl = None if came is None else _told(came)
             if acl is not None:
                 added[acl] = id_
         if removed or added:
             self._authorizer.rules = finish(rules.changed(removed=removed, added=added))
+
+
+def _told(record: AccessControlEntryRecord) -> Acl | None:
+    """The ACL of a new record; None, and an error in the log, if it is not understood."""
+    try:
+        return _acl(record)
+    except MetadataError as error:
+        tell("apply an ACL", error, acl=str(record.id))
+        return None
+
+
+def _understood(record: AccessControlEntryRecord) -> Acl | None:
+    """The ACL of a former record; None if it was not understood, which the log has said."""
+    try:
+        return _acl(record)
+    except MetadataError:
+        return None
 
 
 def _acl(record: AccessControlEntryRecord) -> Acl:

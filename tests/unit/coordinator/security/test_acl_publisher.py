@@ -8,9 +8,10 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from fencepost.cluster.acl import (
     ANYTHING,
@@ -26,7 +27,7 @@ from fencepost.cluster.controller.acls import check_filter
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.view import ControllerSettings
-from fencepost.cluster.records import AccessControlEntryRecord
+from fencepost.cluster.records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from fencepost.coordinator.data.storage import Storage
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched
 from fencepost.coordinator.metadata.errors import MetadataError
@@ -233,6 +234,25 @@ def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, chang
     kept.storage.metadata.append([replace(record, **change)])
     with pytest.raises(MetadataError, match=f"the rule {record.id} is not understood"):
         kept.restart()
+
+
+def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hold(kept):
+    kept.create(READ_T)
+    (record,) = kept.storage.metadata.image.acls.values()
+    odd, last = replace(record, id=UUID(int=1), operation=99), replace(record, resource_name="last")
+    first = replace(record, id=UUID(int=2), resource_name="first")
+    with capture_logs() as lines:
+        kept.storage.metadata.append([first, odd, replace(last, id=UUID(int=3))])
+    (line,) = [one for one in lines if one["log_level"] == "error"]
+    assert line["acl"] == str(odd.id)
+    assert "99 is not a valid Operation" in line["cause"]
+    held = {READ_T, *(replace(READ_T, resource_name=name) for name in ("first", "last"))}
+    assert kept.found() == held
+    with capture_logs() as lines:
+        kept.storage.metadata.append([RemoveAccessControlEntryRecord(odd.id)])
+        assert kept.delete(exactly(READ_T)) == [{READ_T}]
+    assert kept.found() == held - {READ_T}
+    assert lines == []
 
 
 def test_some_can_be_made_and_others_not(kept):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
-from fencepost.cluster.acl import Operation, ResourceType
+from structlog.testing import capture_logs
+
+from fencepost.cluster.acl import AclFilter, Operation, ResourceType
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import (
@@ -20,6 +23,7 @@ from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.quota_table import QuotaTable
+from fencepost.coordinator.wire.steps import finish
 
 ALICE = (EntityData("user", "alice"),)
 RULE = UUID(int=5)
@@ -78,6 +82,25 @@ def test_rules_follow_the_image() -> None:
     assert may_read()
     cluster.change(RemoveAccessControlEntryRecord(RULE))
     assert not may_read()
+
+
+def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hold() -> None:
+    cluster = Cluster()
+    authorizer = Authorizer.configured(cluster.config)
+    assert authorizer is not None
+    AclPublisher(cluster.metadata, authorizer)
+    good = AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3)
+    other = replace(good, id=UUID(int=7), resource_name="u")
+    odd = replace(good, id=UUID(int=6), resource_type=99)
+    with capture_logs() as lines:
+        cluster.change(good, odd, other)
+    (line,) = [one for one in lines if one["log_level"] == "error"]
+    assert line["acl"] == str(odd.id)
+    found = finish(authorizer.rules.find(AclFilter()))
+    assert {one.resource_name for one in found} == {"t", "u"}
+    cluster.change(replace(odd, resource_type=3))
+    found = finish(authorizer.rules.find(AclFilter()))
+    assert ResourceType.GROUP in {one.resource_type for one in found}
 
 
 def test_an_image_without_changes_of_them_is_passed_over() -> None:

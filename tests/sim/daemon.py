@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.errors import BrokerError
+from fencepost.coordinator.services import Services
 from tests.sim.machine import Disk
 from tests.sim.network import Node
 from tests.sim.sockets import SocketLoop, Wires
@@ -34,6 +35,11 @@ class Daemon:
     def address(self) -> str:
         """Where clients find it."""
         return f"{self.host}:9092"
+
+    @property
+    def services(self) -> Services | None:
+        """The broker's, while it serves."""
+        return self.broker.services if self.broker is not None and self.is_serving else None
 
     def start(self) -> None:
         """A process begins, unless there is one."""

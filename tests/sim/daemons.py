@@ -21,6 +21,7 @@ from tests.sim.network import Network, Weather
 from tests.sim.scheduler import Scheduler
 from tests.sim.sockets import Wires
 from tests.sim.swarm import draw_weather
+from tests.sim.watch import Watch
 
 TOPIC: Final = "t"
 START_MS: Final = 1_000
@@ -28,6 +29,7 @@ START_MS: Final = 1_000
 LIVELY_MS: Final = 1_500
 """Clients go on so long after the last fault."""
 CONVERGENCE_MS: Final = 30_000
+WATCH_MS: Final = 10
 LOOK_MS: Final = 100
 MOST_PARTITIONS: Final = 5
 DOWN_MS: Final = 800
@@ -169,6 +171,7 @@ class History:
         self.brokers: list[Daemon] = []
         self._make_daemons()
         self.promises = Promises()
+        self.watch = Watch()
         self.promises.partitions = options.partitions
         self.clients: list[FrameClient] = []
         self.admin: Admin
@@ -203,6 +206,11 @@ class History:
         """All of them."""
         return [*([] if self.controller is None else [self.controller]), *self.brokers]
 
+    def _look(self) -> None:
+        """Look at all brokers, now and again and again."""
+        self.watch.look(self.controller, self.brokers)
+        self.scheduler.after(WATCH_MS, self._look)
+
     def _check(self) -> None:
         if self.failures:
             raise BrokenInvariantError("; ".join(self.failures))
@@ -224,6 +232,8 @@ class History:
         options, scheduler = self.options, self.scheduler
         scheduler.say("--", str(options))
         self._start_all()
+        if options.is_cluster:
+            self._look()
         self.admin = self._client(Admin, "admin")
         self._do(self.admin.create(TOPIC, options.partitions, options.factor))
         scheduler.run(START_MS)
@@ -377,6 +387,7 @@ class History:
                 if not one.is_done and not isinstance(one, FramedMember)
             ]
             waiting += self._unsettled()
+            waiting += self.watch.differences(self.controller, self.brokers)
             if not waiting and all(one.is_serving for one in self.daemons):
                 return self.scheduler.now - healed_ms
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")

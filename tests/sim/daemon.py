@@ -87,7 +87,7 @@ class Daemon:
         asyncio.get_running_loop().call_soon(self.kill)
 
     def kill(self, *, power_loss: bool = False) -> None:
-        """The process is gone at once; without power, what was not forced to the disk may be."""
+        """End the process at once; a power loss may take writes that were not forced."""
         if not self.node.is_up:
             return
         self.node.say("loses power" if power_loss else "ends")
@@ -100,7 +100,7 @@ class Daemon:
         self.end()
 
     def end(self) -> None:
-        """Let go of what the process had under way."""
+        """End the tasks of the process."""
         loop, self.loop, self.broker, self.is_serving = self.loop, None, None, False
         if loop is not None:
             for one in (loop, *loop.others):

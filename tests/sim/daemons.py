@@ -1,6 +1,6 @@
 """A broker that stands alone, or a controller and its brokers, with clients, from a seed.
 
-All of them are the whole daemon; what is simulated is time, network and disk.
+All of them are the whole daemon; time, network and disk are simulated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from tests.sim.daemon import Daemon
 from tests.sim.framed import Admin, FrameClient, Producer, Promises, Reader, TxnProducer
 from tests.sim.framed_members import SETTINGS, ClassicMember, ConsumerMember, FramedMember
@@ -34,6 +35,9 @@ LOOK_MS: Final = 100
 MOST_PARTITIONS: Final = 5
 DOWN_MS: Final = 800
 
+OF_CLUSTERS: Final = ("reassign", "call_off", "elect_preferred")
+"""Added to the faults of clusters."""
+
 FAULTS: Final = (
     "kill",
     "power_loss",
@@ -48,7 +52,7 @@ FAULTS: Final = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a seed decides beforehand."""
+    """One history's settings, faults and clients."""
 
     seed: int
     brokers: int
@@ -111,7 +115,7 @@ class Options:
 
 
 def draw_options(seed: int) -> Options:
-    """What a seed decides."""
+    """Draw the options of a seed."""
     draw = random.Random(f"daemons {seed}")
     brokers = draw.choice((1, 1, 2, 3))
     factor = min(brokers, draw.choice((1, 2, 3, 3)))
@@ -124,7 +128,7 @@ def draw_options(seed: int) -> Options:
         weather=draw_weather(draw),
         disk_ms=draw.choice(((0, 0), (0, 3), (1, 30))),
         creep_ns=draw.choice((0, 0, 10_000)),
-        faults=tuple(draw.sample(FAULTS, draw.choice((1, 2, 4)))),
+        faults=tuple(draw.sample(FAULTS + OF_CLUSTERS * (brokers > 1), draw.choice((1, 2, 4)))),
         fault_pause_ms=draw.choice((200, 500, 1_000)),
         chaos_ms=draw.choice((2_000, 4_000)),
         producers=draw.choice((1, 2, 3)),
@@ -145,7 +149,7 @@ def draw_members(draw: random.Random) -> tuple[tuple[bool, bool], ...]:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a seed."""
+    """The outcome of a history."""
 
     seed: int
     digest: str
@@ -171,7 +175,8 @@ class History:
         self.brokers: list[Daemon] = []
         self._make_daemons()
         self.promises = Promises()
-        self.watch = Watch()
+        unforced = {HISTORY_TOPIC} if "power_loss" in options.faults else set[str]()
+        self.watch = Watch(frozenset(unforced))
         self.promises.partitions = options.partitions
         self.clients: list[FrameClient] = []
         self.admin: Admin
@@ -361,6 +366,19 @@ class History:
         if self.promises.partitions < MOST_PARTITIONS:
             self._do(self.admin.grow(TOPIC, self.promises))
 
+    def _place(self) -> tuple[str, int]:
+        return TOPIC, self.draw.randrange(self.promises.partitions)
+
+    def _reassign(self) -> None:
+        replicas = self.draw.sample(range(1, self.options.brokers + 1), self.options.factor)
+        self._do(self.admin.reassign(self._place(), replicas))
+
+    def _call_off(self) -> None:
+        self._do(self.admin.reassign(self._place(), None))
+
+    def _elect_preferred(self) -> None:
+        self._do(self.admin.elect_preferred())
+
     def _delete_records(self) -> None:
         places = sorted(self.promises.appended)
         if places:
@@ -393,7 +411,7 @@ class History:
         raise BrokenInvariantError(f"{CONVERGENCE_MS / 1000} s after the last fault: {waiting}")
 
     def _unsettled(self) -> list[str]:
-        """What keeps the group from being stable, with a reader for each partition."""
+        """List the reasons why the group is not stable, with a reader for each partition."""
         members = self.members
         wrong = [
             f"{one.name} is not at work: {one.waits_for}" for one in members if not one.is_working
@@ -421,7 +439,7 @@ class History:
         while not done and self.scheduler.now < until_ms:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
         if not done:
-            raise BrokenInvariantError("the logs can not be read")
+            raise BrokenInvariantError("the logs cannot be read")
         judge_logs(self.promises, logs[False], logs[True])
 
     async def _read(
@@ -456,7 +474,7 @@ def judge_logs(
     logs: dict[tuple[str, int], dict[int, str]],
     committed: dict[tuple[str, int], dict[int, str]],
 ) -> None:
-    """Compare what was promised with what is there."""
+    """Compare promises with logs."""
     for place, log in logs.items():
         low = promises.deleted.get(place, 0)
         for offset, values in promises.appended.get(place, {}).items():
@@ -480,7 +498,7 @@ def judge_logs(
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
-    """Live through the history of a seed. Raises whatever is wrong, with the story in its notes."""
+    """Live through the history of a seed. Raises the failure, with the last events in its notes."""
     return live(draw_options(seed), told)
 
 

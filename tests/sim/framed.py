@@ -1,4 +1,4 @@
-"""Clients that speak real frames to real brokers, and note what they were promised.
+"""Clients that speak real frames to real brokers, and note acknowledged requests.
 
 Each lives on a node and a loop of its own and uses Fencepost's asynchronous client, so that its
 connections, its look-ups of leaders and coordinators and its retries are under test as well.
@@ -29,19 +29,19 @@ LOST: Final = None
 """In the place of an answer that has not come."""
 
 Log = dict[int, str]
-"""What a partition holds, by offset."""
+"""The values of a partition by offset."""
 
 
 @dataclass
 class Promises:
-    """What clients were told, to be compared with what the logs hold in the end."""
+    """Acknowledgements to clients, which are compared with the logs in the end."""
 
     appended: dict[Partition, dict[int, tuple[str, ...]]] = field(default_factory=dict)
     """Acknowledged batches by their first offsets."""
     in_order: dict[str, list[str]] = field(default_factory=dict)
-    """What idempotent producers have sent, in their order."""
+    """Values of idempotent producers, in the order in which they were sent."""
     read: dict[Partition, Log] = field(default_factory=dict)
-    """What consumers have seen."""
+    """Values that consumers were given."""
     deleted: dict[Partition, int] = field(default_factory=dict)
     """Below these offsets records may have been deleted."""
     transactions: list[Transaction] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Promises:
     partitions: int = 1
     """Of the topic, as far as its admin was told."""
     owners: dict[int, dict[int, str]] = field(default_factory=dict)
-    """Who has a partition in which generation."""
+    """The owner of each partition by generation."""
 
     def append(self, place: Partition, offset: int, values: tuple[str, ...]) -> None:
         """A producer was told so."""
@@ -76,20 +76,20 @@ class Promises:
 
 @dataclass
 class Transaction:
-    """What its producer knows of it."""
+    """A transaction, as its producer knows it."""
 
     name: str
     written: dict[Partition, list[str]] = field(default_factory=dict)
     """Acknowledged."""
     tried: dict[Partition, list[str]] = field(default_factory=dict)
     commits: bool | None = None
-    """What its end was asked to be; None if it was not."""
+    """Whether its producer asked for a commit or an abort; None if for neither."""
     is_acknowledged: bool = False
     is_over: bool = False
     """Whether it has ended for certain."""
 
     def check(self, seen: Mapping[Partition, set[str]]) -> None:
-        """Compare with what a read_committed consumer sees."""
+        """Compare with the values that a read_committed consumer sees."""
         there = {value for values in seen.values() for value in values}
         tried = {value for values in self.tried.values() for value in values}
         written = {value for values in self.written.values() for value in values}
@@ -132,7 +132,7 @@ class FrameClient:
         self.is_done = True
 
     async def live(self) -> None:
-        """What it does until it is stopped."""
+        """Send requests until the client is stopped."""
         raise NotImplementedError
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -158,7 +158,7 @@ class FrameClient:
         await asyncio.sleep(milliseconds / 1000)
 
     async def ask(self, api: str, **fields: Any) -> Any:
-        """The first answer, whatever it says; :data:`LOST` if none has come."""
+        """Return the first answer, errors included; :data:`LOST` if none has come."""
         self.waits_for = api
         try:
             answer = await self._client.call(api, check=False, **fields)
@@ -242,7 +242,7 @@ class FrameClient:
 def _read(
     data: bytes, offset: int, aborted: list[tuple[int, int]]
 ) -> tuple[list[tuple[int, str]], int]:
-    """Values of a fetch from ``offset`` on, without markers and without what was aborted."""
+    """Values of a fetch from ``offset`` on, without markers and aborted records."""
     found: list[tuple[int, str]] = []
     waiting, hidden = sorted(aborted), set[int]()
     for at, header in iter_headers(data):
@@ -267,10 +267,10 @@ def batch(values: Sequence[str], **stamp: Any) -> bytes:
 
 
 class Admin(FrameClient):
-    """Asks for what a history says."""
+    """Sends the requests of operators."""
 
     async def live(self) -> None:
-        """It is told what to do."""
+        """Do nothing: each request is a task of its own."""
 
     async def create(self, name: str, partitions: int, factor: int, **settings: str) -> None:
         """Make a topic, however long it takes."""
@@ -315,6 +315,29 @@ class Admin(FrameClient):
                 return
             await self.wait(BACKOFF_MS)
 
+    async def reassign(self, place: Partition, replicas: Sequence[int] | None) -> None:
+        """Begin a reassignment, or call it off."""
+
+        def body(make: RequestFactory) -> Any:
+            row = make.ReassignablePartition(partition_index=place[1], replicas=replicas)
+            topic = make.ReassignableTopic(name=place[0], partitions=[row])
+            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
+
+        answer = await self.ask("AlterPartitionReassignments", entity=body)
+        if answer is not LOST:
+            code = answer.error_code or answer.responses[0].partitions[0].error_code
+            self.node.say(f"reassigns {place} to {replicas}: {code.name}")
+
+    async def elect_preferred(self) -> None:
+        """Let the first replicas lead."""
+
+        def body(make: RequestFactory) -> Any:
+            return make.message(election_type=0, topic_partitions=None, timeout_ms=REQUEST_MS)
+
+        answer = await self.ask("ElectLeaders", entity=body)
+        if answer is not LOST:
+            self.node.say(f"has preferred leaders elected: {answer.error_code.name}")
+
     async def delete_records(self, promises: Promises, place: Partition, offset: int) -> None:
         """Cut the beginning of a log."""
         promises.deleted[place] = max(promises.deleted.get(place, 0), offset)
@@ -331,7 +354,7 @@ class Admin(FrameClient):
 
 
 class Producer(FrameClient):
-    """Appends to one partition, and sends again what was not acknowledged."""
+    """Appends to one partition, and sends unacknowledged batches again."""
 
     def __init__(
         self,
@@ -346,7 +369,7 @@ class Producer(FrameClient):
     ) -> None:
         super().__init__(*arguments)
         self._is_promised = is_promised or is_idempotent or acks == -1
-        """Whether what is acknowledged stays."""
+        """Whether acknowledged records must survive."""
         self.place, self.promises = place, promises
         self.acks = -1 if is_idempotent else acks
         self.is_idempotent, self.in_flight, self.pause_ms = is_idempotent, in_flight, pause_ms
@@ -487,7 +510,7 @@ class TxnProducer(FrameClient):
             if not (await self._write(one) and await self._finish(one)):
                 self._identity = -1, -1
             await self.wait(self.draw.randint(1, 300))
-        # What is open would be in everybody's way.
+        # An open transaction would hold back the last stable offset.
         while self._identity[0] < 0 and not await self._init():
             pass
 

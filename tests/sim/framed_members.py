@@ -1,8 +1,7 @@
 """Members of a group of either protocol, which speak real frames.
 
-What they commit are counters: what matters is that no member is told less than another one was told
-to be there. A member whose commit was not answered comes back as another one, for the request may
-still arrive.
+They commit counters: no member may be told less than another one was told before. A member whose
+commit was not answered comes back as another one, for the request may still arrive.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ SETTINGS: Final = {
 
 
 class FramedMember(FrameClient):
-    """What both protocols share: offsets."""
+    """A member of either protocol, with its offsets."""
 
     def __init__(
         self, *arguments: Any, topic: str, promises: Promises, instance: str | None
@@ -153,7 +152,7 @@ class FramedMember(FrameClient):
             return False
         codes = {row.error_code for topic in answer.topics for row in topic.partitions}
         if codes != {ErrorCode.none}:
-            self.node.say(f"can not commit: {sorted(one.name for one in codes)}")
+            self.node.say(f"cannot commit: {sorted(one.name for one in codes)}")
             self.positions.clear()
             return not codes & {ErrorCode.unknown_member_id, ErrorCode.fenced_instance_id}
         for place, offset in told.items():
@@ -291,7 +290,7 @@ class ConsumerMember(FramedMember):
         super().__init__(*arguments, **options)
         self._topic_id: UUID | None = None
         self._said: frozenset[int] | None = None
-        """What it last said that it owns."""
+        """Partitions that its last heartbeat named as owned."""
 
     async def _live_on(self) -> None:
         if not self.member_id:
@@ -339,7 +338,7 @@ class ConsumerMember(FramedMember):
         return body
 
     async def _beat(self) -> bool:
-        """Heartbeat, give up and take what is told; whether it is a member."""
+        """Heartbeat, and take over the assignment; whether it is a member."""
         owned = self.owned
         says = self._said != owned or self.epoch == 0
         answer = await self._in_group(

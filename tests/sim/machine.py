@@ -1,4 +1,4 @@
-"""A machine without a clock, threads or chance of its own: what a history puts in their places.
+"""Simulated clocks, threads and randomness in the places of the machine's.
 
 Everything else of the daemon is its own code. Its monotonic time and its time of day are those of
 the node whose loop runs; ids and choices come from the seed; threads take their steps on the loop.
@@ -38,11 +38,11 @@ NOTED: Final = frozenset({"warning", "error", "critical", "exception"})
 """Lines of the daemon's log that are noted in the trace."""
 
 FAILURES: Final = frozenset({"background work failed", "handler failed"})
-"""Lines that tell of what nobody has expected: the history has failed."""
+"""Lines about unexpected errors, which fail the history."""
 
 
 class Disk:
-    """What outlives a process: all that was written, or what a power loss leaves of it."""
+    """A disk that outlives processes: it keeps all writes, or those that survive a power loss."""
 
     def __init__(self, directory: str) -> None:
         self.files = MemoryDisk()
@@ -56,12 +56,12 @@ class Disk:
         self.files.steps.clear()
 
     def kill(self) -> None:
-        """A process is gone; what it still does reaches nobody."""
+        """End a process: its later writes go to a copy of the disk that is dropped."""
         self._note()
         self.files = self.files.after_kill()
 
     def lose_power(self, draw: random.Random) -> None:
-        """What was forced to the disk is there, and of the rest what happened to be written."""
+        """Keep all that was forced to the disk, and a random part of the other writes."""
         self._note()
         self.files = self._loss.state(draw)
         self._loss = self.files.base()
@@ -93,13 +93,13 @@ class Pool:
         self._next()
 
     def submit(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """As an executor has it; nobody looks at the result."""
+        """Begin a step, as an executor does; its result is not used."""
         work = Work(self._loop, self._loop.create_future(), func, args)
         self.begin(work)
         return work.future
 
     def shutdown(self, *, cancel_futures: bool = False) -> None:
-        """Take what was begun, and what waits."""
+        """Take the steps that were begun, and those that wait."""
         if cancel_futures:
             self._waiting.clear()
         while work := next(iter([*self._running, *self._waiting]), None):
@@ -119,7 +119,7 @@ class _Thread:
         self._target()
 
     def join(self, _timeout_s: float | None = None) -> None:
-        """What it began on its loop ends by itself."""
+        """Return at once: the tasks on its loop end by themselves."""
 
 
 class _Runner:
@@ -146,7 +146,7 @@ class Machines:
     def __init__(self, scheduler: Scheduler, creep_ns: int = 0) -> None:
         self._scheduler = scheduler
         self._creep_ns = creep_ns
-        """What passes between two looks at the clock: work takes time."""
+        """Time between two looks at the clock, for work takes time, in nanoseconds."""
         self._last_ns = 0
         self._thread_s = 0.0
         self.draw = random.Random(scheduler.draw.getrandbits(64))

@@ -20,7 +20,7 @@ WINDOW_BYTES: Final = 65_536
 """So much is under way to a peer before a writer is held back."""
 
 RETRANSMIT_MS: Final = 40
-"""What can not arrive is sent again so often."""
+"""The pause between two attempts to deliver bytes, in milliseconds."""
 
 FIRST_PORT: Final = 40_000
 """Of clients, and of listeners that take any."""
@@ -129,7 +129,7 @@ class Wires:
         return len(ends)
 
     def killed(self, node: Node, *, power_loss: bool) -> None:
-        """The process of a node is gone, and the kernel closes what it had; not without power."""
+        """Close the sockets of a killed process, as the kernel does; a power loss says nothing."""
         for one in [one for one in self._listening.values() if one.loop.node is node]:
             self.unlisten(one)
         for end in self._ends.pop(node.name, {}):
@@ -143,7 +143,7 @@ class Wires:
 
 
 class ListeningSocket:
-    """What ``socket.socket`` is to a listener."""
+    """A listener's socket."""
 
     def __init__(self, wires: Wires, loop: SocketLoop, address: Address) -> None:
         self.loop, self.address = loop, address
@@ -154,12 +154,12 @@ class ListeningSocket:
         self._is_armed = False
 
     def arrived(self, end: End) -> None:
-        """Somebody connects."""
+        """A client connects."""
         self._pending.append(end)
         self.arm()
 
     def arm(self) -> None:
-        """Have the reader called as long as somebody waits."""
+        """Have the reader called until no client waits."""
         if self.reader is not None and self._pending and not self._is_armed:
             self._is_armed = True
             self.loop.call_soon(self._call)
@@ -199,7 +199,7 @@ class ListeningSocket:
 
 
 class ClientSocket:
-    """What ``socket.socket`` is to an accepted connection."""
+    """The socket of an accepted connection."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -216,7 +216,7 @@ class ClientSocket:
 
 
 class _Bound:
-    """What ``create_server`` returns."""
+    """The result of ``create_server``."""
 
     def __init__(self, one: ListeningSocket) -> None:
         self.sockets = (one,)
@@ -243,7 +243,7 @@ class End(asyncio.Transport):
         self._arriving: deque[bytes | None] = deque()
         self._last_due = 0
         self._unread: deque[bytes | None] = deque()
-        """What has arrived; None is the end of the stream."""
+        """Bytes that have arrived; None is the end of the stream."""
         self._reads = True
         self._is_closing = False
         self._is_lost = False
@@ -259,7 +259,7 @@ class End(asyncio.Transport):
         return self.loop.is_alive and not self._is_lost
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand over what arrives."""
+        """Hand arriving bytes to the protocol."""
         self._protocol = protocol
         protocol.connection_made(self)
         if self._unread:
@@ -413,7 +413,7 @@ class End(asyncio.Transport):
             if self._unread:
                 self.loop.call_soon(self._read)
 
-    # --- what is asked ---
+    # --- state ---
 
     def is_reading(self) -> bool:
         return self._reads
@@ -453,7 +453,7 @@ class SocketLoop(Loop):
         """Of threads of the same process."""
 
     def set_exception_handler(self, _handler: Any) -> None:
-        """What nobody catches is a failure of the history, whatever the daemon would do."""
+        """An error that the daemon does not catch fails the history instead."""
 
     # --- sockets ---
 
@@ -497,12 +497,12 @@ class SocketLoop(Loop):
         self.node.after(self.disk_delay(), work)
 
     def disk_delay(self) -> int:
-        """For one half of what a thread does."""
+        """Draw the time of one half of a thread's step."""
         return self.wires.scheduler.draw.randint(*self.disk_ms)
 
 
 class Work:
-    """A step that a thread takes, and what becomes of it."""
+    """A step that a thread takes, and its result."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What must hold of real brokers and their controller at any time, looked up in their own objects.
+"""Invariants of real brokers and their controller, checked on their own objects.
 
 Source: the properties of ``KafkaReplication.tla`` and KIP-966 (StrongIsr, LeaderInIsr).
 """
@@ -30,7 +30,7 @@ Batch = tuple[int, int, int]
 
 @dataclass
 class Committed:
-    """What a partition has ever shown below a high watermark."""
+    """Batches that a partition has shown below a high watermark."""
 
     batches: dict[int, Batch] = field(default_factory=dict)
     """By their first offsets."""
@@ -38,19 +38,21 @@ class Committed:
 
 
 class Watch:
-    """Looks at all brokers, and remembers what they have shown."""
+    """Looks at all brokers, and remembers their committed batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, unforced: frozenset[str] = frozenset()) -> None:
+        """``unforced``: topics whose records a power loss may take, for nothing forces them."""
+        self._unforced = unforced
         self._leaders: dict[tuple[Key, int], str] = {}
-        """Who leads in an epoch."""
+        """The leader of each epoch."""
         self._committed: dict[Key, Committed] = {}
         self._seen: dict[tuple[str, int, Key], int] = {}
-        """How far the log of a process was compared."""
+        """The offset up to which the log of a process was compared."""
         self._epochs: dict[Key, tuple[int, int]] = {}
         """Leader and partition epoch, as the controller had them last."""
 
     def look(self, controller: Daemon | None, brokers: list[Daemon]) -> None:
-        """Raise what does not hold now."""
+        """Raise BrokenInvariantError for the first rule that does not hold now."""
         if (image := _image(controller)) is not None:
             self._look_at_image(image)
         for one in brokers:
@@ -89,12 +91,14 @@ class Watch:
                 raise BrokenInvariantError(
                     f"{where}: {leads} leads as well in epoch {machine.leader_epoch}"
                 )
+        if replica.local.topic in self._unforced:
+            return
         self._compare(daemon, key, where, partition, leads=machine.is_leader)
 
     def _compare(
         self, daemon: Daemon, key: Key, where: str, partition: Partition, *, leads: bool
     ) -> None:
-        """Compare what is below the high watermark with what was there before."""
+        """Compare the batches below the high watermark with those that were there before."""
         truth = self._committed.setdefault(key, Committed())
         high, place = partition.high_watermark, (daemon.node.name, daemon.node.incarnation, key)
         at = max(self._seen.get(place, 0), partition.log_start_offset)
@@ -121,7 +125,7 @@ class Watch:
     # --- in the end ---
 
     def differences(self, controller: Daemon | None, brokers: list[Daemon]) -> list[str]:
-        """What of the cluster is not yet as if nothing had happened."""
+        """List the traces that faults have left in the cluster."""
         image = _image(controller)
         if image is None:
             return []
@@ -129,7 +133,7 @@ class Watch:
             f"the ISR of {topic.name}-{index} is {one.isr} of {one.replicas}"
             for topic in image.topics.values()
             for index, one in enumerate(topic.partitions)
-            if set(one.isr) != set(one.replicas)
+            if set(one.isr) != set(one.replicas) or one.adding_replicas or one.removing_replicas
         ]
         ends: dict[Key, set[tuple[int, int]]] = {}
         for one in brokers:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fencepost.logcore.fs import ReadableBuffer
+
+V = TypeVar("V")
 
 SECTOR_BYTES = 512
 
@@ -51,13 +53,23 @@ class NameStep(NamedTuple):
     new: str | None
 
 
+class MoveStep(NamedTuple):
+    """A directory gets another name, with all that is in it, and has it at once.
+
+    A power loss that brings the old name back is not simulated: a journal keeps the order.
+    """
+
+    source: str
+    target: str
+
+
 class SyncNamesStep(NamedTuple):
     """Every change of the directory so far survives."""
 
     directory: str
 
 
-Step = DataStep | SyncStep | NameStep | SyncNamesStep
+Step = DataStep | SyncStep | NameStep | MoveStep | SyncNamesStep
 
 
 def _apply(content: bytearray, step: DataStep) -> None:
@@ -76,6 +88,12 @@ def _rename(names: dict[str, int], step: NameStep) -> None:
         del names[step.old]
     if step.new is not None:
         names[step.new] = step.inode
+
+
+def _move(names: dict[str, V], step: MoveStep) -> None:
+    """Give a directory and those in it other paths."""
+    for path in [one for one in names if one == step.source or one.startswith(f"{step.source}/")]:
+        names[step.target + path[len(step.source) :]] = names.pop(path)
 
 
 def split(path: str) -> tuple[str, str]:
@@ -187,7 +205,13 @@ class MemoryDisk:
         inode = self.names.get(directory, {}).get(old)
         if inode is None:
             raise FileNotFoundError(2, "no such file", source)
-        self._name(NameStep(directory, inode, old, new))
+        if source in self.names:
+            step = MoveStep(source, target)
+            self.steps.append(step)
+            _rename(self.names[directory], NameStep(directory, inode, old, new))
+            _move(self.names, step)
+        else:
+            self._name(NameStep(directory, inode, old, new))
 
     def remove(self, path: str) -> None:
         directory, name = split(path)
@@ -196,7 +220,9 @@ class MemoryDisk:
             self._name(NameStep(directory, inode, name, None))
 
     def remove_tree(self, path: str) -> None:
-        raise NotImplementedError("no workload deletes a topic")
+        self.remove(path)
+        for one in [one for one in self.names if one == path or one.startswith(f"{path}/")]:
+            del self.names[one]
 
     def make_directory(self, path: str) -> None:
         parent, name = split(path)
@@ -276,6 +302,13 @@ class PowerLoss:
             self._data.setdefault(step.inode, []).append(step)
         elif isinstance(step, NameStep):
             self._names.setdefault(step.directory, []).append(step)
+        elif isinstance(step, MoveStep):
+            (directory, old), (_, new) = split(step.source), split(step.target)
+            self._do(SyncNamesStep(directory))
+            durable = self.names[directory]
+            _rename(durable, NameStep(directory, durable[old], old, new))
+            _move(self.names, step)
+            _move(self._names, step)
         elif isinstance(step, SyncStep):
             content = bytearray(self.contents.get(step.inode, b""))
             for one in self._data.pop(step.inode, ()):

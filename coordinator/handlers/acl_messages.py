@@ -45,6 +45,19 @@ def filter_of(wanted: Any) -> AclFilter:
     )
 
 
+def says_unknown(wanted: Any) -> bool:
+    """Whether a filter has the number of UNKNOWN; a number without a meaning only matches no ACL.
+
+    Source: ``DescribeAclsRequest.normalizeAndValidate``.
+    """
+    return 0 in {
+        wanted.resource_type_filter,
+        wanted.pattern_type_filter,
+        wanted.operation,
+        wanted.permission_type,
+    }
+
+
 def _number(kind: type[N], number: int) -> N:
     """What a number means; UNKNOWN for one that nobody knows."""
     try:

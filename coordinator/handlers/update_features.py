@@ -1,8 +1,8 @@
 """UpdateFeatures (57): raise and lower the finalized level of features (KIP-584, KIP-778).
 
-Versions: 0 has a flag that allows a downgrade, 1 the type of the upgrade and validate-only, 2 no
-results by feature. Updates are made all or none; the first that can't be made is the error of the
-whole request, in every version.
+Versions: 0 has a flag that allows a downgrade, which Apache Kafka's controller ignores; 1 has the
+type of the upgrade and validate-only, 2 no results by feature. Updates are made all or none; the
+first that can't be made is the error of the whole request, in every version.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _upgrade_type(version: int, update: Any) -> UpgradeType:
     if version < FIRST_WITH_UPGRADE_TYPE:
-        return UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
+        # ``QuorumController.updateFeatures`` reads the upgrade type alone, in every version.
+        return UpgradeType.UPGRADE
     try:
         return UpgradeType(update.upgrade_type)
     except ValueError:

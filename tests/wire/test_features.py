@@ -39,10 +39,10 @@ def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
         levels, epoch = finalized(cluster)
         assert levels == {FEATURE: 2}
         steps = [
-            (0, {"max_version_level": 1, "allow_downgrade": True}, {FEATURE: 1}),
-            (0, {"max_version_level": 2}, {FEATURE: 2}),
             (1, {"max_version_level": 0, "upgrade_type": SAFE_DOWNGRADE}, {}),
-            (1, {"max_version_level": 1, "upgrade_type": UPGRADE}, {FEATURE: 1}),
+            (0, {"max_version_level": 1}, {FEATURE: 1}),
+            (1, {"max_version_level": 2, "upgrade_type": UPGRADE}, {FEATURE: 2}),
+            (2, {"max_version_level": 1, "upgrade_type": SAFE_DOWNGRADE}, {FEATURE: 1}),
             (2, {"max_version_level": 2, "upgrade_type": UPGRADE}, {FEATURE: 2}),
         ]
         for version, update, expected in steps:
@@ -57,6 +57,16 @@ def test_down_and_up_again_in_every_version(daemon: Daemon) -> None:
             before, (levels, epoch) = epoch, finalized(cluster)
             assert levels == expected
             assert epoch > before
+
+
+def test_version_0_cannot_downgrade(daemon: Daemon) -> None:
+    """Apache Kafka's controller ignores the flag of version 0, which has no upgrade type."""
+    lower = {"feature": FEATURE, "max_version_level": 1, "allow_downgrade": True}
+    with Cluster(daemon.bootstrap) as cluster:
+        answer = cluster.call("update_features", 0, feature_updates=[lower])
+        assert answer["error_code"] == "invalid_update_version"
+        assert "Can't downgrade" in answer["error_message"]
+        assert finalized(cluster)[0] == {FEATURE: 2}
 
 
 def test_a_change_is_kept_in_the_history_of_the_cluster(daemon: Daemon) -> None:

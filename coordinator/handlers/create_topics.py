@@ -110,10 +110,12 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity
     except DomainError as error:
         return _refused(ctx, name, error_code(error), str(error))
     # Partitions and replicas may come from the broker's settings, as the topic's own ones do.
+    # As in Apache Kafka, whose KRaft controller draws an id for a topic that is only checked.
+    is_unkept = ctx.body.validate_only and ctx.on_znodes is not None
     shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(
         name=name,
-        topic_id=None if ctx.body.validate_only else created.topic_id,
+        topic_id=None if is_unkept else created.topic_id,
         error_code=ErrorCode.none,
         error_message=None,
         topic_config_error_code=ErrorCode.none if shows else ErrorCode.topic_authorization_failed,

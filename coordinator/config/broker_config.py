@@ -237,14 +237,39 @@ class BrokerConfig:
         found = [Setting(name, layer[name], source) for source, layer in layers if name in layer]
         return [*found, Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)]
 
-    def of_listeners(self) -> dict[str, tuple[ConfigKey, list[Setting]]]:
-        """The keys that are set for single listeners, and where, by their whole names."""
+    def synonyms(self, name: str) -> list[Setting]:
+        """Where a broker key and its synonyms are set, level by level, the strongest first.
+
+        As in Kafka the list begins with the key itself: a value in hours is shown behind the one in
+        milliseconds, and not alone.
+
+        Source: ``ConfigHelper.configSynonyms``.
+        """
+        names = _synonyms(name)
+        layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
+        found = [
+            Setting(one, layer[one], source)
+            for source, layer in layers
+            for one in names
+            if one in layer
+        ]
+        defaults = ((one, BROKER_KEYS[one].default) for one in names if one in BROKER_KEYS)
+        found += [
+            Setting(one, text, ConfigSource.DEFAULT) for one, text in defaults if text is not None
+        ]
+        return list(dropwhile(lambda item: item.name != name, found))
+
+    def other_keys(self) -> dict[str, tuple[ConfigKey, list[Setting]]]:
+        """The keys that are set and not in ``BROKER_KEYS``, and where, by their whole names.
+
+        They are for single listeners, or unknown here: a controller of Apache Kafka keeps any key.
+        """
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         found: dict[str, tuple[ConfigKey, list[Setting]]] = {}
         for source, layer in layers:
             for name, text in layer.items():
-                key = _key_of_listener(name)
-                if key is not None:
+                if name not in BROKER_KEYS:
+                    key = _key_of_listener(name) or _UNKNOWN_KEY
                     known = found.setdefault(name, (replace(key, name=name), []))
                     known[1].append(Setting(name, text, source))
         return found
@@ -265,16 +290,9 @@ class BrokerConfig:
         if name in overrides:
             found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
         key = TOPIC_KEYS[name]
-        # Level by level. As in Kafka (ConfigHelper) the list begins with the first setting of the
-        # synonym of the same unit: hours are shown behind milliseconds, and not alone.
-        named = [synonym.name for synonym in key.synonyms]
-        settings = [item for synonym in named for item in self.settings(synonym)]
-        settings.sort(key=lambda item: item.source)
-        shown = (item for item in settings if item.text is not None)
-        found += dropwhile(lambda item: item.name != named[0], shown)
-        if not key.synonyms:
-            found.append(Setting(name, key.default, ConfigSource.DEFAULT))
-        return found
+        if key.synonyms:
+            return found + self.synonyms(key.synonyms[0].name)
+        return [*found, Setting(name, key.default, ConfigSource.DEFAULT)]
 
     def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
         """What level the value of a topic key comes from."""
@@ -304,7 +322,8 @@ class BrokerConfig:
     def check_dynamic(self, settings: Mapping[str, str]) -> None:
         """Check settings that shall be dynamic.
 
-        Raises ConfigError, and InvalidRequestError for keys that are fixed while the broker runs.
+        Raises ConfigError for unknown keys, and InvalidRequestError for bad values and for keys
+        that are fixed while the broker runs.
         """
         for name, text in settings.items():
             key = BROKER_KEYS.get(name) or _key_of_listener(name)
@@ -313,7 +332,11 @@ class BrokerConfig:
                 raise ConfigError(
                     name, None, f"it has no effect: {reason}" if reason else _unknown(name)
                 )
-            key.parse(text)
+            try:
+                key.parse(text)
+            except ConfigError as error:
+                # So answers ``ConfigAdminManager.validateBrokerConfigChange`` (KAFKA-13609).
+                raise InvalidRequestError(str(error)) from error
             if not key.updatable:
                 raise InvalidRequestError(f"Cannot update these configs dynamically: {name}")
             if name in OF_LISTENERS and name.startswith("ssl."):
@@ -363,6 +386,29 @@ def _key_of_listener(name: str) -> ConfigKey | None:
         return None
     _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
     return OF_LISTENERS.get(rest) or OF_LISTENERS.get(rest.partition(".")[2])
+
+
+_UNKNOWN_KEY = ConfigKey("", ConfigType.UNKNOWN, None, "Unknown to this broker.")
+
+_UNITS = (
+    ("log.roll.ms", "log.roll.hours"),
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
+    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+)
+"""Keys of the same meaning in different units, the strongest first."""
+
+
+def _synonyms(name: str) -> tuple[str, ...]:
+    """The broker keys of the same meaning, the strongest first.
+
+    Source: ``DynamicBrokerConfig.brokerConfigSynonyms``.
+    """
+    if name == "log.flush.interval.ms":
+        return name, "log.flush.scheduler.interval.ms"
+    of_listener = _key_of_listener(name)
+    if of_listener is not None:
+        return name, of_listener.name
+    return next((names for names in _UNITS if name in names), (name,))
 
 
 def is_password(name: str) -> bool:

@@ -47,6 +47,7 @@ class ConfigError(DomainError):
 class ConfigType(IntEnum):
     """A value's type; the numbers are those of DescribeConfigs."""
 
+    UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
     INT = 3
@@ -109,9 +110,8 @@ class ConfigKey:
             self._check_form(text)
             return text
         if self.type is ConfigType.LIST:
-            items = tuple(item.strip() for item in text.split(",")) if text else ()
-            if len(set(items)) != len(items):
-                raise self._refuse(text, "an item stands there twice")
+            # As in ``ConfigDef.parseValue``, an item that is repeated counts once (KIP-1161).
+            items = tuple(dict.fromkeys(map(str.strip, text.split(",")))) if text else ()
             self._check_choice(text, items)
             self._check_form(text)
             return items
@@ -158,8 +158,11 @@ class ConfigKey:
 
     @property
     def is_sensitive(self) -> bool:
-        """Whether nobody may see its value."""
-        return self.type is ConfigType.PASSWORD
+        """Whether clients must not see its value: a key that is unknown here may be a password.
+
+        Source: ``KafkaConfig.maybeSensitive``.
+        """
+        return self.type in {ConfigType.PASSWORD, ConfigType.UNKNOWN}
 
 
 def counts_of_addresses(text: str) -> dict[str, int]:

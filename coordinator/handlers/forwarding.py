@@ -58,7 +58,12 @@ def forwarding(handler: Handler) -> Run:
 
 
 def _configs(ctx: Context, handler: Handler) -> Work[Any]:
-    """Check or set the configs of this broker here, and forward the other ones."""
+    """Check the configs of brokers and set those of loggers here, and forward the other ones.
+
+    No controller of Apache Kafka knows what values brokers can have.
+
+    Source: ``ConfigAdminManager.preprocess``.
+    """
     known: dict[tuple[int, str], Entity] = {}
     for kind in _HERE:
         rows = tuple(
@@ -71,7 +76,7 @@ def _configs(ctx: Context, handler: Handler) -> Work[Any]:
             body = replace(ctx.body, resources=rows, validate_only=validate_only)
             answer: Any = yield from handler.run(replace(ctx, body=body))  # type: ignore[misc]
             for one in answer.responses:
-                if kind == ResourceType.BROKER_LOGGER or _is_refused_here(one):
+                if kind == ResourceType.BROKER_LOGGER or one.error_code:
                     known[one.resource_type, one.resource_name] = one
     if not known:
         return (yield from _forwarded(ctx, handler, ctx.frame))
@@ -84,17 +89,6 @@ def _configs(ctx: Context, handler: Handler) -> Work[Any]:
     chunks = encode_request(ctx.api_key, ctx.version, ctx.correlation_id, ctx.client_id, rest.body)
     answer = yield from _forwarded(rest, handler, b"".join(chunks)[LENGTH_BYTES:])
     return replace(answer, responses=(*known.values(), *answer.responses))
-
-
-def _is_refused_here(answer: Entity) -> bool:
-    """Whether a broker's settings do not go on to the controller.
-
-    Of those of all brokers this one judges the values that it knows: what it can not change while
-    it runs, another may be able to.
-    """
-    if answer.resource_name:
-        return bool(answer.error_code)
-    return bool(answer.error_code == ErrorCode.invalid_config)
 
 
 def _forwarded(ctx: Context, handler: Handler, frame: bytes) -> Work[Any]:

@@ -9,7 +9,6 @@ Source: ``ConfigAdminManager``; the rules of ``ConfigurationControlManager`` are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from fencepost.cluster.controller.configs import AlterConfig, CheckConfigs, OpType
@@ -110,7 +109,7 @@ def change(
             (kind, name),
             wanted,
             check_configs=_checks(ctx),
-            list_default=partial(list_default, ctx.broker.config),
+            list_default=list_default,
             validate_only=validate_only,
         )
     )

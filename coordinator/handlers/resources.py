@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fencepost.coordinator.config import group_settings, logs
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
+    BrokerConfig,
     ConfigKey,
     ConfigSource,
     ConfigType,
@@ -102,25 +103,30 @@ def _describe_group(broker: Services, name: str) -> list[Described]:
 
 
 def _describe_broker(broker: Services, name: str) -> list[Described]:
-    of_listeners = broker.config.of_listeners()
+    config = broker.config
+    others = config.other_keys()
     if name == DEFAULT_SETTINGS:
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-        return [
+        found = [
             _broker_key(
-                of_listeners[key][0] if key in of_listeners else BROKER_KEYS[key],
+                config,
+                others[key][0] if key in others else BROKER_KEYS[key],
                 [Setting(key, text, source)],
             )
-            for key, text in broker.config.dynamic(source).items()
+            for key, text in config.dynamic(source).items()
+        ]
+        return [
+            one._replace(synonyms=[place for place in one.synonyms if place.source is source])
+            for one in found
         ]
     check_node(broker, name)
-    own = [_broker_key(key, broker.config.settings(key.name)) for key in BROKER_KEYS.values()]
-    return [*own, *(_broker_key(*one) for one in of_listeners.values())]
+    own = [_broker_key(config, key, config.settings(key.name)) for key in BROKER_KEYS.values()]
+    return [*own, *(_broker_key(config, *one) for one in others.values())]
 
 
-def _broker_key(key: ConfigKey, settings: list[Setting]) -> Described:
+def _broker_key(config: BrokerConfig, key: ConfigKey, settings: list[Setting]) -> Described:
     described = _described(key, settings)
-    synonyms = [one for one in settings if one.text is not None]
-    return described._replace(synonyms=synonyms, read_only=not key.updatable)
+    return described._replace(synonyms=config.synonyms(key.name), read_only=not key.updatable)
 
 
 def _described(key: ConfigKey, settings: list[Setting]) -> Described:

@@ -19,7 +19,6 @@ from fencepost.coordinator.config.broker_config import (
     ConfigType,
     check_topic_configs,
 )
-from fencepost.coordinator.config.key import text_of
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.metadata import DEFAULT_SETTINGS
 from fencepost.coordinator.metadata.state_topics import check_state_topic
@@ -32,7 +31,7 @@ def check_configs(
     configs: Mapping[str, str],
     _before: Mapping[str, str],
 ) -> None:
-    """Raise ConfigError unless a resource can have all of these settings."""
+    """Raise ConfigError or InvalidRequestError unless a resource can have all these settings."""
     if kind == TOPIC_RESOURCE:
         check_topic_configs(config, configs)
         check_state_topic(name, configs)
@@ -47,15 +46,18 @@ def check_configs(
             raise ConfigError(key, value, "clients have no settings here")
 
 
-def list_default(config: BrokerConfig, kind: int, key: str) -> str | None:
-    """Return the default of a list; None for a key of another type."""
+def list_default(kind: int, key: str) -> str | None:
+    """Return the default of a list; None for a key of another type.
+
+    The broker's own settings do not count, which other brokers may not share. Source:
+    ``ConfigurationControlManager.getParts``, ``KafkaConfigSchema.getDefault``.
+    """
     keys: Mapping[str, ConfigKey] = {}
     if kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
         keys = TOPIC_KEYS if kind == TOPIC_RESOURCE else BROKER_KEYS
     if key not in keys or keys[key].type is not ConfigType.LIST:
         return None
-    value = config.topic_value(key, {}) if kind == TOPIC_RESOURCE else config.get(key)
-    return text_of(value) or ""
+    return keys[key].default or ""
 
 
 def _check_for_all_brokers(configs: Mapping[str, str]) -> None:

@@ -88,7 +88,6 @@ def test_defaults_are_those_of_the_log():
         ({"num.partitions": "2147483648"}, "num.partitions", "fit INT"),
         ({"auto.create.topics.enable": "yes"}, "auto.create.topics.enable", "true or false"),
         ({"log.cleanup.policy": "delete,burn"}, "log.cleanup.policy", "delete, compact"),
-        ({"log.cleanup.policy": "delete,delete"}, "log.cleanup.policy", "twice"),
         ({"log.segment.bytes": "1048575"}, "log.segment.bytes", "1048576 bytes"),
         ({"compression.gzip.level": "10"}, "compression.gzip.level", "9"),
         ({"broker.rack": "x" * (MAX_VALUE_CHARACTERS + 1)}, "broker.rack", "longer"),
@@ -213,6 +212,42 @@ def test_a_topics_own_setting_wins():
     assert hours.topic_settings("retention.ms", {}) == []
 
 
+def test_broker_key_is_followed_by_its_synonyms_in_other_units():
+    config = BrokerConfig({"log.retention.ms": "5", "log.retention.hours": "2"})
+    config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {"log.retention.minutes": "3"})
+    minutes = ("log.retention.minutes", "3", ConfigSource.DYNAMIC_DEFAULT_BROKER)
+    ms = ("log.retention.ms", "5", ConfigSource.STATIC_BROKER)
+    hours = ("log.retention.hours", "2", ConfigSource.STATIC_BROKER)
+    default = ("log.retention.hours", "168", ConfigSource.DEFAULT)
+    # Stronger places of other keys are not shown.
+    assert config.synonyms("log.retention.ms") == [ms, hours, default]
+    assert config.synonyms("log.retention.minutes") == [minutes, ms, hours, default]
+    assert config.synonyms("log.retention.hours") == [hours, default]
+    assert BrokerConfig().synonyms("log.retention.ms") == []
+    interval, scheduler = "log.flush.interval.ms", "log.flush.scheduler.interval.ms"
+    flush = BrokerConfig({interval: "7", scheduler: "8"})
+    assert [one.name for one in flush.synonyms(interval)] == [interval, scheduler, scheduler]
+    assert [one.name for one in flush.synonyms(scheduler)] == [scheduler, scheduler]
+
+
+def test_key_of_a_listener_is_followed_by_the_key_of_all_listeners():
+    name, base = "listener.name.in.ssl.keystore.location", "ssl.keystore.location"
+    config = BrokerConfig({name: "/own", base: "/all"})
+    assert [(one.name, one.text) for one in config.synonyms(name)] == [
+        (name, "/own"),
+        (base, "/all"),
+    ]
+    assert [one.name for one in config.synonyms(base)] == [base]
+
+
+def test_repeated_item_of_a_list_counts_once():
+    key = BROKER_KEYS["log.cleanup.policy"]
+    assert key.parse("compact, compact") == ("compact",)
+    assert key.parse("delete,compact,delete") == ("delete", "compact")
+    found = log_config(BrokerConfig(), {"cleanup.policy": "compact,compact"})
+    assert found.cleanup_policy == {"compact"}
+
+
 def test_topic_settings_are_checked():
     config = BrokerConfig()
     for overrides in (
@@ -244,7 +279,7 @@ def test_only_updatable_keys_can_be_dynamic():
         config.check_dynamic({"num.partitions": "2"})
     with pytest.raises(ConfigError):
         config.check_dynamic({"no.such.key": "2"})
-    with pytest.raises(ConfigError):
+    with pytest.raises(InvalidRequestError, match=r"Invalid value x for .* log\.retention\.ms"):
         config.check_dynamic({"log.retention.ms": "x"})
 
 
@@ -375,4 +410,4 @@ def test_bad_pairs_and_missing_files_are_refused(tmp_path):
 
 
 def test_types_have_kafkas_numbers():
-    assert [kind.value for kind in ConfigType] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert [kind.value for kind in ConfigType] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -17,6 +17,7 @@ import pytest
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.net import connection_limits
 from fencepost.coordinator.net.connection_limits import (
     TOO_FAST_OF_IP,
@@ -298,7 +299,7 @@ def test_no_number_of_addresses_takes_more_than_so_much_memory(monkeypatch):
 def test_a_bound_that_would_let_nobody_in_is_refused(name, value):
     with pytest.raises(ConfigError):
         BrokerConfig({name: value})
-    with pytest.raises(ConfigError):
+    with pytest.raises(InvalidRequestError):
         BrokerConfig().check_dynamic({name: value})
 
 

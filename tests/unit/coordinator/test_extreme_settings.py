@@ -88,7 +88,7 @@ def change(services: Services, one: AlterConfig) -> None:
             (BROKER_RESOURCE, ""),
             [one],
             check_configs=partial(check_configs, services.config),
-            list_default=partial(list_default, services.config),
+            list_default=list_default,
         )
     )
 

@@ -249,7 +249,7 @@ def test_settings_of_a_broker_are_tried_out_there_and_kept_by_the_controller(
                     answer = await client.call("IncrementalAlterConfigs", entity=body)
                 return int(answer.responses[0].error_code)
 
-            assert await alter(4, "101", "log.segment.bytes", "1") == ErrorCode.invalid_config
+            assert await alter(4, "101", "log.segment.bytes", "1") == ErrorCode.invalid_request
             assert await alter(4, "102", "log.retention.ms", "7") == ErrorCode.invalid_request
             assert await alter(4, "101", "log.retention.ms", "77") == 0
             assert decides.services.metadata.settings("101") == {"log.retention.ms": "77"}

@@ -159,6 +159,8 @@ def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
                 (2, "t", "retention.ms", "99"),
                 (4, "", "message.max.bytes", "-5"),
                 (4, "", "log.retention.ms", "55"),
+                (4, "", "node.id", "7"),
+                (4, "", "no.such.key", "7"),
             ]
 
             def body(make: Any, *which: int) -> Entity:
@@ -179,14 +181,16 @@ def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
                 )
                 return {(r.resource_type, r.resource_name): r.error_code for r in answer.responses}
 
-            assert await alter(0, 1) == {(8, "1"): 0, (4, "1"): ErrorCode.invalid_config}
+            assert await alter(0, 1) == {(8, "1"): 0, (4, "1"): ErrorCode.invalid_request}
             assert setting.envelopes == []
             assert await alter(0, 2, 3) == {(8, "1"): 0, (4, "1"): 0, (2, "t"): 0}
             assert len(setting.envelopes) == 1
             metadata = setting.controller.services.metadata
             assert metadata.settings("1") == {"log.retention.ms": "77"}
-            # No controller of Apache Kafka looks at the values of settings of all brokers.
-            assert await alter(4) == {(4, ""): ErrorCode.invalid_config}
+            # No controller of Apache Kafka looks at the settings of all brokers.
+            assert await alter(4) == {(4, ""): ErrorCode.invalid_request}
+            assert await alter(6) == {(4, ""): ErrorCode.invalid_request}
+            assert await alter(7) == {(4, ""): ErrorCode.invalid_config}
             assert len(setting.envelopes) == 1
             assert await alter(5) == {(4, ""): 0}
             assert metadata.settings("") == {"log.retention.ms": "55"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.in_thread import BrokerThread
 from tests.support.cluster import GROUP as GROUP_KIND
 from tests.support.cluster import Cluster, unique
+from tests.support.metadata_changes import set_broker_configs
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 
@@ -170,13 +172,54 @@ def test_changing_brokers_reaches_topics_and_survives(tmp_path):
         ]  # fmt: skip
         assert _alter(client, BROKER, "1", ("num.partitions", SET, "4")) == "invalid_request"
         assert _alter(client, BROKER, "2", ("message.max.bytes", SET, "4")) == "invalid_request"
-        assert _alter(client, BROKER, "1", ("message.max.bytes", SET, "x")) == "invalid_config"
+        assert _alter(client, BROKER, "1", ("message.max.bytes", SET, "x")) == "invalid_request"
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         assert client.produce("a", [b"x" * 100])["error_code"] == "message_too_large"
         assert _alter(client, BROKER, "1", ("message.max.bytes", DELETE, None)) == "none"
         assert _alter(client, BROKER, "", ("message.max.bytes", DELETE, None)) == "none"
         assert client.produce("a", [b"x" * 100])["error_code"] == "none"
         assert _describe(client, BROKER, "") == ("none", {})
+
+
+def test_key_that_only_the_controller_knows_is_described_without_its_value(tmp_path):
+    """A controller of Apache Kafka keeps any key for all brokers."""
+
+    broker = Broker(tmp_path)
+
+    async def keep() -> None:
+        set_broker_configs(broker.services.metadata, "", {"no.such.key": "7"})
+
+    with BrokerThread(lambda: broker) as thread, Cluster(thread.bootstrap) as client:
+        thread.call(keep)
+        for name in ("", "1"):
+            code, found = _describe(client, BROKER, name, ["no.such.key"], include_synonyms=True)
+            assert code == "none"
+            assert found == {
+                "no.such.key": {
+                    "name": "no.such.key",
+                    "value": None,
+                    "read_only": True,
+                    "config_source": 3,
+                    "is_sensitive": True,
+                    "synonyms": [{"name": "no.such.key", "value": None, "source": 3}],
+                    "config_type": 0,
+                    "documentation": None,
+                }
+            }
+
+
+def test_list_of_a_topic_is_appended_to_the_default_of_the_key(tmp_path):
+    """As in Apache Kafka, where the setting of the broker does not count."""
+    config = {"log.cleanup.policy": "compact"}
+    with (
+        Broker.in_thread(tmp_path, config=config) as broker,
+        Cluster(broker.bootstrap) as client,
+    ):
+        client.create_topic("a")
+        assert _describe(client, TOPIC, "a")[1]["cleanup.policy"]["value"] == "compact"
+        assert _alter(client, TOPIC, "a", ("cleanup.policy", APPEND, "compact")) == "none"
+        found = _describe(client, TOPIC, "a")[1]["cleanup.policy"]["value"]
+        assert found == "delete,compact"
 
 
 def test_the_logger_and_groups(client):

@@ -75,7 +75,8 @@ def test_a_log_is_cut():
 @pytest.mark.parametrize(
     ("detail", "change"),
     [
-        ({"from": 1, "to": -1}, "leader 1 → none"),
+        ({"from": 1, "to": -1, "leader_epoch": 3}, "leader 1 → none"),
+        ({"from": 2, "to": 1}, "level 2 → 1"),
         ({"replicas": [1, 2, 3], "adding": [3], "removing": [1]}, "replicas 1,2,3 (+3 −1)"),
         ({"replicas": [1, 2], "adding": [], "removing": []}, "replicas 1,2"),
         ({"joined": [], "left": [2], "isr": []}, "ISR none (−2)"),

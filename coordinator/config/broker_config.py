@@ -17,6 +17,8 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import structlog
+
 from fencepost.coordinator.config.broker_keys import BROKER_KEYS, REPLACED, SYNONYMS
 from fencepost.coordinator.config.cluster_keys import ON_ZOOKEEPER
 from fencepost.coordinator.config.durations import setting_value
@@ -48,6 +50,8 @@ __all__ = [
     "load",
     "log_config",
 ]
+
+_log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -353,8 +357,14 @@ class BrokerConfig:
         return made
 
     def set_dynamic(self, source: ConfigSource, settings: Mapping[str, str]) -> None:
-        """Replace the dynamic settings of one level and tell the listeners."""
-        self._dynamic[source] = dict(settings)
+        """Replace the dynamic settings of one level and tell the listeners.
+
+        A value that this broker cannot use is logged and left out: a controller of Apache Kafka
+        may have kept it. Source: ``DynamicBrokerConfig.removeInvalidConfigs``.
+        """
+        self._dynamic[source] = {
+            name: text for name, text in settings.items() if _is_usable(name, text)
+        }
         self._changed()
 
     def listen(self, callback: Callable[[], None]) -> None:
@@ -378,6 +388,17 @@ def _key(name: str) -> ConfigKey:
     if found is None:
         raise KeyError(name)
     return found
+
+
+def _is_usable(name: str, text: str) -> bool:
+    key = BROKER_KEYS.get(name)
+    try:
+        if key is not None:
+            key.parse(text)
+    except ConfigError as error:
+        _log.error("dynamic setting is not used", cause=str(error))
+        return False
+    return True
 
 
 def _key_of_listener(name: str) -> ConfigKey | None:

@@ -29,14 +29,16 @@ def check_configs(
     kind: int,
     name: str,
     configs: Mapping[str, str],
-    _before: Mapping[str, str],
+    before: Mapping[str, str],
 ) -> None:
     """Raise ConfigError or InvalidRequestError unless a resource can have all these settings."""
     if kind == TOPIC_RESOURCE:
         check_topic_configs(config, configs)
         check_state_topic(name, configs)
     elif kind == BROKER_RESOURCE:
-        config.check_dynamic(configs)
+        # A controller of Apache Kafka keeps any key, and those that are there are no reason to
+        # refuse others.
+        config.check_dynamic({k: v for k, v in configs.items() if before.get(k) != v})
         if name == DEFAULT_SETTINGS:
             _check_for_all_brokers(configs)
     elif kind == GROUP_RESOURCE:

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from fencepost.cluster.image import BROKER_RESOURCE
 from fencepost.coordinator.config.broker_config import (
     BROKER_KEYS,
     TOPIC_KEYS,
@@ -20,6 +22,7 @@ from fencepost.coordinator.config.group_keys import GROUP_OWN_KEYS
 from fencepost.coordinator.config.key import MAX_VALUE_CHARACTERS, text_of
 from fencepost.coordinator.config.security_keys import OF_LISTENERS
 from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.metadata.config_checks import check_configs
 from fencepost.logcore.config import LogConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -270,6 +273,24 @@ def test_dynamic_settings_come_first_and_are_heard_of():
     config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {})
     config.set_dynamic(ConfigSource.DYNAMIC_DEFAULT_BROKER, {})
     assert heard == [20, 30, 20, 10]
+
+
+def test_dynamic_value_that_is_not_understood_is_left_out():
+    config = BrokerConfig({"message.max.bytes": "10"})
+    kept = {"message.max.bytes": "much", "log.retention.ms": "5"}
+    with capture_logs() as told:
+        config.set_dynamic(ConfigSource.DYNAMIC_BROKER, kept)
+    assert (config.int("message.max.bytes"), config.int("log.retention.ms")) == (10, 5)
+    (entry,) = told
+    assert entry["log_level"] == "error"
+    assert "message.max.bytes" in entry["cause"]
+
+
+def test_setting_that_is_kept_already_refuses_no_other():
+    config, kept = BrokerConfig(), {"no.such.key": "1", "num.partitions": "3"}
+    check_configs(config, BROKER_RESOURCE, "", {**kept, "log.retention.ms": "5"}, kept)
+    with pytest.raises(ConfigError, match=r"no\.such\.key"):
+        check_configs(config, BROKER_RESOURCE, "", {**kept, "no.such.key": "2"}, kept)
 
 
 def test_only_updatable_keys_can_be_dynamic():

@@ -125,11 +125,13 @@ def _answer(
             yield
         name: dict[str, Any] = {"topic": key} if isinstance(key, str) else {"topic_id": key}
         topics.append(make.FetchableTopicResponse(**name, partitions=tuple(parts)))
+    # Kafka tells followers no addresses, which they know (``KafkaApis.handleFetchRequest``).
+    is_client = replica_id_of(ctx.body) < 0
     return make.FetchResponse(
         error_code=code,
         session_id=session_id,
         responses=tuple(topics),
-        **(endpoints(ctx, leaders) if leaders else {}),
+        **(endpoints(ctx, leaders) if leaders and is_client else {}),
     )
 
 

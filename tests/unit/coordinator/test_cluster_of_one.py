@@ -32,7 +32,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerThread]:
         yield thread
 
 
-def fetch(client: Cluster, leader_epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def fetch(client: Cluster, leader_epoch: int, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     part = {
         "partition": 0,
         "fetch_offset": 0,
@@ -49,6 +49,7 @@ def fetch(client: Cluster, leader_epoch: int) -> tuple[dict[str, Any], dict[str,
         max_bytes=1 << 20,
         session_epoch=-1,
         topics=[{"topic_id": client.topic_id("t"), "partitions": [part]}],
+        **more,
     )
     return answer, answer["responses"][0]["partitions"][0]
 
@@ -62,6 +63,14 @@ def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> N
         assert part["current_leader"] == {"leader_id": 1, "leader_epoch": OURS}
         (node,) = answer["node_endpoints"]
         assert (node["node_id"], node["host"], node["port"]) == (1, host, int(port))
+
+
+def test_follower_hears_who_leads_and_no_addresses(broker: BrokerThread) -> None:
+    with Cluster(broker.bootstrap) as client:
+        state = {"replica_id": 2, "replica_epoch": -1}
+        answer, part = fetch(client, OURS - 1, replica_state=state)
+        assert part["current_leader"] == {"leader_id": 1, "leader_epoch": OURS}
+        assert answer["node_endpoints"] == []
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ MAX_CREDENTIALS: Final = 20_000
 MAX_SALT_BYTES: Final = 1_024
 """Bytes of a salt; every client that asks is told it."""
 
+MAX_SALTED_PASSWORD_BYTES: Final = 1_024
+"""Bytes of a salted password, of which the mechanisms make 32 or 64: it is hashed in a turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
@@ -160,6 +163,8 @@ def _check(
         raise UnacceptableCredentialError("Too many iterations")
     if len(one.salt) > MAX_SALT_BYTES:
         raise UnacceptableCredentialError("Too long a salt")
+    if len(one.salted_password) > MAX_SALTED_PASSWORD_BYTES:
+        raise UnacceptableCredentialError("Too long a salted password")
     record = UserScramCredentialRecord(one.name, one.mechanism, b"", b"", b"", 0)
     if reason := reason_against(record):
         raise UnacceptableCredentialError(reason)

@@ -14,6 +14,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.scram import (
     MAX_ITERATIONS,
     MAX_SALT_BYTES,
+    MAX_SALTED_PASSWORD_BYTES,
     Alteration,
     Deletion,
     Upsertion,
@@ -32,9 +33,14 @@ def keys(mechanism: int, salted: bytes) -> tuple[bytes, bytes]:
 
 
 def put(
-    name: str, mechanism: int = SHA_256, *, iterations: int = 4_096, salt: bytes = b"salt"
+    name: str,
+    mechanism: int = SHA_256,
+    *,
+    iterations: int = 4_096,
+    salt: bytes = b"salt",
+    salted: bytes = b"salted",
 ) -> Upsertion:
-    return Upsertion(name, mechanism, iterations, salt, b"salted")
+    return Upsertion(name, mechanism, iterations, salt, salted)
 
 
 class Cluster:
@@ -91,6 +97,8 @@ def test_deletion_is_of_one_mechanism() -> None:
         (put("a", iterations=MAX_ITERATIONS + 1), "Too many iterations"),
         (put("a", salt=bytes(MAX_SALT_BYTES)), None),
         (put("a", salt=bytes(MAX_SALT_BYTES + 1)), "Too long a salt"),
+        (put("a", salted=bytes(MAX_SALTED_PASSWORD_BYTES)), None),
+        (put("a", salted=bytes(MAX_SALTED_PASSWORD_BYTES + 1)), "Too long a salted password"),
         (Deletion("a", SHA_256), NOT_THERE),
         (Deletion("alice", SHA_512), NOT_THERE),
         (Deletion("alice", SHA_256), None),

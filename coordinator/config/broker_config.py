@@ -241,6 +241,10 @@ class BrokerConfig:
         found = [Setting(name, layer[name], source) for source, layer in layers if name in layer]
         return [*found, Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)]
 
+    def static_text(self, name: str) -> str | None:
+        """What holds for a broker key where no dynamic setting does."""
+        return self._static.get(name, BROKER_KEYS[name].default)
+
     def synonyms(self, name: str) -> list[Setting]:
         """Where a broker key and its synonyms are set, level by level, the strongest first.
 
@@ -391,12 +395,12 @@ def _key(name: str) -> ConfigKey:
 
 
 def _is_usable(name: str, text: str) -> bool:
-    key = BROKER_KEYS.get(name)
+    key = BROKER_KEYS.get(name) or _key_of_listener(name)
     try:
         if key is not None:
             key.parse(text)
     except ConfigError as error:
-        _log.error("dynamic setting is not used", cause=str(error))
+        _log.error("dynamic setting is not used", key=name, cause=str(error))
         return False
     return True
 

@@ -23,9 +23,10 @@ def controller_settings(
         session_timeout_ms=config.int("broker.session.timeout.ms"),
         num_partitions=config.int("num.partitions"),
         default_replication_factor=config.int("default.replication.factor"),
+        # Dynamic defaults are in the image, and no longer hold once they are deleted there.
         topic_defaults={
-            MIN_INSYNC_REPLICAS: str(config.int(MIN_INSYNC_REPLICAS)),
-            UNCLEAN_LEADER_ELECTION: str(config.bool(UNCLEAN_LEADER_ELECTION)).lower(),
+            name: config.static_text(name) or ""
+            for name in (MIN_INSYNC_REPLICAS, UNCLEAN_LEADER_ELECTION)
         },
         max_idle_interval_ms=config.int("metadata.max.idle.interval.ms"),
         leader_rebalance=config.bool("auto.leader.rebalance.enable"),

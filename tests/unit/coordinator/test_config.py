@@ -277,13 +277,14 @@ def test_dynamic_settings_come_first_and_are_heard_of():
 
 def test_dynamic_value_that_is_not_understood_is_left_out():
     config = BrokerConfig({"message.max.bytes": "10"})
-    kept = {"message.max.bytes": "much", "log.retention.ms": "5"}
+    of_listener = "listener.name.plaintext.max.connections"
+    kept = {"message.max.bytes": "much", of_listener: "abc", "log.retention.ms": "5"}
     with capture_logs() as told:
         config.set_dynamic(ConfigSource.DYNAMIC_BROKER, kept)
     assert (config.int("message.max.bytes"), config.int("log.retention.ms")) == (10, 5)
-    (entry,) = told
-    assert entry["log_level"] == "error"
-    assert "message.max.bytes" in entry["cause"]
+    assert not config.is_set_on_listener("PLAINTEXT", "max.connections")
+    assert [entry["log_level"] for entry in told] == ["error", "error"]
+    assert [entry["key"] for entry in told] == ["message.max.bytes", of_listener]
 
 
 def test_setting_that_is_kept_already_refuses_no_other():

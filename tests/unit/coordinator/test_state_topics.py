@@ -15,6 +15,7 @@ from fencepost.coordinator.config.broker_config import (
     TOPIC_KEYS,
     BrokerConfig,
     ConfigError,
+    ConfigSource,
     ConfigType,
     check_topic_configs,
 )
@@ -90,6 +91,16 @@ def test_unclean_election_is_refused(topic: str) -> None:
         node_id=1,
     )
     assert topic in settings.state_topics
+
+
+def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
+    """The controller reads it in the image; what its configuration says is the file's alone."""
+    config = BrokerConfig()
+    config.set_dynamic(
+        ConfigSource.DYNAMIC_DEFAULT_BROKER, {"unclean.leader.election.enable": "true"}
+    )
+    settings = controller_settings(config, node_id=1)
+    assert settings.topic_defaults["unclean.leader.election.enable"] == "false"
 
 
 def test_share_state_may_be_deleted_on_request_alone() -> None:

@@ -89,7 +89,6 @@ NARROWER = {
     "transaction.state.log.segment.bytes": "no topic of 4.3 has smaller segments",
     "zookeeper.connection.timeout.ms": "no time is negative",
     "zookeeper.session.timeout.ms": "no time is negative",
-    "zookeeper.ssl.cipher.suites": "no item stands in a list twice",
     "zookeeper.ssl.enabled.protocols": "only TLS 1.2 and 1.3 are served",
     "zookeeper.ssl.protocol": "only TLS 1.2 and 1.3 are served",
 }

@@ -104,6 +104,9 @@ WIDER = {
     "group.share.assignors": "share groups are not served",
     "listeners": "empty means that it is not set",
     "process.roles": "the start says what is missing",
+    "sasl.enabled.mechanisms": "an item of a list that is named twice counts once",
+    "sasl.oauthbearer.expected.audience": "an item of a list that is named twice counts once",
+    "ssl.cipher.suites": "an item of a list that is named twice counts once",
 }
 """Keys that accept texts which Kafka's definition refuses."""
 

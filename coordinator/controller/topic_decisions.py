@@ -15,7 +15,7 @@ import structlog
 from fencepost.cluster.controller.topics import CreatedTopic, NewTopic
 from fencepost.cluster.image import TopicImage
 from fencepost.cluster.topic_names import Take, unlimited
-from fencepost.coordinator.config.broker_config import TOPIC_KEYS, BrokerConfig
+from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.controller.active import Decide
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.metadata.config_checks import check_configs
@@ -56,7 +56,6 @@ def create_topic(
         )
     )
     if not validate_only:
-        warn_without_effect(topic.name, topic.configs)
         _tell(created)
     return created
 
@@ -88,15 +87,6 @@ def with_fixed_configs(
 ) -> dict[str, str | None]:
     """Return a new topic's settings: those asked for, before those that an internal topic needs."""
     return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
-
-
-def warn_without_effect(topic: str, configs: Mapping[str, str | None]) -> None:
-    """Warn of settings of a topic that are accepted and change nothing."""
-    for name in configs:
-        if TOPIC_KEYS[name].inert:
-            _log.warning(
-                "setting has no effect", topic=topic, key=name, reason=TOPIC_KEYS[name].inert
-            )
 
 
 def _tell(created: CreatedTopic) -> None:

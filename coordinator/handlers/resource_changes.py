@@ -14,7 +14,6 @@ from typing import NamedTuple
 from fencepost.cluster.controller.configs import AlterConfig, CheckConfigs, OpType
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.broker_config import ConfigError
-from fencepost.coordinator.controller.topic_decisions import warn_without_effect
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context
 from fencepost.coordinator.handlers.deciding import decider
@@ -72,8 +71,6 @@ def replace(
             validate_only=validate_only,
         )
     )
-    if kind == ResourceType.TOPIC and not validate_only:
-        warn_without_effect(name, configs)
 
 
 def change(
@@ -113,8 +110,6 @@ def change(
             validate_only=validate_only,
         )
     )
-    if kind == ResourceType.TOPIC and not validate_only:
-        warn_without_effect(name, {one.name: one.value for one in wanted if one.value is not None})
 
 
 def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:

@@ -242,6 +242,14 @@ def test_resources_that_are_named_twice(client, topic):
         assert codes == ["invalid_request", "invalid_request"]
 
 
+def test_deletion_of_an_unknown_topic_key_with_a_value_is_answered_as_made(client):
+    """Java's tools send an empty value along."""
+    name = client.create_topic(unique("d"), 1, {"retention.ms": "77"})
+    changes = [("retention.ms", SET, "1000"), ("no.such.key", DELETE, "")]
+    assert _alter(client, TOPIC, name, *changes) == "none"
+    assert _describe(client, TOPIC, name)[1]["retention.ms"]["value"] == "1000"
+
+
 def test_settings_without_effect_are_accepted(client):
     name = client.create_topic(unique("i"), 1, {"min.insync.replicas": "2"})
     assert _describe(client, TOPIC, name)[1]["min.insync.replicas"]["value"] == "2"

@@ -66,6 +66,19 @@ def test_quotas_follow_the_image() -> None:
     assert heard == [(alice, "producer_byte_rate", 20.0), (alice, "producer_byte_rate", None)]
 
 
+def test_failing_listener_costs_neither_other_listeners_nor_later_quotas() -> None:
+    cluster = Cluster()
+    table = QuotaTable(cluster.metadata)
+    heard: list[float | None] = []
+    table.listen(lambda *_: 1 / 0)
+    table.listen(lambda _entity, _key, value: heard.append(value))
+    bob = (EntityData("user", "bob"),)
+    with capture_logs() as lines:
+        cluster.change(quota(10.0), ClientQuotaRecord(bob, "producer_byte_rate", 20.0, False))
+    assert (table.count, heard) == (2, [10.0, 20.0])
+    assert [one["log_level"] for one in lines] == ["error", "error"]
+
+
 def test_rules_follow_the_image() -> None:
     cluster = Cluster()
     authorizer = Authorizer.configured(cluster.config)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import structlog
+
 from fencepost.cluster.quota_entities import CONNECTIONS, IP, Entity
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.config.key import Value, counts_of_addresses, plain_address
@@ -15,6 +17,8 @@ from fencepost.coordinator.net.connection_limits import TOO_FAST, TOO_MANY, Boun
 from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.quotas import ClientQuotas
 from fencepost.coordinator.security.rates import Window
+
+_log = structlog.get_logger(__name__)
 
 
 def window_of(config: BrokerConfig) -> Window:
@@ -58,7 +62,13 @@ def keep_to(
         if key != CONNECTIONS:
             return
         name = dict(entity)[IP]
-        address = None if name is None else plain_address(name)
+        try:
+            address = None if name is None else plain_address(name)
+        except ValueError as error:
+            # A controller of Apache Kafka takes host names.
+            if value is not None:
+                _log.error("quota of an address is not used", address=name, cause=str(error))
+            return
         if value is None:
             server.admission.ip_rates.pop(address, None)
         else:

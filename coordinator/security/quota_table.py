@@ -11,6 +11,7 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.quota_entities import Entity
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Subscriber
+from fencepost.coordinator.runtime.background import survived
 
 Changed = Callable[[Entity, str, float | None], None]
 """Hears of the new value of one quota of an entity, None where it was deleted."""
@@ -36,7 +37,7 @@ class QuotaTable:
                 yield entity, key, value
 
     def listen(self, callback: Changed) -> None:
-        """Have ``callback`` hear of every change."""
+        """Have ``callback`` hear of every change; its failure is logged."""
         self._listeners.append(callback)
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
@@ -62,7 +63,8 @@ class QuotaTable:
             if before.get(key) != value:
                 self._put(entity, key, value)
                 for listener in self._listeners:
-                    listener(entity, key, value)
+                    with survived("follow a quota", entity=dict(entity), key=key):
+                        listener(entity, key, value)
 
     def _put(self, entity: Entity, key: str, value: float | None) -> None:
         values = self.entities.setdefault(entity, {})

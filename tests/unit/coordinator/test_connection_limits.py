@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.daemon.connection_bounds import keep_to
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.net import connection_limits
@@ -29,12 +33,15 @@ from fencepost.coordinator.net.connection_limits import (
     Refused,
     Seat,
 )
+from fencepost.coordinator.net.server import Server
 from fencepost.coordinator.security.rates import Window
 from tests.support.clock import ManualClock
 from tests.support.cluster import Cluster
+from tests.support.metadata_changes import decide
 from tests.support.raw import ConnectionLostError
 from tests.support.waits import until
 from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
+from tests.unit.coordinator.services import Services
 
 EXTERNAL, REPLICATION, ADMIN = "EXTERNAL", "REPLICATION", "ADMIN"
 HOSTS = {EXTERNAL: "192.168.0.1", REPLICATION: "192.168.0.2", ADMIN: "192.168.0.3"}
@@ -502,3 +509,30 @@ def test_half_open_connections_count(broker):
             host, port = broker.served.server.addresses["OTHER"]
             stack.enter_context(socket.create_connection((host, port)))
         until(lambda: broker.count == 3, "they are counted before they say a word")
+
+
+async def test_quota_for_a_host_name_is_passed_over_alone(tmp_path: Path) -> None:
+    """A controller of Apache Kafka takes ``localhost``; here no name is looked up."""
+
+    def quota(address: str, value: float, *, remove: bool = False) -> ClientQuotaRecord:
+        entity = (EntityData("ip", address),)
+        return ClientQuotaRecord(entity, "connection_creation_rate", value, remove=remove)
+
+    services = Services(tmp_path)
+    decide(services.metadata, lambda _: Outcome(None, (quota("localhost", 1), quota("1.2.3.4", 2))))
+    server = Server(services)
+    with capture_logs() as lines:
+        keep_to(server, services.config, services.quotas, ())
+    assert server.admission.ip_rates == {"1.2.3.4": 2}
+    assert [(one["log_level"], one["address"]) for one in lines] == [("error", "localhost")]
+    records = (
+        quota("localhost", 3),
+        quota("other", 3),
+        quota("other", 0, remove=True),
+        quota("1.2.3.5", 4),
+    )
+    with capture_logs() as lines:
+        for record in records:
+            decide(services.metadata, lambda _, record=record: Outcome(None, (record,)))
+    assert server.admission.ip_rates == {"1.2.3.4": 2, "1.2.3.5": 4}
+    assert [one["address"] for one in lines] == ["localhost", "other"]

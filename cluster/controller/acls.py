@@ -10,7 +10,7 @@ Source: ``AclControlManager``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 from fencepost.cluster.acl import CLUSTER_NAME, Acl, AclFilter, AclLimits, ResourceType
@@ -25,6 +25,10 @@ from fencepost.cluster.records import (
 from fencepost.logcore.machine import DomainError
 from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
+
+MAX_MATCHES_TOLD: Final = 20_000
+"""ACLs in the response to one deletion, twice as many as it may delete: an ACL is told with each
+filter that matches it, and takes up to three kilobytes there."""
 
 _NO_ID = UUID(int=0)
 
@@ -106,10 +110,14 @@ class Deletion(NamedTuple):
 
 
 def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:
-    """Find the ACLs that must be deleted; raises InvalidRequestError for too many."""
+    """Find the ACLs that must be deleted; raises InvalidRequestError for too many.
+
+    Nothing is deleted then. Kafka bounds only the number of ACLs, not how often each is told.
+    """
     limit = view.settings.acl_limits.max_changes_per_request
     answers: list[list[Acl] | DomainError] = []
     deleted: dict[Acl, None] = {}
+    told = 0
     for wanted in filters:
         try:
             check_filter(wanted)
@@ -125,6 +133,12 @@ def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex)
                     f"Cannot remove more than {limit} acls in a single delete operation."
                 )
             yield
+        told += len(found)
+        if told > MAX_MATCHES_TOLD:
+            raise InvalidRequestError(
+                f"The filters match more than {MAX_MATCHES_TOLD} ACLs (MAX_MATCHES_TOLD), each"
+                " counted once per filter."
+            )
     return Deletion(answers, [*deleted])
 
 

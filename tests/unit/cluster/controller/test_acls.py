@@ -21,6 +21,7 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.cluster.controller import acls
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.view import ControllerSettings
@@ -169,3 +170,19 @@ def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
     cluster.create(acl("a"), acl("b"))
     with pytest.raises(InvalidRequestError, match="Cannot remove more than 1 acls"):
         finish(cluster.controller.check_acl_deletion([AclFilter()], cluster.index))
+
+
+def test_matches_of_all_filters_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal filters match the same ACLs, each of which is in the response once per filter."""
+    monkeypatch.setattr(acls, "MAX_MATCHES_TOLD", 6)
+    cluster = Cluster()
+    cluster.create(acl("a"), acl("b"))
+    check = cluster.controller.check_acl_deletion
+    answers, deleted = finish(check([AclFilter()] * 3, cluster.index))
+    assert (answers, deleted) == ([[acl("a"), acl("b")]] * 3, [acl("a"), acl("b")])
+    with pytest.raises(InvalidRequestError, match="MAX_MATCHES_TOLD"):
+        finish(check([*[AclFilter()] * 3, AclFilter(resource_name="a")], cluster.index))
+
+
+def test_one_filter_may_match_as_many_acls_as_a_request_may_delete() -> None:
+    assert AclLimits().max_changes_per_request <= acls.MAX_MATCHES_TOLD

@@ -354,9 +354,9 @@ class BrokerConfig:
                 )
 
     def proposed(self, source: ConfigSource, settings: Mapping[str, str]) -> BrokerConfig:
-        """What would hold with these dynamic settings of one level, which were checked."""
+        """What would hold with these dynamic settings of one level, less unusable ones."""
         made = BrokerConfig(self._static)
-        made._dynamic = {**self._dynamic, source: dict(settings)}
+        made._dynamic = {**self._dynamic, source: _usable(settings)}
         made._refresh()
         return made
 
@@ -366,9 +366,7 @@ class BrokerConfig:
         A value that this broker cannot use is logged and left out: a controller of Apache Kafka
         may have kept it. Source: ``DynamicBrokerConfig.removeInvalidConfigs``.
         """
-        self._dynamic[source] = {
-            name: text for name, text in settings.items() if _is_usable(name, text)
-        }
+        self._dynamic[source] = _usable(settings)
         self._changed()
 
     def listen(self, callback: Callable[[], None]) -> None:
@@ -392,6 +390,10 @@ def _key(name: str) -> ConfigKey:
     if found is None:
         raise KeyError(name)
     return found
+
+
+def _usable(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in settings.items() if _is_usable(name, text)}
 
 
 def _is_usable(name: str, text: str) -> bool:

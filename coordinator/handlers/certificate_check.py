@@ -17,26 +17,31 @@ from fencepost.coordinator.runtime.turns import Work
 
 
 def check_certificates(ctx: Context, resource: Any) -> Work[None]:
-    """Try out what a change of this broker's settings makes of certificates. Raises ConfigError.
+    """Try out what a change of this broker's settings makes of certificates.
 
-    Here and not where settings are stored, for that waits for files. Whoever may not change them
-    learns nothing of those.
+    Only entries that change are checked: a controller of Apache Kafka keeps any key. Another
+    broker's certificates are on its own host. The check is not made where settings are stored,
+    for it waits for files, which it reveals only to clients that may change the settings. Raises
+    ConfigError and InvalidRequestError.
     """
-    check, config = ctx.broker.check_certificates, ctx.broker.config
+    check, config, name = ctx.broker.check_certificates, ctx.broker.config, resource.resource_name
+    if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:
+        return
     about = [entry for entry in resource.configs if entry.name.startswith(LISTENER_PREFIX)]
     if check is None or resource.resource_type != ResourceType.BROKER or not about:
         return
     if not ctx.may_on_cluster(Operation.ALTER_CONFIGS, audited=False):
         return
     is_whole = not hasattr(about[0], "config_operation")
-    settings = {} if is_whole else dict(ctx.metadata.plain_settings(resource.resource_name))
+    before = ctx.broker.metadata.with_plain_passwords(name, ctx.metadata.settings(name))
+    settings = {} if is_whole else dict(before)
     for entry in about:
         if is_whole or entry.config_operation == OpType.SET:
             settings[entry.name] = entry.value or ""
         else:
             settings.pop(entry.name, None)
-    config.check_dynamic(settings)
-    is_default = resource.resource_name == DEFAULT_SETTINGS
+    config.check_dynamic({key: text for key, text in settings.items() if before.get(key) != text})
+    is_default = name == DEFAULT_SETTINGS
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER if is_default else ConfigSource.DYNAMIC_BROKER
     checked = check(config.proposed(source, settings))
     yield checked

@@ -189,7 +189,11 @@ class Metadata:
 
     def plain_settings(self, name: str) -> Mapping[str, str]:
         """The same with passwords as they are, where they are kept encrypted."""
-        return self.settings(name)
+        return self.with_plain_passwords(name, self.settings(name))
+
+    def with_plain_passwords(self, _name: str, settings: Mapping[str, str]) -> Mapping[str, str]:
+        """Return a broker's ``settings``, also out of another image, with decrypted passwords."""
+        return settings
 
     def group_settings(self, group_id: str) -> Mapping[str, str]:
         """A group's own settings."""

@@ -39,9 +39,9 @@ class ZooKeeperMetadata(ObservedMetadata):
         super().__init__(config, node_id=node_id)
         self._passwords = passwords
 
-    def plain_settings(self, name: str) -> Mapping[str, str]:
-        """See :meth:`Metadata.plain_settings`."""
-        return self._passwords.plain(name, self.settings(name))
+    def with_plain_passwords(self, name: str, settings: Mapping[str, str]) -> Mapping[str, str]:
+        """See :meth:`Metadata.with_plain_passwords`."""
+        return self._passwords.plain(name, settings)
 
 
 class BrokerStore(ZooKeeperMetadata):

@@ -20,12 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from fencepost import Broker
+from fencepost.cluster.controller.outcome import Outcome
+from fencepost.cluster.records import RegisterBrokerRecord
 from fencepost.coordinator.config import logs
 from fencepost.coordinator.config.key import ConfigError
 from fencepost.coordinator.daemon.errors import BrokerError
@@ -47,6 +50,7 @@ from tests.support.certificates import (
 )
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
+from tests.support.metadata_changes import decide, set_broker_configs
 from tests.support.raw import ConnectionLostError, RawClient, encode
 from tests.support.stalls import MAX_STALL_MS, slowness
 from tests.support.waits import until, until_true
@@ -1025,6 +1029,41 @@ def test_a_certificate_is_renewed_by_request(tmp_path: Path, authority: Authorit
         assert "Both SSL key store location and" in answer["error_message"]
         assert "PRIVATE KEY" not in answer["error_message"]
         assert shown_to(served, authority) == third
+
+
+def test_stored_setting_that_is_unknown_or_unusable_refuses_no_certificate(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """A controller of Apache Kafka keeps any key with any value."""
+    server = authority.server("asked")
+    key = "listener.name.ssl.ssl.keystore.location"
+    kept = {"confluent.unknown": "1", "log.cleaner.threads": "many"}
+    with (
+        serving(tmp_path, {key: str(server.file)}) as served,
+        Cluster(served.bootstrap, tls=trusting(authority)) as client,
+    ):
+        before = shown_to(served, authority)
+        served.look(lambda one: set_broker_configs(one.services.metadata, "1", kept))
+        fresh = server.file.with_name("fresh.pem")
+        authority.server("asked").write(fresh)
+        assert altered(client, "1", (key, str(fresh)))["error_code"] == "none"
+        until(lambda: shown_to(served, authority) != before, "the certificate of the fresh file")
+        answer = altered(client, "1", ("listener.name.ssl.no.such.key", "1"))
+        assert answer["error_code"] == "invalid_config"
+
+
+def test_certificate_of_another_broker_is_not_looked_for_here(
+    tmp_path: Path, authority: Authority
+) -> None:
+    key = "listener.name.ssl.ssl.keystore.location"
+    other = RegisterBrokerRecord(2, UUID(int=2), 7, (), ())
+    with (
+        serving(tmp_path, authority.server().keystore) as served,
+        Cluster(served.bootstrap, tls=trusting(authority)) as client,
+    ):
+        served.look(lambda one: decide(one.services.metadata, lambda _: Outcome(None, (other,))))
+        assert altered(client, "2", (key, "/on/its/host.pem"))["error_code"] == "none"
+        assert altered(client, "1", (key, "/on/its/host.pem"))["error_code"] == "invalid_config"
 
 
 def test_alter_configs_tries_certificates_out_as_well(tmp_path: Path, authority: Authority) -> None:

@@ -287,6 +287,15 @@ def test_dynamic_value_that_is_not_understood_is_left_out():
     assert [entry["key"] for entry in told] == ["message.max.bytes", of_listener]
 
 
+def test_dynamic_value_of_a_listener_that_is_not_understood_is_left_out():
+    config, key = BrokerConfig({"max.connections": "10"}), "listener.name.in.max.connections"
+    with capture_logs() as told:
+        config.set_dynamic(ConfigSource.DYNAMIC_BROKER, {key: "many", "no.such.key": "1"})
+    assert config.on_listener("IN", "max.connections") == 10
+    assert config.dynamic(ConfigSource.DYNAMIC_BROKER) == {"no.such.key": "1"}
+    assert [one["key"] for one in told] == [key]
+
+
 def test_setting_that_is_kept_already_refuses_no_other():
     config, kept = BrokerConfig(), {"no.such.key": "1", "num.partitions": "3"}
     check_configs(config, BROKER_RESOURCE, "", {**kept, "log.retention.ms": "5"}, kept)

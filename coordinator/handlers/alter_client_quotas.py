@@ -62,7 +62,9 @@ def run(ctx: Context) -> Work[Entity]:
     if not ctx.body.validate_only:
         good = [at for at, (_, error) in enumerate(checked) if error is None]
         alter = partial(_alter, ctx.broker.quotas.table, ctx.metadata.reason_against)
-        errors = yield from decided_by_item(ctx, [checked[at].alteration for at in good], alter)
+        errors = yield from decided_by_item(
+            ctx, [checked[at].alteration for at in good], alter, _characters
+        )
         for at, error in zip(good, errors, strict=True):
             checked[at] = checked[at]._replace(error=error)
             yield None
@@ -86,6 +88,11 @@ def _read(entry: Any) -> Steps[Alteration]:
         ops.append((op.key, None if op.remove else op.value))
         yield
     return Alteration(named, ops)
+
+
+def _characters(one: Alteration) -> int:
+    """The size of the entity's names in the records of its quotas."""
+    return len(one.ops) * sum(len(name or "") for name in one.named.values())
 
 
 def _alter(

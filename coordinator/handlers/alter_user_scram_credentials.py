@@ -68,7 +68,7 @@ def run(ctx: Context) -> Work[Entity]:
     failed, accepted = yield from ctx.controller.look().check_credentials(
         asked, LEAST_ITERATIONS, ctx.metadata.reason_against
     )
-    errors = yield from decided_by_item(ctx, accepted, _alter)
+    errors = yield from decided_by_item(ctx, accepted, _alter, lambda one: len(one.name))
     for one, error in zip(accepted, errors, strict=True):
         if error is not None:
             failed[one.name] = error

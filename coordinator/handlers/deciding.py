@@ -22,6 +22,10 @@ Item = TypeVar("Item")
 ITEMS_PER_TURN = 500
 """Partitions or ACLs that the controller decides on before others get their turn, where it may."""
 
+CHARACTERS_PER_TURN = 1 << 20
+"""Characters of names in the records of one such turn. A name may have 32 KiB, and each quota of an
+entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a second."""
+
 MAX_ITEMS = 10_000
 """Partitions of one request that the controller decides on in one turn; Kafka bounds the records
 of an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
@@ -70,17 +74,20 @@ def decided_by_item(
     ctx: Context,
     items: Sequence[Item],
     decide: Callable[[Sequence[Item], Controller], Outcome[list[DomainError | None]]],
+    characters_of: Callable[[Item], int],
 ) -> Work[list[DomainError | None]]:
     """Have it decide on some items after others; returns the error of each.
 
-    ZooKeeper may refuse the records of one item and take those of the next.
+    ``characters_of`` gives the size of the names in an item's records. ZooKeeper may refuse the
+    records of one item and take the next item's.
     """
     store = None if ctx.on_znodes is None else ctx.on_znodes.active.store
 
     def changes() -> Work[list[DomainError | None]]:
         errors: list[DomainError | None] = []
         written, decide_on = [], decider(ctx)
-        for some in batched(items, ITEMS_PER_TURN if store is None else 1):
+        pieces = pieces_of_turns(items, characters_of) if store is None else batched(items, 1)
+        for some in pieces:
             errors += decide_on(partial(decide, some))
             if store is not None:
                 written.append(store.durable())
@@ -119,3 +126,21 @@ def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
     """The items in pieces of so many."""
     for start in range(0, len(items), count):
         yield items[start : start + count]
+
+
+def pieces_of_turns(
+    items: Iterable[Item], characters_of: Callable[[Item], int]
+) -> Iterator[Sequence[Item]]:
+    """Split items into pieces that are decided on in one turn each."""
+    piece: list[Item] = []
+    characters = 0
+    for item in items:
+        more = characters_of(item)
+        is_full = len(piece) >= ITEMS_PER_TURN or characters + more > CHARACTERS_PER_TURN
+        if piece and is_full:
+            yield piece
+            piece, characters = [], 0
+        piece.append(item)
+        characters += more
+    if piece:
+        yield piece

@@ -1,8 +1,8 @@
 """The metadata of the active controller: what it decides goes to ZooKeeper, in order.
 
-A change holds at once for the next decision, as a record of a metadata log does, and is told to
-nobody before ZooKeeper has it. If ZooKeeper refuses one, or can not be asked, all that came behind
-it is void as well: the controller is none any more, and whoever is next reads what is there.
+A change holds at once for the next decision, as a record of a metadata log does, and is not told
+before ZooKeeper has it. If ZooKeeper refuses a change, or cannot be reached, all later ones are
+void as well: the broker resigns as controller, and the next controller reads the znodes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Store(Metadata):
         then.
         """
         if self._is_over:
-            raise NotControllerError("This broker is not the active controller any more.")
+            raise _resigned()
         before, taken = (
             self.image,
             list(records),
@@ -136,7 +136,16 @@ class Store(Metadata):
         self.marked.discard(topic)
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Done once ZooKeeper has all that was changed by now; it raises NotControllerError."""
+        """Done once ZooKeeper has all that was changed by now; it raises NotControllerError.
+
+        Once the store is closed it has failed, whether or not the caller's changes were written: a
+        request may be carried on after the store was closed, and void changes are not kept.
+        """
+        if self._is_over:
+            failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            failed.set_exception(without_traceback(_resigned()))
+            failed.exception()  # a caller that only wants to know whether to wait drops it
+            return failed
         return asyncio.shield(self._changes[-1].done) if self._changes else None
 
     # --- writing ---
@@ -173,14 +182,18 @@ class Store(Metadata):
             change.done.set_result(None)
 
     def close(self) -> None:
-        """Take nothing more; what is not written by now is void."""
+        """Take no more changes; those that are not written by now are void."""
         if self._is_over:
             return
         self._is_over = True
         self._wake.set()
-        error = NotControllerError("This broker is not the active controller any more.")
+        error = _resigned()
         for change in self._changes:
             if not change.done.done():
                 change.done.set_exception(without_traceback(error))
-                change.done.exception()  # maybe nobody waits for it
+                change.done.exception()  # no caller may wait for it
         self._changes.clear()
+
+
+def _resigned() -> NotControllerError:
+    return NotControllerError("This broker is no longer the active controller.")

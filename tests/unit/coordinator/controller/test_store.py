@@ -177,6 +177,17 @@ async def test_change_that_does_not_fit_leaves_the_image(kept: Kept) -> None:
     kept.go_on()
 
 
+async def test_wait_that_begins_after_the_store_was_closed_fails() -> None:
+    async with kept_by_zookeeper(Path()) as kept:
+        assert isinstance(kept.store, Store)
+        kept.write("1")
+        kept.store.close()
+        written = kept.store.durable()
+        assert written is not None, "the change is void"
+        with pytest.raises(NotControllerError):
+            await asyncio.wait_for(written, 10)
+
+
 # --- changes that each broker of a cluster on ZooKeeper makes ---
 
 

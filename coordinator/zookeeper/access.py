@@ -15,7 +15,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
@@ -82,6 +82,19 @@ MAX_RECORDS: Final = 500
 
 LONG_BYTES: Final = 32_768
 """What is longer is read in a thread."""
+
+
+class _Difference(NamedTuple):
+    """One record by which a znode and its part of the image differ."""
+
+    path: str
+    key: Hashable
+    now: AccessRecord | None
+    """The record that the znode holds; None if it is gone."""
+    record: MetadataRecord
+    """The record that changes the image."""
+    loosens: bool
+    """Whether it may allow more than before."""
 
 
 class _Pending:
@@ -163,39 +176,53 @@ class Access:
         return found
 
     async def reread(self, paths: Iterable[str]) -> None:
-        """Take what these znodes hold now. Raises ZooKeeperError."""
+        """Take what these znodes hold now. Raises ZooKeeperError.
+
+        If it is cancelled on the way, the next call takes the rest.
+        """
         async with self._reading:
-            for some in batched([*paths]):
+            for some in batched([*dict.fromkeys(paths)]):
                 nodes = await asyncio.gather(*map(self._session.get, some))
-                loosening: list[MetadataRecord] = []
-                records: list[MetadataRecord] = []
+                loosening: list[_Difference] = []
+                differences: list[_Difference] = []
                 for path, node in zip(some, nodes, strict=True):
-                    for record, loosens in await self._differences(path, node):
-                        (loosening if loosens else records).append(record)
+                    for one in await self._differences(path, node):
+                        (loosening if one.loosens else differences).append(one)
                 # Between two images nobody is allowed what neither allows.
-                records += loosening
-                for start in range(0, len(records), MAX_RECORDS):
-                    self._take(records[start : start + MAX_RECORDS])
+                differences += loosening
+                for start in range(0, len(differences), MAX_RECORDS):
+                    self._take_differences(differences[start : start + MAX_RECORDS])
                     await asyncio.sleep(0)
 
-    async def _differences(self, path: str, node: Node | None) -> list[tuple[MetadataRecord, bool]]:
-        """What makes a znode's part of the image what it holds, and whether that may allow more."""
+    def _take_differences(self, differences: Sequence[_Difference]) -> None:
+        self._take([one.record for one in differences])
+        # Only records that the image has are known: others would never be taken, a denial perhaps.
+        for one in differences:
+            known = self._known.setdefault(one.path, {})
+            if one.now is not None:
+                known[one.key] = one.now
+                continue
+            del known[one.key]
+            if not known:
+                del self._known[one.path]
+
+    async def _differences(self, path: str, node: Node | None) -> list[_Difference]:
+        """The differences between a znode and its part of the image."""
         data = None if node is None else node.data
         if data is not None and len(data) > LONG_BYTES:
             read = await asyncio.to_thread(formats.records_of, path, data)
         else:
             read = formats.records_of(path, data)
         now = {formats.key_of(one): one for one in read}
-        before = self._known.pop(path, {})
-        if now:
-            self._known[path] = now
-        found: list[tuple[MetadataRecord, bool]] = []
-        for key, one in before.items():
+        before = self._known.get(path, {})
+        found = []
+        for key, gone in before.items():
             if key not in now:
-                found.append((formats.removal_of(one), _is(one, Permission.DENY)))
+                is_denial = _is(gone, Permission.DENY)
+                found.append(_Difference(path, key, None, formats.removal_of(gone), is_denial))
         for key, one in now.items():
             if before.get(key) != one:
-                found.append((one, _is(one, Permission.ALLOW)))
+                found.append(_Difference(path, key, one, one, _is(one, Permission.ALLOW)))
         return found
 
     # --- writing ---

@@ -329,8 +329,8 @@ ZOOKEEPER: Final = (
         (
             (
                 Access._differences,
-                "found.append((formats.removal_of(one)",
-                "list(found).append((formats.removal_of(one)",
+                "found.append(_Difference(path, key, None,",
+                "list(found).append(_Difference(path, key, None,",
             ),
         ),
         with_tools("tool_access", "broker_access"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fencepost.cluster.controller.acls import AclIndex
 from fencepost.coordinator.controller.active import ActiveController
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.logcore.values import dataclass
@@ -18,3 +19,5 @@ class ControllerServices:
     metadata: Metadata
     """The image with all decisions; brokers and this one learn of them once they are written."""
     is_elected: bool
+    acls: AclIndex | None = None
+    """The ACLs of the image with which the decisions began; set where they are about ACLs."""

@@ -30,7 +30,7 @@ async def add_users(services: Services, added: Sequence[Upsertion]) -> None:
         if services.zookeeper is None:
             active = services.active_controller
         else:
-            active = (await services.zookeeper.own_decisions(())).active
+            active = services.zookeeper.own_access_decisions(None).active
         names = active.decide(lambda one: one.add_credentials(added, derive_keys))
         written = active.store.durable()
         if written is not None:

@@ -1,4 +1,4 @@
-"""What the requests for rules share: rules and filters from their fields."""
+"""Requests for ACLs: the fields of ACLs and filters, and the ACLs that exist."""
 
 from __future__ import annotations
 
@@ -13,10 +13,23 @@ from fencepost.cluster.acl import (
     Permission,
     ResourceType,
 )
+from fencepost.cluster.controller.acls import AclIndex
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.security.authorizer import Authorizer
 
 NO_AUTHORIZER = "No Authorizer is configured"
 
 N = TypeVar("N", bound=IntEnum)
+
+
+def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:
+    """Return the ACLs of the image that the next decision on the request looks at.
+
+    The store of a broker on ZooKeeper keeps the image with which the request began, while the
+    authorizer takes over what other brokers change.
+    """
+    own = None if ctx.on_znodes is None else ctx.on_znodes.acls
+    return authorizer.rules if own is None else own
 
 
 def rule_of(creation: Any) -> Acl:

@@ -15,7 +15,7 @@ from fencepost.cluster.acl import Acl, Operation
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, rule_of
+from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, existing_acls, rule_of
 from fencepost.coordinator.handlers.answers import code_of, each_row
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
@@ -42,10 +42,10 @@ def run(ctx: Context) -> Work[Entity]:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
     wanted = yield from each_row(ctx.body.creations, rule_of)
     errors, created = yield from ctx.controller.look().check_acl_creation(
-        wanted, authorizer.rules, ctx.metadata.reason_against
+        wanted, existing_acls(ctx, authorizer), ctx.metadata.reason_against
     )
     pieces = batched(created, ITEMS_PER_TURN)
-    yield from decided_each(ctx, (partial(_create, some, authorizer) for some in pieces))
+    yield from decided_each(ctx, (partial(_create, ctx, authorizer, some) for some in pieces))
     results = []
     for wrong in errors:
         results.append(_result(ctx, code_of(wrong), None if wrong is None else str(wrong)))
@@ -53,5 +53,7 @@ def run(ctx: Context) -> Work[Entity]:
     return ctx.respond.CreateAclsResponse(results=tuple(results))
 
 
-def _create(acls: Sequence[Acl], authorizer: Authorizer, one: Controller) -> Outcome[None]:
-    return one.create_acls(acls, authorizer.rules, uuid4)
+def _create(
+    ctx: Context, authorizer: Authorizer, acls: Sequence[Acl], one: Controller
+) -> Outcome[None]:
+    return one.create_acls(acls, existing_acls(ctx, authorizer), uuid4)

@@ -15,7 +15,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, filter_of
+from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, existing_acls, filter_of
 from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
@@ -46,9 +46,10 @@ def run(ctx: Context) -> Work[Entity]:
     if authorizer is None:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
     wanted = yield from each_row(ctx.body.filters, filter_of)
-    answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, authorizer.rules)
+    existing = existing_acls(ctx, authorizer)
+    answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, existing)
     pieces = batched(deleted, ITEMS_PER_TURN)
-    yield from decided_each(ctx, (partial(_delete, some, authorizer) for some in pieces))
+    yield from decided_each(ctx, (partial(_delete, ctx, authorizer, some) for some in pieces))
     results = []
     for found in answers:
         if isinstance(found, DomainError):
@@ -60,8 +61,10 @@ def run(ctx: Context) -> Work[Entity]:
     return ctx.respond.DeleteAclsResponse(filter_results=tuple(results))
 
 
-def _delete(acls: Sequence[Acl], authorizer: Authorizer, one: Controller) -> Outcome[None]:
-    return one.delete_acls(acls, authorizer.rules)
+def _delete(
+    ctx: Context, authorizer: Authorizer, acls: Sequence[Acl], one: Controller
+) -> Outcome[None]:
+    return one.delete_acls(acls, existing_acls(ctx, authorizer))
 
 
 def _gone(ctx: Context, acl: Acl) -> Entity:

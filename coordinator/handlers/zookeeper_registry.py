@@ -62,7 +62,9 @@ def zookeeper_registry(services: Services) -> Registry:
         async def after_others(ctx: Context) -> Any:
             node = services.on_zookeeper
             await node.catch_up()
-            return run(replace(ctx, on_znodes=await node.own_decisions(())))
+            authorizer = services.authorizer
+            acls = None if authorizer is None else authorizer.rules
+            return run(replace(ctx, on_znodes=node.own_access_decisions(acls)))
 
         return after_others
 

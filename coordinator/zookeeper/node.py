@@ -64,6 +64,7 @@ from fencepost.logcore.machine import Event
 from fencepost.logcore.tracebacks import without_traceback
 
 if TYPE_CHECKING:
+    from fencepost.cluster.controller.acls import AclIndex
     from fencepost.coordinator.controller.active import Remember
     from fencepost.coordinator.runtime.origin import Origin
     from fencepost.coordinator.zookeeper.elected import Elected
@@ -434,18 +435,36 @@ class ZooKeeperNode:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
-        """Decide on one request here, with the current settings of these resources.
+        """Decide on one request for settings here, with their current values.
 
         Raises MetadataUnavailableError.
         """
-        config, node_id = self._config, self._node_id
-        store = BrokerStore(
-            config, self._session, self._image, self.passwords, self.access, node_id=node_id
-        )
+        store = self._own_store()
         await store.read(resources)
-        settings = controller_settings(config, node_id=node_id)
+        return self._decided_on(store, None)
+
+    def own_access_decisions(self, acls: AclIndex | None) -> ControllerServices:
+        """Decide on one request for users, quotas or ACLs here.
+
+        The caller takes ``acls`` from the authorizer in the same turn of the loop: they must be the
+        ACLs of the image from which the decisions start.
+        """
+        return self._decided_on(self._own_store(), acls)
+
+    def _own_store(self) -> BrokerStore:
+        return BrokerStore(
+            self._config,
+            self._session,
+            self._image,
+            self.passwords,
+            self.access,
+            node_id=self._node_id,
+        )
+
+    def _decided_on(self, store: BrokerStore, acls: AclIndex | None) -> ControllerServices:
+        settings = controller_settings(self._config, node_id=self._node_id)
         active = ActiveController(store, settings, self._clock, None, self._keep, own_broker=False)
-        return ControllerServices(active, store, is_elected=False)
+        return ControllerServices(active, store, is_elected=False, acls=acls)
 
     def _keep(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
         if self.remember is not None:

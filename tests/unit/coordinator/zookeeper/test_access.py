@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord
-from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.zookeeper import access_znodes as formats
 from fencepost.coordinator.zookeeper.access import LONG_BYTES, MAX_RECORDS, Access
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord
-from fencepost.coordinator.zookeeper.connection import Reach
-from fencepost.coordinator.zookeeper.session import Node, Session
 from tests.support.clock import ManualClock
 from tests.support.waits import DEADLINE_S, until_true
-
-SETTINGS = BrokerConfig({"zookeeper.connect": "nowhere:1"})
-TOPICS = "/kafka-acl/Topic"
-
-
-class Znodes(Session):
-    """A session that answers from a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__(Reach.of(SETTINGS), lambda _state: None)
-        self.data: dict[str, bytes] = {}
-
-    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
-        data = self.data.get(path)
-        return None if data is None else Node(data, 0, 0, 0, 0)
-
-    async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
-        below = f"{path}/"
-        return sorted(
-            {one[len(below) :].split("/")[0] for one in self.data if one.startswith(below)}
-        )
-
-    def deny(self, topic: str, users: Sequence[str]) -> None:
-        """Have a topic's znode hold a DENY for each of ``users``."""
-        acls = [
-            {"principal": f"User:{one}", "permissionType": "Deny", "host": "*", "operation": "All"}
-            for one in users
-        ]
-        self.data[f"{TOPICS}/{topic}"] = json.dumps({"version": 1, "acls": acls}).encode()
+from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
 
 
 class Broker:

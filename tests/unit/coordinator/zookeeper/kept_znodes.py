@@ -1,0 +1,93 @@
+"""A session with znodes in memory, for brokers whose tests need no ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kazoo.exceptions import BadVersionError
+
+from fencepost.coordinator.config.broker_config import BrokerConfig
+from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.session import (
+    ANY_VERSION,
+    Create,
+    Delete,
+    Node,
+    Put,
+    RefusedError,
+    Session,
+    Set,
+    State,
+    Write,
+)
+
+SETTINGS = BrokerConfig(
+    {
+        "zookeeper.connect": "nowhere:1",
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+)
+TOPICS = "/kafka-acl/Topic"
+
+
+class Znodes(Session):
+    """Reads at once; writes once the gate is open, which it is at first."""
+
+    def __init__(
+        self,
+        reach: Reach = Reach.of(SETTINGS),  # noqa: B008 - it never changes
+        on_state: Callable[[State], None] = lambda _state: None,
+    ) -> None:
+        super().__init__(reach, on_state)
+        self.data: dict[str, bytes] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._versions: dict[str, int] = {}
+        self._count = 0
+
+    async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
+        data = self.data.get(path)
+        return None if data is None else Node(data, self._versions.get(path, 0), 0, 0, 0)
+
+    async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
+        below = f"{path}/"
+        inside = [one.removeprefix(below) for one in self.data if one.startswith(below)]
+        return sorted({one.partition("/")[0] for one in inside})
+
+    async def sync(self) -> None:
+        """Every read is up to date."""
+
+    async def ensure(self, path: str) -> None:
+        """Folders need not exist."""
+
+    async def do(self, writes: Sequence[Write]) -> list[Any]:
+        await self.gate.wait()
+        for at, one in enumerate(writes):
+            if isinstance(one, (Set, Delete)) and one.version not in {
+                ANY_VERSION,
+                self._versions.get(one.path, 0),
+            }:
+                raise RefusedError(at, BadVersionError(), one)
+        for one in writes:
+            match one:
+                case Create(path, data, sequence=True):
+                    self._count += 1
+                    self.data[f"{path}{self._count:010}"] = data
+                case Create(path, data) | Set(path, data) | Put(path, data):
+                    self.data[path] = data
+                    self._versions[path] = self._versions.get(path, -1) + 1
+                case Delete(path):
+                    self.data.pop(path, None)
+        return [None for _ in writes]
+
+    def deny(self, topic: str, users: Sequence[str]) -> None:
+        """Have a topic's znode hold a DENY for each of ``users``."""
+        acls = [
+            {"principal": f"User:{one}", "permissionType": "Deny", "host": "*", "operation": "All"}
+            for one in users
+        ]
+        self.data[f"{TOPICS}/{topic}"] = json.dumps({"version": 1, "acls": acls}).encode()

@@ -1,0 +1,125 @@
+"""Changes of ACLs that a broker decides on, while others change ACLs as well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.data.storage import Storage
+from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry
+from fencepost.coordinator.security.principal import Session as Client
+from fencepost.coordinator.services import Services
+from fencepost.coordinator.wire import ApiKey, Entity
+from fencepost.coordinator.wire.messages import request_factory, response_factory
+from fencepost.coordinator.zookeeper import node as node_module
+from fencepost.coordinator.zookeeper.broker_store import ZooKeeperMetadata
+from fencepost.coordinator.zookeeper.node import ZooKeeperNode
+from fencepost.coordinator.zookeeper.passwords import Passwords
+from fencepost.logcore.fs import OsFileSystem
+from tests.support.clock import ManualClock
+from tests.unit.coordinator.zookeeper.kept_znodes import SETTINGS, TOPICS, Znodes
+
+VERSION = 3
+
+
+class Connection:
+    """The connection of a client."""
+
+    client_software = None
+    session = Client("127.0.0.1", "PLAINTEXT")
+
+
+@pytest.fixture
+async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
+    """The services of broker 1, which reads znodes kept in memory."""
+    monkeypatch.setattr(node_module, "Session", Znodes)
+    clock = ManualClock(1_700_000_000_000)
+    observed = ZooKeeperMetadata(SETTINGS, Passwords(SETTINGS, node_id=1), node_id=1)
+    storage = Storage(OsFileSystem(), str(tmp_path), SETTINGS, clock, node_id=1, observed=observed)
+    with closing(storage.logs):
+        services = Services(storage, cluster_id="c", advertised=lambda _listener: ("h", 1))
+        services.zookeeper = node = ZooKeeperNode(
+            SETTINGS, clock, node_id=1, listener="PLAINTEXT", on_lost=lambda _error: None
+        )
+        await node.access.load()
+        node.follow(services.metadata.install, services.metadata.image)
+        yield services
+        await node.stop()
+
+
+def deletion(services: Services) -> Context:
+    """The request to delete all ACLs of topics."""
+    make = request_factory(ApiKey.DELETE_ACLS, VERSION)
+    wanted = make.DeleteAclsFilter(
+        resource_type_filter=2,
+        resource_name_filter=None,
+        pattern_type_filter=1,
+        principal_filter=None,
+        host_filter=None,
+        operation=1,
+        permission_type=1,
+    )
+    return Context(
+        services,
+        zookeeper_registry(services),
+        ApiKey.DELETE_ACLS,
+        VERSION,
+        0,
+        "client",
+        make.DeleteAclsRequest(filters=(wanted,)),
+        response_factory(ApiKey.DELETE_ACLS, VERSION),
+        "127.0.0.1",
+        Connection(),
+    )
+
+
+async def answered(work: Iterator[Any]) -> Entity:
+    """Run the steps of a request to their end."""
+    while True:
+        try:
+            wait = next(work)
+        except StopIteration as end:
+            return cast("Entity", end.value)
+        if wait is not None:
+            await asyncio.wait({wait}, timeout=10)
+
+
+async def test_acl_that_another_broker_creates_during_a_deletion_stays(services: Services) -> None:
+    node = services.on_zookeeper
+    znodes = cast("Znodes", node.session)
+    znodes.deny("first", ["a"])
+    await node.access.reload()
+    ctx = deletion(services)
+    work = await cast("Any", ctx.registry.handler(ctx.api_key).run(ctx))
+    znodes.deny("second", ["b"])
+    await node.access.reload()
+
+    (result,) = (await answered(work)).filter_results
+    assert (result.error_code, result.error_message) == (ErrorCode.none, None)
+    assert [one.resource_name for one in result.matching_acls] == ["first"]
+    assert [one for one in znodes.data if one.startswith(TOPICS)] == [f"{TOPICS}/second"]
+    assert [one.resource_name for one in services.metadata.image.acls.values()] == ["second"]
+
+
+async def test_acl_that_another_broker_deletes_during_a_deletion_is_no_error(
+    services: Services,
+) -> None:
+    node = services.on_zookeeper
+    znodes = cast("Znodes", node.session)
+    znodes.deny("first", ["a"])
+    await node.access.reload()
+    ctx = deletion(services)
+    work = await cast("Any", ctx.registry.handler(ctx.api_key).run(ctx))
+    del znodes.data[f"{TOPICS}/first"]
+    await node.access.reload()
+
+    (result,) = (await answered(work)).filter_results
+    assert result.error_code is ErrorCode.none
+    assert not services.metadata.image.acls

@@ -66,7 +66,7 @@ RETRY_MS: Final = 100
 """The pause before a change is tried again (kafka: ``retryBackoffMs``), and half by chance."""
 
 GIVE_UP_MS: Final = 30_000
-"""How long a change may take: a client waits no longer."""
+"""How long a change may take, with its wait for earlier ones: a client waits no longer."""
 
 MAX_PATHS: Final = 100
 """Znodes that are changed in one transaction."""
@@ -100,9 +100,17 @@ class _Difference(NamedTuple):
 class _Pending:
     """Changes on their way to ZooKeeper."""
 
-    def __init__(self, by_path: Mapping[str, Sequence[Change]]) -> None:
+    def __init__(self, by_path: Mapping[str, Sequence[Change]], until_ms: int) -> None:
         self.by_path = by_path
+        self.until_ms = until_ms
+        """The monotonic time at which they are given up."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: Exception) -> None:
+        """Have the caller, if it still waits, get an error."""
+        if not self.done.done():
+            self.done.set_exception(without_traceback(error))
+            self.done.exception()  # no caller may wait for it
 
 
 class Access:
@@ -232,7 +240,7 @@ class Access:
 
         It raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
         """
-        pending = _Pending(by_path)
+        pending = _Pending(by_path, self._clock.monotonic_ms() + GIVE_UP_MS)
         self._queue.append(pending)
         self._wake.set()
         return pending.done
@@ -248,14 +256,26 @@ class Access:
     async def _write_all(self) -> None:
         while True:
             self._wake.clear()
-            while self._queue:
-                some = [self._queue.popleft()]
-                count = len(some[0].by_path)
-                while self._queue and count + len(self._queue[0].by_path) <= MAX_PATHS:
-                    some.append(self._queue.popleft())
-                    count += len(some[-1].by_path)
+            while some := self._next_batch():
                 await self._write_together(some)
             await self._wake.wait()
+
+    def _next_batch(self) -> list[_Pending]:
+        """Take changes from the queue, as many as one transaction may make."""
+        some: list[_Pending] = []
+        count = 0
+        while self._queue and (not some or count + len(self._queue[0].by_path) <= MAX_PATHS):
+            one = self._queue.popleft()
+            if self._is_wanted(one):
+                some.append(one)
+                count += len(one.by_path)
+        return some
+
+    def _is_wanted(self, one: _Pending) -> bool:
+        """Whether a caller still waits for a change; one whose time is up fails."""
+        if self._clock.monotonic_ms() > one.until_ms:
+            one.fail(RequestTimedOutError("The change has waited too long for earlier ones."))
+        return not one.done.done()
 
     async def _write_together(self, some: Sequence[_Pending]) -> None:
         """Several at once; one by one if that does not work, so that each has its own end."""
@@ -265,33 +285,40 @@ class Access:
                 changes.setdefault(path, []).extend(more)
         error: Exception | None = None
         try:
-            await self._write(changes)
-        except Exception as found:  # noqa: BLE001 - who waits is to hear of it
-            if len(some) > 1 and not isinstance(found, RequestTimedOutError):
+            await self._write(changes, min(one.until_ms for one in some))
+        except RequestTimedOutError as late:
+            self._time_out(some, late)
+            return
+        except Exception as found:  # noqa: BLE001 - every caller learns of it
+            if len(some) > 1:
                 for one in some:
-                    await self._write_together([one])
+                    if self._is_wanted(one):
+                        await self._write_together([one])
                 return
             error = without_traceback(found)
             if not isinstance(found, DomainError):
                 tell("write users, quotas and rules", found)
                 error = NotWrittenError("ZooKeeper has not taken the change.")
         for one in some:
-            if one.done.done():  # nobody waits for it any more
-                continue
-            if error is None:
+            if error is not None:
+                one.fail(error)
+            elif not one.done.done():
                 one.done.set_result(None)
-            else:
-                one.done.set_exception(without_traceback(error))
-                one.done.exception()
 
-    async def _write(self, changes: Mapping[str, Sequence[Change]]) -> None:
-        until = self._clock.monotonic_ms() + GIVE_UP_MS
-        # What is above another one is made before it.
+    def _time_out(self, some: Sequence[_Pending], late: RequestTimedOutError) -> None:
+        """Fail the changes whose time is up; the others are the next to be written."""
+        now_ms = self._clock.monotonic_ms()
+        for one in some:
+            if now_ms > one.until_ms:
+                one.fail(late)
+        self._queue.extendleft(one for one in reversed(some) if not one.done.done())
+
+    async def _write(self, changes: Mapping[str, Sequence[Change]], until_ms: int) -> None:
         left = sorted(changes, key=lambda path: path.count("/"))
         while left:
             cause = "others change the same"
             try:
-                async with asyncio.timeout((until - self._clock.monotonic_ms()) / 1000):
+                async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
                     some = await self._try({path: changes[path] for path in left[:MAX_PATHS]})
                     await self.reread(some)
                 left = left[len(some) :]
@@ -305,7 +332,7 @@ class Access:
                 raise NotWrittenError(str(error)) from None
             except ZooKeeperError as error:
                 cause = str(error)
-            if self._clock.monotonic_ms() > until:
+            if self._clock.monotonic_ms() > until_ms:
                 raise RequestTimedOutError(f"ZooKeeper has not taken the change in time: {cause}")
             await asyncio.sleep(RETRY_MS * (1 + random.random() / 2) / 1000)  # noqa: S311 - no secret
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from kazoo.exceptions import BadVersionError
 
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.zookeeper.connection import Reach
+from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.session import (
     ANY_VERSION,
     Create,
@@ -35,7 +35,7 @@ TOPICS = "/kafka-acl/Topic"
 
 
 class Znodes(Session):
-    """Reads at once; writes once the gate is open, which it is at first."""
+    """Reads and writes at once."""
 
     def __init__(
         self,
@@ -44,8 +44,10 @@ class Znodes(Session):
     ) -> None:
         super().__init__(reach, on_state)
         self.data: dict[str, bytes] = {}
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.is_away = False
+        """Whether writes fail as they do without a connection."""
+        self.attempts = 0
+        """How often something was to be written."""
         self._versions: dict[str, int] = {}
         self._count = 0
 
@@ -65,7 +67,9 @@ class Znodes(Session):
         """Folders need not exist."""
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
-        await self.gate.wait()
+        self.attempts += 1
+        if self.is_away:
+            raise ZooKeeperError("away")
         for at, one in enumerate(writes):
             if isinstance(one, (Set, Delete)) and one.version not in {
                 ANY_VERSION,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
-from fencepost.cluster.records import MetadataRecord
+from fencepost.cluster.records import ClientQuotaRecord, EntityData, MetadataRecord
+from fencepost.coordinator.errors import RequestTimedOutError
 from fencepost.coordinator.zookeeper import access_znodes as formats
-from fencepost.coordinator.zookeeper.access import LONG_BYTES, MAX_RECORDS, Access
-from fencepost.coordinator.zookeeper.access_znodes import AccessRecord
+from fencepost.coordinator.zookeeper.access import GIVE_UP_MS, LONG_BYTES, MAX_RECORDS, Access
+from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
+from fencepost.coordinator.zookeeper.errors import NotWrittenError
 from tests.support.clock import ManualClock
 from tests.support.waits import DEADLINE_S, until_true
 from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
@@ -24,9 +26,10 @@ class Broker:
 
     def __init__(self) -> None:
         self.session = Znodes()
+        self.clock = ManualClock(0)
         self.image = MetadataImage()
         self.is_full = False
-        self.access = Access(self.session, ManualClock(0), self._take, has_rules=True)
+        self.access = Access(self.session, self.clock, self._take, has_rules=True)
 
     def _take(self, records: Sequence[MetadataRecord]) -> None:
         if self.is_full:
@@ -44,8 +47,10 @@ class Broker:
 
 
 @pytest.fixture
-async def broker() -> Broker:
-    return Broker()
+async def broker() -> AsyncIterator[Broker]:
+    made = Broker()
+    yield made
+    made.access.stop()
 
 
 async def cancel(task: asyncio.Task[None]) -> None:
@@ -121,3 +126,63 @@ async def test_znode_that_is_named_twice_is_taken_once(broker: Broker) -> None:
     del broker.session.data[path]
     await broker.access.reread([path, path])
     assert not broker.denied
+
+
+# --- changes ---
+
+
+def quota(user: str) -> dict[str, list[Change]]:
+    """The change that sets a quota of a user, by path."""
+    entity = (EntityData("user", user),)
+    record = ClientQuotaRecord(entity, "producer_byte_rate", 1024.0, remove=False)
+    return {formats.path_of(record): [Change(record)]}
+
+
+def with_quotas(broker: Broker) -> set[str]:
+    """The users that have a quota in ZooKeeper."""
+    folder = f"{formats.USERS}/"
+    return {one.removeprefix(folder) for one in broker.session.data if one.startswith(folder)}
+
+
+async def test_change_that_waited_too_long_for_earlier_ones_is_not_written(broker: Broker) -> None:
+    overdue = broker.access.change(quota("a"))
+    broker.clock.advance(GIVE_UP_MS + 1)
+    in_time = broker.access.change(quota("b"))
+    await broker.access.load()
+    await asyncio.wait_for(in_time, 10)
+    with pytest.raises(RequestTimedOutError):
+        await overdue
+    assert with_quotas(broker) == {"b"}
+
+
+async def test_change_whose_client_has_gone_is_not_written(broker: Broker) -> None:
+    broker.access.change(quota("a")).cancel()
+    wanted = broker.access.change(quota("b"))
+    await broker.access.load()
+    await asyncio.wait_for(wanted, 10)
+    assert with_quotas(broker) == {"b"}
+
+
+async def test_each_change_of_a_batch_has_its_own_deadline(broker: Broker) -> None:
+    early = broker.access.change(quota("a"))
+    broker.clock.advance(GIVE_UP_MS - 1)
+    late = broker.access.change(quota("b"))
+    broker.session.is_away = True
+    await broker.access.load()
+    await until_true(lambda: broker.session.attempts, "a write is tried")
+    broker.clock.advance(2)
+    with pytest.raises(RequestTimedOutError):
+        await asyncio.wait_for(early, 10)
+    assert not late.done()
+    broker.session.is_away = False
+    await asyncio.wait_for(late, 10)
+    assert "b" in with_quotas(broker)
+
+
+async def test_change_that_zookeeper_can_never_take_fails_alone(broker: Broker) -> None:
+    broker.session.data[f"{formats.USERS}/a"] = b"not JSON"
+    wrong, right = broker.access.change(quota("a")), broker.access.change(quota("b"))
+    await broker.access.load()
+    await asyncio.wait_for(right, 10)
+    with pytest.raises(NotWrittenError):
+        await wrong

@@ -23,8 +23,6 @@ class Deviation:
     why: str
 
 
-OLD_FLAG = "version 0 has a flag for it, which Apache Kafka's controller does not look at"
-
 UNREADABLE = (
     "Apache Kafka lets these records in, and consumers of them stay at their offset: lengths inside"
     " a compressed batch and offset deltas of an uncompressed one are not compared there, and what"
@@ -82,7 +80,6 @@ LARGEST = (
     " below the log start, or none"
 )
 NOBODY = "a batch of a transaction but of no producer would be seen even if that aborts"
-NO_FOLLOWER = "whoever follows has no business here, so nobody tells it where the leader is"
 NO_LEVEL = "an isolation level that there is not escapes Apache Kafka as an unexpected exception"
 
 NO_AUTHORIZER = "a broker without an authorizer refuses what it is asked of ACLs, known or not"
@@ -159,7 +156,6 @@ DELIBERATE = (
             ("-1", "1"),
         )
     ),
-    *(Deviation("fetching", "-1", theirs, NO_FOLLOWER) for theirs in ("0", "1")),
     *(
         Deviation(trace, '"invalid_request"', '"unknown_server_error"', NO_LEVEL)
         for trace in ("fetching", "leader_epochs")
@@ -240,13 +236,6 @@ DELIBERATE = (
         "where no batch fits in there are no aborted transactions either",
     ),
     *(Deviation("the_largest_time_of_what_is_left", ours, "0", LARGEST) for ours in ("2", "-1")),
-    Deviation("lowering_by_version_0", '"none"', '"invalid_update_version"', OLD_FLAG),
-    Deviation(
-        "lowering_by_version_0",
-        '[{"feature": "transaction.version", "error_code": "none"}]',
-        "[]",
-        OLD_FLAG,
-    ),
     *(
         Deviation("level_0_under_ids_of_level_2", ours, theirs, LOWERED)
         for ours, theirs in (
@@ -452,10 +441,6 @@ KINDS = (
         NOBODY,
         when=_of_nobody,
         parts=True,
-    ),
-    *(
-        Kind("fetch", f".responses[].partitions[].current_leader.{name}", -1, ..., NO_FOLLOWER)
-        for name in ("leader_id", "leader_epoch")
     ),
     Kind("list_offsets", ..., ..., ..., NO_LEVEL, when=_of_no_level),
     *(

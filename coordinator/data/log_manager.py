@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -93,6 +93,7 @@ class LogManager:
     ``read_metadata`` gives what is known of topics before any of their logs is opened. Where that
     is in a log of this broker's own, it is given what opens it; no request finds that log here,
     whatever the API. Raises what that does, and StorageError; nothing stays open then.
+    ``force_metadata`` makes the latest image durable, or raises LogError.
 
     Without ``loads`` that log is all that is opened: which others there are is not known before
     :meth:`load`.
@@ -107,6 +108,7 @@ class LogManager:
         flusher: FlushScheduler,
         read_metadata: Callable[[Callable[[], Partition]], Metadata],
         *,
+        force_metadata: Callable[[], None],
         loads: bool = True,
     ) -> None:
         self._fs = fs
@@ -130,7 +132,7 @@ class LogManager:
         self._doomed = 0
         """Partitions that were deleted so far."""
         self._cut = False
-        self.removals = Removals(fs, directory)
+        self.removals = Removals(fs, directory, force_metadata)
         self.past_traffic = Traffic()
         """That of topics which were deleted since the start."""
         self._on_delete: list[Callable[[str, int], None]] = []
@@ -309,12 +311,16 @@ class LogManager:
     ) -> Partition:
         key = topic, index
         path = f"{self._directory}/{topic}-{index}"
-        self.removals.make_way(key)
+        try:
+            self.removals.make_way(key)
+        except LogError as error:
+            why = f"that the former topic was deleted is not on disk: {error}"
+            raise StorageError(f"{path} cannot be made: {why}") from error
         if self._stale and self._complete:
             # The files still tell of partitions that are gone; this may be one of the same name.
             if not self.checkpoint():
                 raise StorageError(f"{path} can not be made: the checkpoints can not be written")
-            self._stale = False
+            self._stale = bool(self._doomed_log_starts())
         try:
             partition = Partition.open(
                 self._fs,
@@ -430,16 +436,25 @@ class LogManager:
         self._doomed += 1
         self._stale = True
 
-    async def forget_doomed(self) -> None:
-        """Rename the directories of deleted topics, and forget their checkpointed offsets.
+    async def forget_doomed(self, partitions: Sequence[Partition]) -> None:
+        """Rename the directories of deleted partitions, and forget their checkpointed offsets.
 
-        A new topic of the same name then has nothing to wait for.
+        The records of their deletions are durable. A new topic of the same name then has nothing to
+        wait for.
         """
-        await self.removals.rename_all()
-        doomed = self._doomed
+        await self.removals.rename_all(partitions)
+        doomed, kept = self._doomed, self._doomed_log_starts()
         written = [await self.save(name) for name in CHECKPOINTS]
-        if all(written) and doomed == self._doomed:
+        if all(written) and doomed == self._doomed and not kept:
             self._stale = False
+
+    def _doomed_log_starts(self) -> Offsets:
+        """Log starts of deleted partitions that power loss may bring back.
+
+        Their records before that were deleted, and must not come back with them.
+        """
+        marks = ((one, one.log_start_offset) for one in self.removals.doomed)
+        return {(one.topic, one.index): start for one, start in marks if start}
 
     def plan_cut(self, partition: Partition, offset: int) -> set[str]:
         """Say no more of a log than is there once it is cut, and have the checkpoints say so too.
@@ -489,7 +504,8 @@ class LogManager:
             return {key: one.recovery_point for one, key in marks}
         if name == LOG_START_CHECKPOINT:
             # The first file says the rest.
-            return {key: one.log_start_offset for one, key in marks if one.log_start_offset}
+            starts = {key: one.log_start_offset for one, key in marks if one.log_start_offset}
+            return self._doomed_log_starts() | starts
         return {key: one.high_watermark for one, key in marks}
 
     def close(self) -> None:

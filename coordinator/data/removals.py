@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -32,11 +32,17 @@ _log = structlog.get_logger(__name__)
 
 
 class Removals:
-    """``broker.logs.removals``. Belongs to the event loop; the thread begins with ``start``."""
+    """``broker.logs.removals``. Belongs to the event loop; the thread begins with ``start``.
 
-    def __init__(self, fs: FileSystem, directory: str) -> None:
+    No directory of a deleted partition is renamed before the record of the deletion is durable,
+    because power loss may bring the topic back until then. ``force`` makes it durable at once, and
+    raises LogError where it cannot.
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, force: Callable[[], None]) -> None:
         self._fs = fs
         self._directory = directory
+        self._force = force
         self._doomed: dict[TopicPartition, Partition] = {}
         """Partitions that were deleted, and whose directory still has its name."""
         self._waiting: deque[Callable[[], None]] = deque()
@@ -52,10 +58,13 @@ class Removals:
         self._go_on()
 
     async def close(self) -> None:
-        """Rename what is to be renamed, and finish what is under way; the rest is left."""
+        """Rename the directories of deleted partitions, and finish the removal under way.
+
+        The next start removes the rest. Where the records of deletions cannot be made durable, it
+        also decides which directories belong to deleted topics.
+        """
         self._may_run = False
-        while self._doomed:
-            self._rename(next(iter(self._doomed)))
+        self._rename_forced()
         if self._task is not None:
             await asyncio.wait({self._task})
         self._thread.close()
@@ -73,21 +82,46 @@ class Removals:
         partition.doom()
         self._doomed[partition.topic, partition.index] = partition
 
+    @property
+    def doomed(self) -> list[Partition]:
+        """Deleted partitions whose directories still have their names."""
+        return [*self._doomed.values()]
+
     def make_way(self, key: TopicPartition) -> None:
-        """See to it that nothing of a deleted partition stands where a new one is to be made."""
+        """Rename the directory of a deleted partition at once: a new one needs the name.
+
+        Raises LogError where the record of the deletion cannot be made durable.
+        """
         if key in self._doomed:
+            self._force()
             self._rename(key)
 
-    async def rename_all(self) -> None:
-        """Rename the directories of deleted partitions, with room for others in between."""
+    async def rename_all(self, partitions: Sequence[Partition]) -> None:
+        """Rename the directories of deleted partitions, with room for others in between.
+
+        The records of their deletions are durable. Later deletions have to wait for their own.
+        """
         pace = Pace()
-        while self._doomed:
-            key, partition = next(iter(self._doomed.items()))
+        for partition in partitions:
             while not partition.producers.release(PRODUCERS_AT_ONCE):
                 await pace()
+            key = partition.topic, partition.index
             if self._doomed.get(key) is partition:
                 self._rename(key)
             await pace()
+
+    def _rename_forced(self) -> None:
+        """Rename the directories of all deleted partitions, or close their files."""
+        if not self._doomed:
+            return
+        try:
+            self._force()
+        except LogError as error:
+            _log.warning("directories of deleted topics not removed", cause=str(error))
+            while self._doomed:
+                self._doomed.popitem()[1].finish_close(None, None)
+        while self._doomed:
+            self._rename(next(iter(self._doomed)))
 
     def _rename(self, key: TopicPartition) -> None:
         partition = self._doomed.pop(key)

@@ -104,8 +104,6 @@ class Replicas:
         """Begins with the first partition that has other replicas."""
         self._forgetting: asyncio.Task[None] | None = None
         self._has_started = False
-        self._has_doomed = False
-        """Whether there are directories to be renamed."""
         config.listen(self._reconfigure)
 
     # --- who serves what -------------------------------------------------------------------------
@@ -289,18 +287,18 @@ class Replicas:
             if partition is None or partition.topic_id == one.topic_id:
                 self._logs.doom_partition(key)
         self._commits.has_replicated = bool(self._here)
-        self._has_doomed = True
         if self._forgetting is None or self._forgetting.done():
             self._forgetting = spawn(self._forget(), "directories of deleted replicas")
 
     async def _forget(self) -> None:
-        while self._has_doomed:
-            self._has_doomed = False
-            # Their records go only when no power loss can bring the topics back.
+        # Where the wait fails, the partitions stay doomed until the next deletion comes.
+        while doomed := self._logs.removals.doomed:
+            # Their records go only when no power loss can bring the topics back. What is deleted
+            # during the wait has its own.
             durable = self._durable()
             if durable is not None:
                 await durable
-            await self._logs.forget_doomed()
+            await self._logs.forget_doomed(doomed)
 
     async def forgotten(self) -> None:
         """Return once no directory of a deleted replica has its name any more."""

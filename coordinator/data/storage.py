@@ -23,6 +23,7 @@ from fencepost.coordinator.runtime.commits import Commits
 from fencepost.coordinator.runtime.flusher import Flusher
 from fencepost.logcore.checkpoints import RECOVERY_POINT_CHECKPOINT
 from fencepost.logcore.clock import Clock, cluster_clock
+from fencepost.logcore.errors import NoRoomError
 from fencepost.logcore.fs import FileSystem
 from fencepost.logcore.partition import Partition
 
@@ -97,6 +98,18 @@ class Storage:
         """What to wait for until the metadata are durable; a controller elsewhere has waited."""
         return None if self.own_log is None else self.own_log.durable()
 
+    def _force(self) -> None:
+        """Make the metadata durable at once; raises LogError. A controller elsewhere has waited.
+
+        So has the controller in a process with a broker, which learns only of durable records.
+        """
+        if self.own_log is None or not self.is_broker:
+            return
+        self.own_log.force()
+        partition = self.own_log.partition
+        if partition.recovery_point < partition.log_end_offset:
+            raise NoRoomError(f"{partition.name} is not on disk")  # the flush was refused
+
     def _open_logs(self) -> LogManager:
         logs = LogManager(
             self.fs,
@@ -105,6 +118,7 @@ class Storage:
             self.clock,
             self.flusher,
             self._read_metadata,
+            force_metadata=self._force,
             loads=self._loads,
         )
         self.flusher.sealed.checkpoint = partial(logs.save, RECOVERY_POINT_CHECKPOINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -11,15 +12,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.coordinator.daemon.broker import Broker
+from fencepost.coordinator.metadata.log import MetadataLog
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
-from fencepost.logcore.errors import StorageError
+from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.fs import OsFileSystem
 from fencepost.logcore.machine import EndMarker, ProducerStamp, Record
 from tests.support.cluster import Cluster
 from tests.support.faults import FaultyDisk
 from tests.support.metadata_changes import create_topic, delete_topic
 from tests.support.stalls import watched_loop
-from tests.support.waits import until_async
+from tests.support.waits import until_async, until_true
 from tests.unit.coordinator.services import storage
 
 CALM = {"log.initial.task.delay.ms": "3600000"}
@@ -51,6 +53,32 @@ async def until_gone(directory: Path) -> None:
         return not doomed(directory)
 
     await until_async(gone, "everything is removed")
+
+
+def is_metadata(path: str) -> bool:
+    return "__cluster_metadata" in path
+
+
+def fail_syncs_of_metadata(disk: FaultyDisk, broker: Broker) -> None:
+    """Have the metadata log go off line with its next flush."""
+    disk.sync_fails = is_metadata
+
+
+def refuse_flushes_of_metadata(disk: FaultyDisk, broker: Broker) -> None:
+    """Have no file handle for a flush of the metadata log, which stays on line."""
+
+    def before(kind: str, path: str) -> None:
+        if kind == "sync_directory" and is_metadata(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    disk.before = before
+    metadata = broker.services.metadata
+    assert isinstance(metadata, MetadataLog)
+    metadata.partition.flushes.roll(broker.clock.now_ms())
+
+
+def log_starts(directory: Path) -> dict[tuple[str, int], int]:
+    return read_offsets(OsFileSystem(), str(directory), LOG_START_CHECKPOINT)
 
 
 class ThreadsOfSteps(FaultyDisk):
@@ -158,6 +186,113 @@ async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_
         disk.gate.set()
         await services.topics_forgotten()
         assert not (tmp_path / "t-0").exists()
+
+
+async def test_directory_of_later_deletion_stays_until_its_own_record_is_durable(tmp_path):
+    """The second topic is deleted while the record of the first deletion is being forced."""
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        metadata = broker.services.metadata
+        for name in ("first", "second"):
+            create_topic(metadata, name, partitions=1)
+            write(broker, name)
+        disk.is_gated = is_metadata
+        disk.gate.clear()
+        with metadata.unforced():
+            delete_topic(metadata, "first")
+            assert await asyncio.to_thread(disk.held.wait, 30), "the first record is on its way"
+            end = metadata.partition.log_end_offset
+            delete_topic(metadata, "second")
+        disk.is_gated = lambda path: is_metadata(path) and metadata.partition.recovery_point >= end
+        disk.gate.set()  # for the flush that waits, and no later one
+        disk.gate.clear()
+        await until_true(lambda: not (tmp_path / "first-0").exists(), "the first one is renamed")
+        assert metadata.partition.recovery_point == end
+        assert (tmp_path / "second-0").exists()
+        disk.gate.set()
+        await broker.services.topics_forgotten()
+        assert not (tmp_path / "second-0").exists()
+
+
+async def test_directory_is_renamed_for_new_topic_of_its_name_behind_durable_record(tmp_path):
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        services, metadata = broker.services, broker.services.metadata
+        create_topic(metadata, "t", partitions=1)
+        write(broker, "t")
+        disk.is_gated = is_metadata
+        disk.gate.clear()
+        with metadata.unforced():
+            delete_topic(metadata, "t")
+            end = metadata.partition.log_end_offset
+            create_topic(metadata, "t", partitions=1)
+        assert metadata.partition.recovery_point < end
+        assert services.replicas.leader("t", 0).log_end_offset == 0
+        assert metadata.partition.recovery_point >= end
+        disk.gate.set()
+        await services.topics_forgotten()
+
+
+@pytest.mark.parametrize("spoil", [fail_syncs_of_metadata, refuse_flushes_of_metadata])
+async def test_directory_stays_where_the_record_of_the_deletion_cannot_be_forced(tmp_path, spoil):
+    """A new topic of the name cannot be opened then, and a stop renames nothing either."""
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        metadata = broker.services.metadata
+        create_topic(metadata, "t", partitions=1)
+        write(broker, "t")
+        spoil(disk, broker)
+        with metadata.unforced():
+            delete_topic(metadata, "t")
+            create_topic(metadata, "t", partitions=1)
+        with pytest.raises(StorageError, match=r"t-0 cannot be made: .* not on disk"):
+            broker.services.replicas.leader("t", 0)
+        assert (tmp_path / "t-0" / f"{0:020}.log").stat().st_size > 0
+    assert (tmp_path / "t-0").exists()
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+async def test_directory_whose_record_was_refused_by_the_disk_goes_with_the_next_deletion(tmp_path):
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        services, metadata = broker.services, broker.services.metadata
+        for name in ("first", "second"):
+            create_topic(metadata, name, partitions=1)
+            write(broker, name)
+        refuse_flushes_of_metadata(disk, broker)
+        with metadata.unforced():
+            delete_topic(metadata, "first")
+        with pytest.raises(NoRoomError):
+            await services.replicas.forgotten()
+        assert (tmp_path / "first-0").exists()
+        disk.before = lambda _kind, _path: None
+        delete_topic(metadata, "second")
+        await services.topics_forgotten()
+        assert not list(tmp_path.glob("first-?")) + list(tmp_path.glob("second-?"))
+
+
+async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tmp_path):
+    """Else power loss would bring the topic back with records that were deleted before it."""
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        services, metadata = broker.services, broker.services.metadata
+        create_topic(metadata, "t", partitions=1)
+        create_topic(metadata, "other", partitions=1)
+        write(broker, "t", count=5)
+        services.logs.partition("t", 0).cleanup.delete_records_before(3)
+        disk.is_gated = is_metadata
+        disk.gate.clear()
+        with metadata.unforced():
+            delete_topic(metadata, "t")
+        assert await asyncio.to_thread(disk.held.wait, 30)
+        write(broker, "other")
+        assert log_starts(tmp_path) == {("t", 0): 3}
+        with metadata.unforced():
+            create_topic(metadata, "t", partitions=1)
+        disk.gate.set()
+        write(broker, "t")
+        assert log_starts(tmp_path) == {}, "it is not taken for the start of the new one"
+        await services.topics_forgotten()
 
 
 async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):

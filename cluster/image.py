@@ -336,6 +336,9 @@ class LocalChanges:
     """Those of ``leaders`` whose leader epoch changed."""
     followers: tuple[LocalPartition, ...] = ()
     """It has a replica and does not lead, and something changed."""
+    deleted_alone: tuple[TopicImage, ...] = ()
+    """Deleted topics of which the broker had the only replica of each partition; ``deletes`` does
+    not have them."""
 
 
 def deleted_topics(old: MetadataImage, new: MetadataImage) -> list[TopicImage]:
@@ -350,12 +353,13 @@ def local_changes(
     broker_id: int,
     *,
     topics: Collection[UUID] | None = None,
-    with_new_alone: bool = True,
+    each_alone: bool = True,
 ) -> LocalChanges:
     """Return the work that the step from one image to a later one gives a broker.
 
-    ``topics`` are those to compare, by default all that changed. ``with_new_alone`` includes new
-    partitions whose only replica is on the broker; there may be 200,000 of them.
+    ``topics`` are those to compare, by default all that changed. There may be 200,000 partitions
+    whose only replica is on the broker. Without ``each_alone`` the new ones are left out, and a
+    deleted topic that has no others is in ``deleted_alone``.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """
@@ -363,20 +367,26 @@ def local_changes(
     leaders: list[LocalPartition] = []
     elected: list[LocalPartition] = []
     followers: list[LocalPartition] = []
+    deleted_alone: list[TopicImage] = []
     if old.topics is new.topics:
         return LocalChanges()
     for topic_id in changed_topics(old, new) if topics is None else topics:
         known, after = old.topics_by_id.get(topic_id), new.topics_by_id.get(topic_id)
         if after is None:
-            before = () if known is None else _local(known)
-            deletes += [one for one in before if broker_id in one.registration.replicas]
+            if known is None:
+                continue
+            if not each_alone and _is_alone(known, broker_id):
+                deleted_alone.append(known)
+            else:
+                parts = _local(known)
+                deletes += [one for one in parts if broker_id in one.registration.replicas]
             continue
         former = () if known is None else known.partitions
-        if not with_new_alone and known is None and _is_alone(after, broker_id):
+        if not each_alone and known is None and _is_alone(after, broker_id):
             continue
         for index, now in enumerate(after.partitions):
             was = former[index] if index < len(former) else None
-            if was is now or (was is None and not with_new_alone and now.is_alone_on(broker_id)):
+            if was is now or (was is None and not each_alone and now.is_alone_on(broker_id)):
                 continue
             one = LocalPartition(after.name, topic_id, index, now)
             if broker_id not in now.replicas:
@@ -390,17 +400,20 @@ def local_changes(
                     elected.append(one)
             else:
                 followers.append(one)
-    return LocalChanges(tuple(deletes), tuple(leaders), tuple(elected), tuple(followers))
+    return LocalChanges(
+        tuple(deletes), tuple(leaders), tuple(elected), tuple(followers), tuple(deleted_alone)
+    )
 
 
 def _is_alone(topic: TopicImage, broker_id: int) -> bool:
-    """Whether all partitions have their only replica on a broker, and one registration."""
-    first = topic.partitions[0] if topic.partitions else None
-    return (
-        first is not None
-        and first.is_alone_on(broker_id)
-        and topic.partitions.count(first) == len(topic.partitions)
-    )
+    """Whether all partitions have their only replica on a broker."""
+    last = None
+    for one in topic.partitions:
+        if one is not last:  # most partitions share their registration
+            if not one.is_alone_on(broker_id):
+                return False
+            last = one
+    return True
 
 
 def _local(topic: TopicImage) -> Iterator[LocalPartition]:

@@ -39,7 +39,8 @@ class DueChanges:
         self.partitions: dict[TopicPartition, LocalPartition] = {}
         """Those that are due, in order."""
         self._task: asyncio.Task[None] | None = None
-        self._failed: dict[TopicPartition, LocalPartition] = {}
+        self.failed: dict[TopicPartition, LocalPartition] = {}
+        """Those that are tried again."""
         self._retry: asyncio.TimerHandle | None = None
 
     def take(self, partitions: Iterable[LocalPartition]) -> None:
@@ -49,7 +50,7 @@ class DueChanges:
         """
         for one in partitions:
             self.partitions[one.topic, one.index] = one
-            self._failed.pop((one.topic, one.index), None)
+            self.failed.pop((one.topic, one.index), None)
         for key in [key for key in self.partitions if key[0] in INTERNAL_TOPICS]:
             self.settle(key)
         self._some(FIRST_SLICE_MS)
@@ -65,20 +66,20 @@ class DueChanges:
             self._do(one)
         except Exception as error:  # noqa: BLE001 - the others have to be led and followed as well
             tell("lead or follow", error, partition=f"{one.topic}-{one.index}")
-            self._failed[key] = one
+            self.failed[key] = one
             if self._retry is None:
                 loop = asyncio.get_running_loop()
                 self._retry = call_later(loop, AFTER_FAILURE_MS, "lead or follow", self._again)
 
     def _again(self) -> None:
         self._retry = None
-        failed, self._failed = self._failed, {}
+        failed, self.failed = self.failed, {}
         self.take(failed.values())
 
     def drop(self, one: LocalPartition) -> None:
         """Do not do it: the replica is gone."""
         key = one.topic, one.index
-        for kept in (self.partitions, self._failed):
+        for kept in (self.partitions, self.failed):
             due = kept.get(key)
             if due is not None and due.topic_id == one.topic_id:
                 del kept[key]
@@ -91,7 +92,7 @@ class DueChanges:
     async def close(self) -> None:
         """Leave the rest undone."""
         self.partitions.clear()
-        self._failed.clear()
+        self.failed.clear()
         if self._retry is not None:
             self._retry.cancel()
         if self._task is not None:

@@ -253,6 +253,11 @@ class LogManager:
         """The partition if it is open already."""
         return self.opened.get(key)
 
+    @property
+    def tables(self) -> Sequence[Mapping[TopicPartition, object]]:
+        """What is known here of partitions: the open logs and the checkpointed offsets."""
+        return self.opened, *self._checkpointed
+
     def __iter__(self) -> Iterator[Partition]:
         """All partitions that are open, the metadata log among them, in no order."""
         own = [] if self._metadata_partition is None else [self._metadata_partition]

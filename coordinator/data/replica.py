@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from fencepost.cluster.image import LocalPartition
+from fencepost.cluster.image import LocalPartition, TopicImage
 from fencepost.logcore.epochs import UNDEFINED_EPOCH
 from fencepost.logcore.errors import (
     StorageError,
@@ -78,3 +78,19 @@ class Replica:
     def is_offline(self) -> bool:
         """Whether its disk has failed."""
         return self.partition is None or self.partition.offline is not None
+
+
+def partitions_in(
+    topics: Iterable[TopicImage], *tables: Mapping[tuple[str, int], object]
+) -> Iterator[LocalPartition]:
+    """Return the partitions of ``topics`` that have an entry in any of ``tables``."""
+    for topic in topics:
+        name, count = topic.name, len(topic.partitions)
+        indexes: set[int] = set()
+        for table in tables:
+            if len(table) < count:
+                indexes.update([index for at, index in table if at == name and index < count])
+            else:
+                indexes.update([index for index in range(count) if (name, index) in table])
+        for index in sorted(indexes):
+            yield LocalPartition(name, topic.topic_id, index, topic.partitions[index])

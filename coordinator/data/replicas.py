@@ -37,7 +37,7 @@ from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.data.due_changes import DueChanges
 from fencepost.coordinator.data.log_manager import LogManager
-from fencepost.coordinator.data.replica import Fetchers, Placed, Replica
+from fencepost.coordinator.data.replica import Fetchers, Placed, Replica, partitions_in
 from fencepost.coordinator.data.replica_counts import LedAlone, ReplicaCounts, count
 from fencepost.coordinator.errors import (
     InconsistentTopicIdError,
@@ -225,7 +225,7 @@ class Replicas:
         if not self._has_started:
             self.image = image
             return
-        self.apply(local_changes(old, image, self.node_id, with_new_alone=False), image)
+        self.apply(local_changes(old, image, self.node_id, each_alone=False), image)
 
     def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
         """Do the work that the step to ``image`` gives: deletes, then leaders, then followers.
@@ -240,7 +240,10 @@ class Replicas:
         configs, self.image = self.image.configs, image
         if image.configs is not configs:
             self._set_min_isr()
-        self._delete(changes.deletes)
+        # A topic may have 100,000 partitions, most of which were never used.
+        due, tables = self._due, self._logs.tables
+        used = partitions_in(changes.deleted_alone, self._here, due.partitions, due.failed, *tables)
+        self._delete([*changes.deletes, *used])
         self._due.take((*changes.leaders, *changes.followers))
         if others:
             self._reconsider()

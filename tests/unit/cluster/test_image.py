@@ -205,6 +205,17 @@ def test_what_becomes_of_partitions_here() -> None:
     assert changed(new, after(new, NoOpRecord())) == {}
 
 
+def test_deleted_topic_with_all_partitions_alone_here_is_one_change() -> None:
+    """There may be 100,000 of them, and most were never opened."""
+    old = after(START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2))
+    new = after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
+    found = local_changes(old, new, ME, each_alone=False)
+    assert found.deleted_alone == (old.topics["b"],)
+    deletes = sorted((one.topic, one.index) for one in found.deletes)
+    assert deletes == [("a", 0), ("a", 1), ("c", 0), ("c", 1)]
+    assert local_changes(old, new, ME).deleted_alone == ()
+
+
 @pytest.mark.parametrize(
     "records",
     [

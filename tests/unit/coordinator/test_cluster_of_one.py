@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,12 +16,15 @@ from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.data.replica_counts import LedAlone
 from fencepost.coordinator.errors import UnknownTopicOrPartitionError
 from tests.support.cluster import Cluster
-from tests.support.metadata_changes import create_topic
+from tests.support.metadata_changes import create_partitions, create_topic, delete_topic
+from tests.support.stalls import watched_loop
 from tests.unit.coordinator.services import storage
 
 TOPIC_ID = UUID(int=7)
 OURS = 1
 """The leader epoch after the second start."""
+COUNT = 600
+"""Partitions that are not led and followed in one slice of time."""
 
 
 @pytest.fixture
@@ -96,6 +100,60 @@ def test_image_is_there_before_the_first_change(tmp_path: Path) -> None:
             find("t", 2)
     assert list(store.replicas) == [], "no machine for a partition with one replica"
     assert (store.replicas.counts(0).partitions, store.replicas.counts(0).leaders) == (2, 2)
+    store.logs.close()
+
+
+def directories(path: Path) -> set[str]:
+    return {one.name for one in path.iterdir()}
+
+
+async def test_deletion_of_100_000_partitions_keeps_the_loop_for_a_moment(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker:
+        services = broker.services
+        metadata = services.metadata
+        create_topic(metadata, "t", 10_000)
+        for count in range(20_000, 100_001, 10_000):
+            create_partitions(metadata, "t", count)
+        used = [0, 1, 99_999]
+        logs = [services.replicas.leader("t", index) for index in used]
+        with watched_loop() as watch:
+
+            def delete() -> None:
+                with metadata.unforced():
+                    delete_topic(metadata, "t")
+
+            watch.time(delete, "the deletion")
+            await services.topics_forgotten()
+        assert [services.logs.find_open(("t", index)) for index in used] == [None] * len(used)
+        assert [one.marks.stopped is not None for one in logs] == [True] * len(used)
+        assert not {f"t-{index}" for index in used} & directories(tmp_path)
+    watch.check()
+
+
+async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
+    tmp_path: Path,
+) -> None:
+    """The other replica was removed and then the topic, in one turn with thousands of others."""
+    store = storage(tmp_path)
+    topic_id = create_topic(store.metadata, "t", COUNT).topic_id
+    both, alone = (
+        PartitionRegistration(replicas, replicas, 1, epoch, epoch)
+        for epoch, replicas in enumerate(((1, 2), (1,)), 1)
+    )
+    images = [MetadataImage()]
+    for one in (both, alone):
+        topic = TopicImage("t", topic_id, (one,) * COUNT)
+        images.append(MetadataImage(topics={"t": topic}, topics_by_id={topic_id: topic}))
+    replicas = store.replicas
+    replicas.start()
+    for old, image in pairwise([*images, MetadataImage()]):
+        replicas.publish(old, image)
+    assert list(replicas) == []
+    assert not replicas._due.partitions
+    assert not store.commits.has_replicated
+    assert [one for one in store.logs if one.topic == "t"] == []
+    await replicas.stop()
+    await store.flusher.close()
     store.logs.close()
 
 

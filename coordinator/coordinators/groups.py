@@ -87,9 +87,12 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     async def stop(self) -> None:
         """Close every shard; parked requests are answered NOT_COORDINATOR."""
-        assignors, shards = self._computed_elsewhere, self._shards
         await each_in_turn(
-            (("end the assignors", assignors.close), ("close the shards", shards.close))
+            (
+                ("end the assignors", self._computed_elsewhere.close),
+                ("forget deleted topics", self.forgotten),
+                ("close the shards", self._shards.close),
+            )
         )
 
     # --- requests --------------------------------------------------------------------------------
@@ -122,13 +125,20 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
 
     async def _forget(self) -> None:
         while self._deleted:
-            # Not before no power loss can bring the topics back.
-            await self._replicas.forgotten()
             deleted, self._deleted = self._deleted, []
-            await self.on_topics_deleted(deleted)
+            try:
+                # Until their records are durable, power loss may bring the topics back.
+                durable = self._replicas.durable()
+                if durable is not None:
+                    await durable
+                await self.on_topics_deleted(deleted)
+            except BaseException:
+                # The next deletion tries again.
+                self._deleted[:0] = deleted
+                raise
 
     async def forgotten(self) -> None:
-        """Return once the offsets of deleted topics are."""
+        """Return once groups have no offsets of deleted topics, or raise LogError."""
         while self._forgetting is not None and not self._forgetting.done():
             await asyncio.shield(self._forgetting)
 

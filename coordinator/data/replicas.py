@@ -79,14 +79,14 @@ class Replicas:
         image: MetadataImage,
         durable: Callable[[], Awaitable[None] | None],
     ) -> None:
-        """``durable`` returns what to wait for until the latest image is durable, or None."""
         self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
         self.node_id = node_id
         self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
         """What the machines of this broker look at; its broker epoch is the lifecycle's to set."""
         self.image = image
         """The latest one."""
-        self._durable = durable
+        self.durable = durable
+        """Returns what to wait for until the latest image is durable, or None if it is."""
         self._led_alone = LedAlone(node_id)
         self._here: dict[TopicPartition, Replica] = {}
         self._open = logs.opened
@@ -298,7 +298,7 @@ class Replicas:
         while doomed := self._logs.removals.doomed:
             # Their records go only when no power loss can bring the topics back. What is deleted
             # during the wait has its own.
-            durable = self._durable()
+            durable = self.durable()
             if durable is not None:
                 await durable
             await self._logs.forget_doomed(doomed)

@@ -13,6 +13,9 @@ from structlog.testing import capture_logs
 
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata.log import MetadataLog
+from fencepost.coordinator.services import Services as BrokerServices
+from fencepost.coordinator.wire.steps import finish
+from fencepost.groups.commands import CommitOffsets, FetchOffsets, FetchTopic, OffsetToCommit
 from fencepost.logcore.checkpoints import LOG_START_CHECKPOINT, read_offsets
 from fencepost.logcore.errors import NoRoomError, StorageError
 from fencepost.logcore.fs import OsFileSystem
@@ -22,7 +25,7 @@ from tests.support.faults import FaultyDisk
 from tests.support.metadata_changes import create_topic, delete_topic
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_async, until_true
-from tests.unit.coordinator.services import storage
+from tests.unit.coordinator.services import Services, storage
 
 CALM = {"log.initial.task.delay.ms": "3600000"}
 
@@ -79,6 +82,21 @@ def refuse_flushes_of_metadata(disk: FaultyDisk, broker: Broker) -> None:
 
 def log_starts(directory: Path) -> dict[tuple[str, int], int]:
     return read_offsets(OsFileSystem(), str(directory), LOG_START_CHECKPOINT)
+
+
+async def commit_offset(services: BrokerServices, topic: str, offset: int) -> None:
+    finish(services.groups.open_in_steps())
+    offsets = (OffsetToCommit(topic, 0, offset),)
+    await services.groups.submit("g", CommitOffsets("g", -1, "", None, offsets))
+
+
+async def committed_offset(services: BrokerServices, topic: str) -> int:
+    """The offset of group ``g``; -1 if it has none."""
+    command = FetchOffsets("g", (FetchTopic(topic, (0,)),))
+    result = await services.groups.submit("g", command)
+    [(_, [found])] = result.topics  # type: ignore[attr-defined]
+    offset: int = found.offset
+    return offset
 
 
 class ThreadsOfSteps(FaultyDisk):
@@ -293,6 +311,69 @@ async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tm
         write(broker, "t")
         assert log_starts(tmp_path) == {}, "it is not taken for the start of the new one"
         await services.topics_forgotten()
+
+
+async def test_offsets_of_deleted_topic_go_before_the_checkpoints_are_written(tmp_path):
+    """Groups wait for the record of the deletion, and for nothing else."""
+    disk, may_write = FaultyDisk(), threading.Event()
+
+    def before(_kind: str, path: str) -> None:
+        if "checkpoint" in path and threading.current_thread() is not threading.main_thread():
+            assert may_write.wait(30)
+
+    services = await Services(tmp_path, fs=disk).start()
+    services.topic("t")
+    await commit_offset(services, "t", 5)
+    services.replicas.leader("t", 0)
+    disk.before = before
+    delete_topic(services.metadata, "t")
+    async with asyncio.timeout(20):
+        await services.groups.forgotten()
+    assert await committed_offset(services, "t") == -1
+    assert not may_write.is_set()
+    may_write.set()
+    await services.stop()
+
+
+async def test_offsets_of_deleted_topic_go_before_the_shards_close(tmp_path):
+    """The stop comes while the record of the deletion is being forced."""
+    disk = FaultyDisk()
+    services = await Services(tmp_path, fs=disk).start()
+    services.topic("t")
+    await commit_offset(services, "t", 5)
+    disk.is_gated = is_metadata
+    disk.gate.clear()
+    with services.metadata.unforced():
+        delete_topic(services.metadata, "t")
+    stopping = asyncio.ensure_future(services.groups.stop())
+    assert await asyncio.to_thread(disk.held.wait, 30)
+    assert not stopping.done()
+    disk.gate.set()
+    await stopping
+    await services.stop()
+    again = await Services(tmp_path).start()
+    assert await committed_offset(again, "t") == -1
+    await again.stop()
+
+
+async def test_offsets_whose_record_was_refused_by_the_disk_go_with_the_next_deletion(tmp_path):
+    disk = FaultyDisk()
+    async with Broker(tmp_path, config=CALM, fs=disk) as broker:
+        services = broker.services
+        names = "first", "second"
+        for name in names:
+            create_topic(services.metadata, name, partitions=1)
+            await commit_offset(services, name, 5)
+        refuse_flushes_of_metadata(disk, broker)
+        with services.metadata.unforced():
+            delete_topic(services.metadata, "first")
+        with pytest.raises(NoRoomError):
+            await services.groups.forgotten()
+        assert [await committed_offset(services, name) for name in names] == [5, 5]
+        disk.before = lambda _kind, _path: None
+        delete_topic(services.metadata, "second")
+        await services.groups.forgotten()
+        assert [await committed_offset(services, name) for name in names] == [-1, -1]
 
 
 async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):

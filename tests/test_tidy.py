@@ -85,6 +85,8 @@ ALLOWED_IMPORTS = {
     f"{_ROOM}config": (
         "coordinator.config",
         "coordinator.errors",
+        # A listener that fails is logged as everything unexpected is.
+        "coordinator.runtime.background",
         "groups.consumer_commands",
         "logcore",
     ),

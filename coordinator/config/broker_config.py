@@ -35,6 +35,7 @@ from fencepost.coordinator.config.security_keys import OF_LISTENERS
 from fencepost.coordinator.config.settings_file import read_file
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 from fencepost.coordinator.errors import InvalidRequestError
+from fencepost.coordinator.runtime.background import survived
 from fencepost.logcore.config import LogConfig
 
 __all__ = [
@@ -370,13 +371,14 @@ class BrokerConfig:
         self._changed()
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after every change of a dynamic setting."""
+        """Have ``callback`` called after every change of a setting; its failure is logged."""
         self._listeners.append(callback)
 
     def _changed(self) -> None:
         self._refresh()
         for listener in self._listeners:
-            listener()
+            with survived("settings changed"):
+                listener()
 
     def _refresh(self) -> None:
         self._values = {

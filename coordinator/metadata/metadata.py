@@ -31,6 +31,7 @@ from fencepost.coordinator.metadata.names import (
     TRANSACTION_STATE,
 )
 from fencepost.coordinator.metadata.publication import Publication, Published, Subscriber
+from fencepost.coordinator.runtime.background import survived
 from fencepost.logcore.config import MAX_INT64
 
 TRANSACTION_VERSION: Final = "transaction.version"
@@ -92,7 +93,9 @@ class Metadata:
         ):
             resource = BROKER_RESOURCE, name
             if old.configs.get(resource) is not image.configs.get(resource):
-                self._config.set_dynamic(source, self.plain_settings(name))
+                # The image is installed: a failure must keep no subscriber from it.
+                with survived("take over dynamic settings", of=name or "all brokers"):
+                    self._config.set_dynamic(source, self.plain_settings(name))
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
         """Have ``publish`` called with each image that is installed from now on, in its turn."""

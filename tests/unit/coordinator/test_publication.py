@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 import pytest
 from structlog.testing import capture_logs
 
 from fencepost.cluster.delta import MetadataDelta
-from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
 from fencepost.cluster.records import (
+    ConfigRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
+from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.coordinators.elections import publish_elections
 from fencepost.coordinator.daemon.member import no_longer_followed
+from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Publication, Subscriber
 
 ME, OTHER = 7, 8
@@ -47,6 +51,47 @@ def test_failing_subscriber_is_logged_and_keeps_no_other_from_its_turn() -> None
         publication.publish(MetadataImage(), MetadataImage(offset=1))
     assert told == [1]
     assert [(one["to"], one["cause"]) for one in logs] == [("REPLICAS", "RuntimeError: odd")]
+
+
+def of_broker_settings(*settings: tuple[str, str]) -> MetadataImage:
+    """Dynamic settings of all brokers; the names may be unknown."""
+    return after(MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings))
+
+
+def test_failing_listener_of_settings_keeps_no_other_and_no_subscriber_from_the_image() -> None:
+    config = BrokerConfig()
+    metadata, told = Metadata(config, node_id=ME), list[object]()
+
+    def fail() -> None:
+        raise RuntimeError("odd")
+
+    config.listen(fail)
+    config.listen(lambda: told.append(config.int("message.max.bytes")))
+    metadata.subscribe(Subscriber.HISTORY, lambda _, new: told.append(new.offset))
+    image = of_broker_settings(("message.max.bytes", "1000"))
+    with capture_logs() as logs:
+        metadata.install(image)
+    assert metadata.image is image
+    assert told == [1000, image.offset]
+    assert [(one["what"], one["cause"]) for one in logs] == [
+        ("settings changed", "RuntimeError: odd")
+    ]
+
+
+class Unreadable(Metadata):
+    """Cannot decrypt the passwords among its settings."""
+
+    def plain_settings(self, name: str) -> Mapping[str, str]:
+        raise RuntimeError(f"no key for {name}")
+
+
+def test_settings_that_cannot_be_read_keep_no_subscriber_from_the_image() -> None:
+    metadata, told = Unreadable(BrokerConfig(), node_id=ME), list[int]()
+    metadata.subscribe(Subscriber.REPLICAS, lambda _, new: told.append(new.offset))
+    with capture_logs() as logs:
+        metadata.install(of_broker_settings(("message.max.bytes", "1000")))
+    assert told == [metadata.image.offset]
+    assert [one["what"] for one in logs] == ["take over dynamic settings"]
 
 
 class Coordinator:

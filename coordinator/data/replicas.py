@@ -265,7 +265,9 @@ class Replicas:
             self._here[one.topic, one.index].followed_epoch = one.registration.leader_epoch
 
     def stop_following(self, partitions: Sequence[tuple[UUID, int]]) -> None:
-        """Fetch these no more, though the image says so: this broker is about to leave."""
+        """Fetch these no longer, though the image says so: this broker is about to leave."""
+        if not partitions:
+            return
         self._due.finish()
         if self.fetchers is not None:
             self.fetchers.stop(partitions)

@@ -103,6 +103,16 @@ async def test_who_leaves_follows_nobody_anew(many):
     assert many.following.log[-1] == ("stop", 1)
 
 
+async def test_image_that_stops_no_fetch_leaves_due_work_for_later(many):
+    """A controlled shutdown looks at each image, and most have nothing to stop."""
+    many.apply(leader=2, epoch=3)
+    due = len(many.replicas._due.partitions)
+    assert due > 0
+    many.replicas.stop_following([])
+    assert len(many.replicas._due.partitions) == due
+    assert ("stop", 0) not in many.following.log
+
+
 async def test_what_can_not_be_followed_oddly_is_followed_a_little_later(many, monkeypatch):
     """No image to come would say it again."""
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)

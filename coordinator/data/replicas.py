@@ -221,7 +221,7 @@ class Replicas:
         self.publish(MetadataImage(), self.image)
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Lead, follow and delete what the step to ``image`` asks of this broker, once started."""
+        """Do what the step to ``image`` asks of this broker, between the start and the stop."""
         if not self._has_started:
             self.image = image
             return
@@ -591,7 +591,8 @@ class Replicas:
     # --- the whole -------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """End what is repeated; no follower is heard any more."""
+        """End what is repeated. Later images change nothing here, and no follower is heard."""
+        self._has_started = False
         await self._due.close()
         await self._isr_check.stop()
         if self._forgetting is not None:

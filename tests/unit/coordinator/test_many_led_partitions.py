@@ -113,6 +113,19 @@ async def test_image_that_stops_no_fetch_leaves_due_work_for_later(many):
     assert ("stop", 0) not in many.following.log
 
 
+async def test_image_behind_the_stop_leads_no_partition_and_checks_no_isr(many):
+    many.apply(leader=2, epoch=3)
+    followed = many.image
+    many.apply(leader=0, epoch=4)
+    many.replicas.start()
+    await many.replicas.stop()
+    many.replicas.publish(many.image, followed)
+    assert many.replicas.image is followed
+    assert list(many.replicas) == []
+    assert not many.replicas._due.partitions
+    assert not many.replicas._isr_check.is_started
+
+
 async def test_what_can_not_be_followed_oddly_is_followed_a_little_later(many, monkeypatch):
     """No image to come would say it again."""
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)

@@ -1,8 +1,9 @@
 """ACLs: which can be created, and which records create and delete them.
 
-A request for thousands is checked in steps, against the ACLs that exist when it comes, and decided
-in pieces: each decision skips ACLs that another request has created or deleted meanwhile. Kafka's
-results are not atomic either.
+A request for thousands is checked in steps and decided in pieces, and no other request for ACLs is
+decided on between these. Brokers apply each piece by itself, so the pieces are in an order in which
+none of them allows what neither the former ACLs nor the new ones allow: denials are created first
+and deleted last. A piece skips ACLs that another tool has created or deleted in ZooKeeper meanwhile.
 
 Source: ``AclControlManager``.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from fencepost.cluster.acl import CLUSTER_NAME, Acl, AclFilter, AclLimits, ResourceType
+from fencepost.cluster.acl import CLUSTER_NAME, Acl, AclFilter, AclLimits, Permission, ResourceType
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.view import View
@@ -53,7 +54,7 @@ class Creation(NamedTuple):
     errors: list[DomainError | None]
     """By their place in the request; None also for one that exists."""
     created: list[Acl]
-    """The new ACLs, each once."""
+    """The new ACLs, each once, denials first."""
 
 
 def check_creation(
@@ -74,7 +75,7 @@ def check_creation(
     _check_limit(len(created), limits.max_changes_per_request, "max_changes_per_request")
     _check_limit(size, limits.max_change_bytes, "max_change_bytes")
     _check_room(view, len(created))
-    return Creation(errors, [*created])
+    return Creation(errors, sorted(created, key=_allows))
 
 
 def create_acls(
@@ -106,7 +107,7 @@ class Deletion(NamedTuple):
     answers: list[list[Acl] | DomainError]
     """The ACLs that each filter matches, or its error."""
     deleted: list[Acl]
-    """All of these ACLs, each once."""
+    """All of these ACLs, each once, denials last."""
 
 
 def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:
@@ -139,7 +140,7 @@ def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex)
                 f"The filters match more than {MAX_MATCHES_TOLD} ACLs (MAX_MATCHES_TOLD), each"
                 " counted once per filter."
             )
-    return Deletion(answers, [*deleted])
+    return Deletion(answers, sorted(deleted, key=_allows, reverse=True))
 
 
 def delete_acls(acls: Iterable[Acl], existing: AclIndex) -> Outcome[None]:
@@ -148,6 +149,10 @@ def delete_acls(acls: Iterable[Acl], existing: AclIndex) -> Outcome[None]:
     return Outcome(
         None, tuple(RemoveAccessControlEntryRecord(id_) for id_ in ids if id_ is not None)
     )
+
+
+def _allows(acl: Acl) -> bool:
+    return acl.permission is Permission.ALLOW
 
 
 def _check_room(view: View, more: int) -> None:

@@ -34,7 +34,7 @@ from fencepost.cluster.records import (
 from fencepost.logcore.steps import Steps, finish
 
 
-def acl(name: str) -> Acl:
+def acl(name: str, permission: Permission = Permission.ALLOW) -> Acl:
     return Acl(
         ResourceType.TOPIC,
         PatternType.LITERAL,
@@ -42,7 +42,7 @@ def acl(name: str) -> Acl:
         "User:alice",
         "*",
         Operation.READ,
-        Permission.ALLOW,
+        permission,
     )
 
 
@@ -71,7 +71,8 @@ class Cluster:
     @property
     def index(self) -> Index:
         return Index(
-            (acl(record.resource_name), id_) for id_, record in self.controller.image.acls.items()
+            (acl(record.resource_name, Permission(record.permission_type)), id_)
+            for id_, record in self.controller.image.acls.items()
         )
 
     def replay(self, records: tuple[MetadataRecord, ...]) -> None:
@@ -112,6 +113,18 @@ def test_check_names_each_new_acl_once_and_existing_ones_not_at_all() -> None:
         [None, None, "Invalid empty resource name", None],
         [acl("b")],
     )
+
+
+def test_denials_are_created_first_and_deleted_last() -> None:
+    """A broker that applies some of the changes allows nothing that it should deny."""
+    cluster = Cluster()
+    a, b, c, d = acl("a"), acl("b", Permission.DENY), acl("c"), acl("d", Permission.DENY)
+    assert cluster.check(a, b, c, d) == ([None] * 4, [b, d, a, c])
+    cluster.create(a, b, c, d)
+    ((found,), deleted) = finish(
+        cluster.controller.check_acl_deletion([AclFilter()], cluster.index)
+    )
+    assert (found, deleted) == ([a, b, c, d], [a, c, b, d])
 
 
 def test_check_asks_the_store_if_it_can_keep_the_record() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fencepost.cluster.acl import Operation
+from fencepost.cluster.acl import Operation, ResourceType
+from fencepost.cluster.image import MetadataImage
+from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metrics import own
 from tests.support.cluster import Cluster, unique
 from tests.support.guarded import Guarded, cluster, topic
@@ -183,6 +185,26 @@ def test_questions_and_rules_are_counted(guarded, admin, nobody):
         'fencepost_authorizations_total result="denied"': 1,
         "fencepost_acls": 1,
     }
+
+
+def test_no_image_of_a_large_request_allows_what_neither_its_first_nor_its_last_does(guarded, admin):
+    """Requests are decided in pieces, each of which brokers apply by itself."""
+    rights = []
+
+    def look(_old: MetadataImage, _new: MetadataImage) -> None:
+        rules = guarded.services.authorizer.rules
+        rights.append(rules.rights("User:ANONYMOUS", "127.0.0.1", ResourceType.TOPIC, "secret"))
+
+    guarded.services.metadata.subscribe(Subscriber.HISTORY, look)
+    others = [acl(f"t{at}") for at in range(1_200)]
+    anything, denial = acl("*"), acl("secret", permission_type=2)
+    for acls in ([anything, *others, denial], [denial, *others, anything]):
+        made = create(admin, acl("", 4), *acls)
+        assert errors(made) == ["invalid_request"] + ["none"] * len(acls)
+        admin.call("delete_acls", 3, filters=[ANY_FILTER])
+    assert len(rights) >= 2 * 2 * 3, "the requests were decided in pieces"
+    read = 1 << Operation.READ
+    assert [one for one in rights if one.allowed & ~one.denied & read] == []
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.metadata.server_secret import server_secret
 from fencepost.coordinator.runtime.background import Step
 from fencepost.coordinator.runtime.late_imports import CONTROLLER_MODULES, load
+from fencepost.coordinator.runtime.turns import OneAtATime
 from fencepost.coordinator.security.acls import AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.quota_table import QuotaTable
@@ -75,6 +76,8 @@ class Services:
         """Who knows what clients may do; None where they may do everything."""
         if self.authorizer is not None:
             AclPublisher(storage.metadata, self.authorizer)
+        self.acl_requests = OneAtATime()
+        """Requests that create or delete ACLs: all pieces of one are decided before the next."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
         """How much users and clients may take, and addresses."""
         self.check_certificates: CheckCertificates | None = None

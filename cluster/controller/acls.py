@@ -1,9 +1,9 @@
 """ACLs: which can be created, and which records create and delete them.
 
 A request for thousands is checked in steps and decided in pieces, and no other request for ACLs is
-decided on between these. Brokers apply each piece by itself, so the pieces are in an order in which
-none of them allows what neither the former ACLs nor the new ones allow: denials are created first
-and deleted last. A piece skips ACLs that another tool has created or deleted in ZooKeeper meanwhile.
+decided on between these. Brokers apply each piece by itself, and none may allow for a moment what
+neither the former ACLs nor the new ones allow: denials are created first and deleted last. A piece
+skips ACLs that exist or are gone by then: on ZooKeeper, others may have changed them.
 
 Source: ``AclControlManager``.
 """

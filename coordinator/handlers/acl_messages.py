@@ -15,11 +15,22 @@ from fencepost.cluster.acl import (
 )
 from fencepost.cluster.controller.acls import AclIndex
 from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 
 NO_AUTHORIZER = "No Authorizer is configured"
 
 N = TypeVar("N", bound=IntEnum)
+T = TypeVar("T")
+
+
+def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
+    """Change ACLs once the requests before this one are through: it is checked in view of them.
+
+    A broker that writes to ZooKeeper does not wait: its requests keep the image with which they
+    began, and other brokers write there at the same time.
+    """
+    return change if ctx.on_znodes is not None else ctx.broker.acl_requests.run(change)
 
 
 def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:

@@ -15,7 +15,12 @@ from fencepost.cluster.acl import Acl, Operation
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, existing_acls, rule_of
+from fencepost.coordinator.handlers.acl_messages import (
+    NO_AUTHORIZER,
+    existing_acls,
+    in_turn,
+    rule_of,
+)
 from fencepost.coordinator.handlers.answers import code_of, each_row
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
@@ -40,6 +45,10 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.ALTER)
     if authorizer is None:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
+    return (yield from in_turn(ctx, _create_all(ctx, authorizer)))
+
+
+def _create_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     wanted = yield from each_row(ctx.body.creations, rule_of)
     errors, created = yield from ctx.controller.look().check_acl_creation(
         wanted, existing_acls(ctx, authorizer), ctx.metadata.reason_against

@@ -15,7 +15,12 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.acl_messages import NO_AUTHORIZER, existing_acls, filter_of
+from fencepost.coordinator.handlers.acl_messages import (
+    NO_AUTHORIZER,
+    existing_acls,
+    filter_of,
+    in_turn,
+)
 from fencepost.coordinator.handlers.answers import each_row
 from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
@@ -45,6 +50,10 @@ def run(ctx: Context) -> Work[Entity]:
     ctx.require_on_cluster(Operation.ALTER)
     if authorizer is None:
         return refused(ctx, ErrorCode.security_disabled, f"{NO_AUTHORIZER}.")
+    return (yield from in_turn(ctx, _delete_all(ctx, authorizer)))
+
+
+def _delete_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     wanted = yield from each_row(ctx.body.filters, filter_of)
     existing = existing_acls(ctx, authorizer)
     answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, existing)

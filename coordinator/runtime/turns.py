@@ -91,6 +91,30 @@ class Job:
             self._work.close()
 
 
+class OneAtATime:
+    """Work of which each piece begins when the one before it is over, in the order they came."""
+
+    def __init__(self) -> None:
+        self._is_busy = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def run(self, work: Work[T]) -> Work[T]:
+        """Take the steps of ``work`` once the pieces before it are over."""
+        while self._is_busy:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            yield turn
+        self._is_busy = True
+        try:
+            return (yield from work)
+        finally:
+            self._is_busy = False
+            waiting, self._waiting = self._waiting, []
+            for turn in waiting:  # all of them: the client of the first may have gone by then
+                if not turn.done():
+                    turn.set_result(None)
+
+
 class Turns:
     """The work of one loop."""
 

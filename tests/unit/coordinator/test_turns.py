@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import pytest
+
 from fencepost.coordinator.runtime.background import SLICE_MS
-from fencepost.coordinator.runtime.turns import Job, Turns, Work
+from fencepost.coordinator.runtime.turns import Job, OneAtATime, Turns, Work
 from fencepost.coordinator.wire.steps import Steps, finish
 
 
@@ -140,3 +142,49 @@ def test_finish() -> None:
         return first + 1
 
     assert finish(outer()) == 5
+
+
+async def test_one_at_a_time_in_the_order_they_came_even_if_one_that_waits_is_dropped() -> None:
+    desk, queue = Desk(), OneAtATime()
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    def first() -> Work[None]:
+        yield from desk.steps("first", 1)
+        yield gate
+
+    desk.begin(queue.run(first()))
+    dropped = desk.begin(queue.run(desk.steps("dropped", 1)))
+    desk.begin(queue.run(desk.steps("second", 2)))
+    desk.begin(queue.run(desk.steps("third", 1)), over.set)
+    assert desk.done == [("first", 0)]
+    assert dropped is not None
+    dropped.drop()
+    gate.set_result(None)
+    async with asyncio.timeout(30):
+        await over.wait()
+    assert desk.done == [("first", 0), ("second", 0), ("second", 1), ("third", 0)]
+
+
+async def test_the_next_begins_when_the_one_before_fails_or_is_dropped() -> None:
+    desk, queue = Desk(), OneAtATime()
+    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def waits() -> Work[None]:
+        yield gate
+
+    def fails() -> Work[None]:
+        raise ZeroDivisionError
+        yield None
+
+    begun = desk.begin(queue.run(waits()))
+    assert begun is not None
+    over = asyncio.Event()
+    desk.begin(queue.run(desk.steps("next", 1)), over.set)
+    begun.drop()
+    async with asyncio.timeout(30):
+        await over.wait()
+    with pytest.raises(ZeroDivisionError):
+        finish(queue.run(fails()))
+    finish(queue.run(desk.steps("last", 1)))
+    assert desk.done == [("next", 0), ("last", 0)]

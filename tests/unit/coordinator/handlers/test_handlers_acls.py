@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -187,7 +188,7 @@ def test_questions_and_rules_are_counted(guarded, admin, nobody):
     }
 
 
-def test_no_image_of_a_large_request_allows_what_neither_its_first_nor_its_last_does(guarded, admin):
+def test_no_image_of_a_large_request_allows_what_none_of_its_ends_allows(guarded, admin):
     """Requests are decided in pieces, each of which brokers apply by itself."""
     rights = []
 
@@ -205,6 +206,32 @@ def test_no_image_of_a_large_request_allows_what_neither_its_first_nor_its_last_
     assert len(rights) >= 2 * 2 * 3, "the requests were decided in pieces"
     read = 1 << Operation.READ
     assert [one for one in rights if one.allowed & ~one.denied & read] == []
+
+
+def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(guarded, admin):
+    """A request that comes between the pieces of another one takes no room from the rest."""
+    controller = guarded.services.active_controller.machine
+    settings = controller.settings
+    limits = replace(settings.acl_limits, max_acls=5_300)
+    large = [acl(f"large{at}") for at in range(5_000)]
+    small = [acl(f"small{at}") for at in range(600)]
+    with guarded.admin() as other:
+        pieces = []
+
+        def send(_old: MetadataImage, new: MetadataImage) -> None:
+            pieces.append(len(new.acls))
+            if len(pieces) == 1:
+                other.send("create_acls", 3, creations=small)
+
+        guarded.services.metadata.subscribe(Subscriber.HISTORY, send)
+        controller.settings = replace(settings, acl_limits=limits)
+        try:
+            made = create(admin, *large)
+            refused = other.receive()["results"]
+        finally:
+            controller.settings = settings
+    assert pieces == [*range(500, 5_001, 500)]
+    assert (set(errors(made)), set(errors(refused))) == ({"none"}, {"policy_violation"})
 
 
 @pytest.mark.slow

@@ -74,8 +74,10 @@ class Services:
         self._advertised = advertised
         self.authorizer = Authorizer.configured(storage.config)
         """Who knows what clients may do; None where they may do everything."""
+        self.acls: AclPublisher | None = None
+        """Applies the ACLs of each image; None where there is no authorizer."""
         if self.authorizer is not None:
-            AclPublisher(storage.metadata, self.authorizer)
+            self.acls = AclPublisher(storage.metadata, self.authorizer)
         self.acl_requests = OneAtATime()
         """Requests that create or delete ACLs: all pieces of one are decided before the next."""
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
@@ -247,7 +249,12 @@ class Services:
             ("drop unfinished appends", self.appends.close),
             ("follow nobody's fetches any more", self.replicas.stop),
             ("end checks of passwords", self._end_password_checks),
+            ("stop applying ACLs", self._stop_acls),
         ]
+
+    def _stop_acls(self) -> None:
+        if self.acls is not None:
+            self.acls.stop()
 
     def _end_password_checks(self) -> None:
         if self._password_checks is not None:

@@ -30,7 +30,18 @@ def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
     A broker that writes to ZooKeeper does not wait: its requests keep the image with which they
     began, and other brokers write there at the same time.
     """
-    return change if ctx.on_znodes is not None else ctx.broker.acl_requests.run(change)
+    if ctx.on_znodes is not None:
+        return change
+    return ctx.broker.acl_requests.run(_when_applied(ctx, change))
+
+
+def _when_applied(ctx: Context, change: Work[T]) -> Work[T]:
+    """Make the change once the authorizer, in which it looks for ACLs, has the newest image."""
+    acls = ctx.broker.acls
+    while acls is not None and (applied := acls.applied()) is not None:
+        yield applied
+        applied.result()
+    return (yield from change)
 
 
 def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:

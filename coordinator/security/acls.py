@@ -5,6 +5,9 @@ Source: ``AclPublisher``, ``StandardAuthorizerData``.
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from fencepost.cluster.acl import Acl, Operation, PatternType, Permission, ResourceType
 from fencepost.cluster.image import MetadataImage, changed_acls
 from fencepost.cluster.records import AccessControlEntryRecord
@@ -12,37 +15,78 @@ from fencepost.coordinator.metadata.errors import MetadataError
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.coordinator.metadata.publication import Subscriber
-from fencepost.coordinator.runtime.background import tell
+from fencepost.coordinator.runtime.background import Pace, spawn, tell
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.rules import RuleTable
-from fencepost.coordinator.wire.steps import finish
+from fencepost.coordinator.wire.steps import Steps, finish
+
+MAX_AT_ONCE: Final = 500
+"""Changed ACLs that are applied in the turn in which an image comes, as many as a controller of
+this kind changes at a time. The 10,000 of a snapshot, or of one CreateAcls at a controller of
+Apache Kafka, would keep the loop for some 200 ms."""
 
 
 class AclPublisher:
-    """Hears of every image. Raises MetadataError for an ACL of the first that is not understood."""
+    """Hears of every image. Raises MetadataError for an ACL of the first that is not understood.
+
+    The rules are replaced as a whole, so that at each moment the ACLs of one image hold: denials
+    need not come before the rest, and no resource is without all of its ACLs for a moment, which
+    ``allow.everyone.if.no.acl.found`` would open to all clients.
+    """
 
     def __init__(self, metadata: Metadata, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
+        self._applied = self._newest = metadata.image
+        self._applying: asyncio.Task[None] | None = None
         added = {_acl(record): id_ for id_, record in metadata.image.acls.items()}
         authorizer.rules = finish(RuleTable().changed(added=added))
         metadata.subscribe(Subscriber.ACLS, self.follow)
 
-    def follow(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Let the ACLs of the ``new`` image be the rules.
+    def follow(self, _old: MetadataImage, new: MetadataImage) -> None:
+        """Let the ACLs of the ``new`` image be the rules, at once if few have changed.
 
         An ACL that is not understood is logged as an error, and all others of the image hold.
         """
+        self._newest = new
+        if self._applying is not None:
+            return
+        if len(changed_acls(self._applied, new)) > MAX_AT_ONCE:
+            self._applying = spawn(self._apply_in_slices(), "apply many ACLs")
+        else:
+            finish(self._apply(new))
+
+    def applied(self) -> asyncio.Future[None] | None:
+        """Done once the newest image is applied; None if it is already."""
+        return None if self._applying is None else asyncio.shield(self._applying)
+
+    def stop(self) -> None:
+        """Leave out the changes that are not applied yet."""
+        if self._applying is not None:
+            self._applying.cancel()
+
+    async def _apply_in_slices(self) -> None:
+        pace = Pace()
+        try:
+            while self._applied is not self._newest:
+                for _ in self._apply(self._newest):
+                    await pace()
+        finally:
+            self._applying = None
+
+    def _apply(self, new: MetadataImage) -> Steps[None]:
         rules, removed, added = self._authorizer.rules, [], {}
-        for id_ in changed_acls(old, new):
-            gone, came = old.acls.get(id_), new.acls.get(id_)
+        for id_ in changed_acls(self._applied, new):
+            gone, came = self._applied.acls.get(id_), new.acls.get(id_)
             acl = None if gone is None else _understood(gone)
             if acl is not None and rules.id_of(acl) == id_:
                 removed.append(acl)
             acl = None if came is None else _told(came)
             if acl is not None:
                 added[acl] = id_
+            yield
         if removed or added:
-            self._authorizer.rules = finish(rules.changed(removed=removed, added=added))
+            self._authorizer.rules = yield from rules.changed(removed=removed, added=added)
+        self._applied = new
 
 
 def _told(record: AccessControlEntryRecord) -> Acl | None:

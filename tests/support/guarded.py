@@ -97,17 +97,26 @@ class Guarded:
     def rule(self, *rules: Acl) -> None:
         """Let these be all rules."""
 
+        async def applied() -> None:
+            acls = self._broker.services.acls
+            assert acls is not None
+            applying = acls.applied()
+            if applying is not None:
+                await applying
+
         async def set_rules() -> None:
             services = self._broker.services
             authorizer, active = services.authorizer, services.active_controller
             assert authorizer is not None
             there = finish(authorizer.rules.find(AclFilter()))
             active.decide(lambda one: one.delete_acls(there, authorizer.rules))
+            await applied()
             errors, created = finish(
                 active.look().check_acl_creation(rules, authorizer.rules, lambda _: None)
             )
             assert errors == [None] * len(rules)
             active.decide(lambda one: one.create_acls(created, authorizer.rules, uuid4))
+            await applied()
 
         self._thread.call(set_rules)
 

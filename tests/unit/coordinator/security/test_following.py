@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+import pytest
 from structlog.testing import capture_logs
 
-from fencepost.cluster.acl import AclFilter, Operation, ResourceType
+from fencepost.cluster.acl import AclFilter, Operation, Permission, ResourceType
 from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import (
@@ -19,11 +22,14 @@ from fencepost.cluster.records import (
 )
 from fencepost.coordinator.config.broker_config import BrokerConfig
 from fencepost.coordinator.metadata.observed import ObservedMetadata
-from fencepost.coordinator.security.acls import AclPublisher
+from fencepost.coordinator.security.acls import MAX_AT_ONCE, AclPublisher
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.quota_table import QuotaTable
+from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import finish
+from tests.support.stalls import watched_loop
+from tests.support.waits import DEADLINE_S
 
 ALICE = (EntityData("user", "alice"),)
 RULE = UUID(int=5)
@@ -40,12 +46,15 @@ class Cluster:
         self.config = BrokerConfig(config)
         self.metadata = ObservedMetadata(self.config, node_id=7)
 
-    def change(self, *records: MetadataRecord) -> None:
+    def changed(self, *records: MetadataRecord) -> MetadataImage:
         image = self.metadata.image
         delta = MetadataDelta(image)
         for record in records:
             delta.replay(record)
-        self.metadata.install(delta.apply(image.offset + len(records), 1))
+        return delta.apply(image.offset + len(records), 1)
+
+    def change(self, *records: MetadataRecord) -> None:
+        self.metadata.install(self.changed(*records))
 
 
 def quota(value: float, *, remove: bool = False) -> ClientQuotaRecord:
@@ -114,6 +123,127 @@ def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hol
     cluster.change(replace(odd, resource_type=3))
     found = finish(authorizer.rules.find(AclFilter()))
     assert ResourceType.GROUP in {one.resource_type for one in found}
+
+
+def rule(number: int, permission: int = 3) -> AccessControlEntryRecord:
+    """An ACL of the topic ``t<number>``, whose id is the number."""
+    id_ = UUID(int=number + 1)
+    return AccessControlEntryRecord(
+        id_, 2, f"t{number}", 3, f"User:{number % 50}", "*", 3, permission
+    )
+
+
+class Following:
+    """An authorizer that follows the images of a cluster."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        authorizer = Authorizer.configured(self.cluster.config)
+        assert authorizer is not None
+        self.authorizer = authorizer
+        self.publisher = AclPublisher(self.cluster.metadata, authorizer)
+
+    def rules(self) -> set[tuple[str, Permission]]:
+        found = finish(self.authorizer.rules.find(AclFilter()))
+        return {(one.resource_name, one.permission) for one in found}
+
+    def image(self) -> set[tuple[str, Permission]]:
+        acls = self.cluster.metadata.image.acls.values()
+        return {(one.resource_name, Permission(one.permission_type)) for one in acls}
+
+    async def applied(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while (applied := self.publisher.applied()) is not None:
+                await applied
+
+
+async def test_few_changed_rules_hold_at_once() -> None:
+    one = Following()
+    one.cluster.change(*map(rule, range(MAX_AT_ONCE)))
+    assert one.publisher.applied() is None
+    assert len(one.rules()) == MAX_AT_ONCE
+
+
+async def test_many_changed_rules_hold_together_and_later_images_behind_them() -> None:
+    """At no moment are there rules of which no image consists."""
+    one = Following()
+    one.cluster.change(*map(rule, range(400)))
+    states = [one.rules()]
+    removals = [RemoveAccessControlEntryRecord(rule(at).id) for at in range(200)]
+    one.cluster.change(*removals, *(rule(at, 2) for at in range(400, 2_000)))
+    states.append(one.image())
+    assert one.rules() == states[0], "what takes long is done in slices"
+    applying = one.publisher.applied()
+    assert applying is not None
+    await asyncio.sleep(0)
+    one.cluster.change(RemoveAccessControlEntryRecord(rule(1_999).id), rule(0))
+    last = one.image()
+    assert one.rules() in states
+    seen: list[set[tuple[str, Permission]]] = []
+    version = one.authorizer.version
+    async with asyncio.timeout(DEADLINE_S):
+        while one.publisher.applied() is not None:
+            await asyncio.sleep(0)
+            if one.authorizer.version != version:
+                version = one.authorizer.version
+                seen.append(one.rules())
+    assert seen[-1] == last
+    assert all(each in (states[1], last) for each in seen)
+    await applying
+
+
+async def test_rules_that_could_not_be_applied_are_with_the_next_image(
+    monkeypatch,
+) -> None:
+    one = Following()
+
+    def fail(*_args: object, **_rules: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken, capture_logs() as lines:
+        broken.setattr(RuleTable, "changed", fail)
+        one.cluster.change(*map(rule, range(600)))
+        with pytest.raises(ZeroDivisionError):
+            await one.applied()
+    assert [line["what"] for line in lines] == ["apply many ACLs"]
+    one.cluster.change(rule(600))
+    await one.applied()
+    assert one.rules() == one.image()
+    assert len(one.rules()) == 601
+
+
+async def test_nothing_is_applied_after_the_end() -> None:
+    one = Following()
+    one.cluster.change(*map(rule, range(600)))
+    applying = one.publisher.applied()
+    assert applying is not None
+    one.publisher.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await applying
+    assert one.rules() == set()
+
+
+@pytest.mark.slow
+async def test_ten_thousand_changed_rules_keep_the_loop_free() -> None:
+    one = Following()
+    one.cluster.change(*map(rule, range(10_000)))
+    await one.applied()
+    removals = [RemoveAccessControlEntryRecord(rule(at).id) for at in range(10_000)]
+    changes: tuple[Sequence[MetadataRecord], ...] = (
+        [rule(at) for at in range(10_000, 20_000)],
+        removals,
+        [rule(at, 2) for at in range(10_000, 20_000)],
+    )
+    for records in changes:
+        image = one.cluster.changed(*records)
+        with watched_loop() as watch:
+            await asyncio.sleep(0)
+            one.cluster.metadata.install(image)
+            await asyncio.sleep(0)
+            await one.applied()
+            await asyncio.sleep(0)
+        assert one.rules() == one.image()
+        watch.check()
 
 
 def test_an_image_without_changes_of_them_is_passed_over() -> None:

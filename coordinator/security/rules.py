@@ -267,6 +267,9 @@ class _Draft:
         self._kinds: set[ResourceType] = set()
         self._patterns: set[tuple[ResourceType, Pattern]] = set()
         self._holders: set[Holder] = set()
+        self._changes: dict[tuple[Holder, Pattern], dict[Acl, bool]] = {}
+        """Rules that came or went, and which of them are there now, by the grants they are part of:
+        each grant is built once, however many of its rules change."""
         self._texts: dict[Holder, set[str]] = {}
         """The prefixes of rules that came or went, by the holders of these."""
 
@@ -277,9 +280,7 @@ class _Draft:
         if not is_new:
             return
         self._table.count += 1
-        grants, pattern = self._grants(rule), _pattern(rule)
-        known = grants[pattern].rules if pattern in grants else ()
-        grants[pattern] = _grant((*known, rule))
+        self._changed_rules(rule)[rule] = True
 
     def remove(self, rule: Acl) -> None:
         rules, pattern = self._rules(rule), _pattern(rule)
@@ -288,15 +289,20 @@ class _Draft:
             del self._table._by_resource[rule.resource_type][pattern]
             self._patterns.discard((rule.resource_type, pattern))
         self._table.count -= 1
-        grants = self._grants(rule)
-        left = tuple(one for one in grants[pattern].rules if one != rule)
-        if left:
-            grants[pattern] = _grant(left)
-        else:
-            del grants[pattern]
+        self._changed_rules(rule)[rule] = False
 
     def finish(self) -> Steps[None]:
         table = self._table
+        for (holder, pattern), changes in self._changes.items():
+            grants = table._by_holder[holder].grants
+            before = grants[pattern].rules if pattern in grants else ()
+            left = [rule for rule in before if rule not in changes]
+            left += [rule for rule, is_there in changes.items() if is_there]
+            if left:
+                grants[pattern] = _grant(tuple(left))
+            else:
+                grants.pop(pattern, None)
+            yield
         of_kind: dict[ResourceType, set[str]] = {}
         for holder, texts in self._texts.items():
             held = table._by_holder[holder]
@@ -324,8 +330,8 @@ class _Draft:
             by_pattern[pattern] = dict(by_pattern.get(pattern, ()))
         return by_pattern[pattern]
 
-    def _grants(self, rule: Acl) -> dict[Pattern, _Grant]:
-        """What the holder of ``rule`` has, to be changed."""
+    def _changed_rules(self, rule: Acl) -> dict[Acl, bool]:
+        """The changes of the grant that ``rule`` is part of; its holder gets a copy to change."""
         by_holder, holder = self._table._by_holder, _holder(rule)
         if holder not in self._holders:
             self._holders.add(holder)
@@ -335,7 +341,7 @@ class _Draft:
             )
         if rule.pattern_type is PatternType.PREFIXED:
             self._texts.setdefault(holder, set()).add(rule.resource_name)
-        return by_holder[holder].grants
+        return self._changes.setdefault((holder, _pattern(rule)), {})
 
 
 def _pattern(rule: Acl) -> Pattern:

@@ -633,6 +633,37 @@ def test_of_thousands_of_rules_few_are_looked_at(monkeypatch):
     assert len(looked) == 1
 
 
+def test_a_grant_is_built_once_however_many_of_its_rules_change(monkeypatch):
+    """These rules differ in nothing but the spelling of one address."""
+    hosts = [":".join("0" * (at >> bit & 1) + "1" for bit in range(8)) for at in range(256)]
+    rules = [rule(f"ALLOW READ User:u {host} TOPIC LITERAL t") for host in hosts]
+    write = rule(f"ALLOW WRITE User:u {hosts[0]} TOPIC LITERAL t")
+    built, real = [], rules_module._grant
+
+    def counted(of):
+        built.append(len(of))
+        return real(of)
+
+    monkeypatch.setattr(rules_module, "_grant", counted)
+    read = 1 << Operation.READ | 1 << Operation.DESCRIBE
+
+    def allowed(table: RuleTable) -> int:
+        return table.rights("User:u", one_form(hosts[0]), ResourceType.TOPIC, "t").allowed
+
+    made = RuleTable.of(rules)
+    assert (built, allowed(made)) == ([256], read)
+    # The one that is taken away and added is there afterwards.
+    most = dict.fromkeys([rules[7], write], NO_ID)
+    left = finish(made.changed(removed=rules[1:], added=most))
+    assert (built, allowed(left), left.count) == ([256, 3], read | 1 << Operation.WRITE, 3)
+    last = finish(left.changed(removed=[rules[0], rules[7]]))
+    assert (built[2:], last.count) == ([1], 1)
+    assert allowed(last) == 1 << Operation.WRITE | 1 << Operation.DESCRIBE
+    none = finish(last.changed(removed=[write]))
+    assert (built[3:], allowed(none), none.count) == ([], 0, 0)
+    assert not none._by_holder
+
+
 def test_no_step_of_a_change_takes_long(request):
     texts = [
         f"ALLOW READ User:u{at % 7} * TOPIC PREFIXED {'x' * (at % 99)}{at}" for at in range(10_000)

@@ -297,7 +297,8 @@ class MarkerWriter:
                     cause=result.cause,
                 )
             elif transaction is not None:
-                transaction.report(request.written(result.partitions))
+                with survived("markers"):  # the other transactions' reports follow
+                    transaction.report(request.written(result.partitions))
 
     # --- partitions of this broker ---
 

@@ -1,0 +1,96 @@
+"""The ways of markers to partitions, where transactions are many, large, replaced or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost.coordinator.coordinators.marker_writer import MarkerWriter
+from fencepost.logcore.machine import ProducerStamp
+from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
+from fencepost.txn.marker_queues import Codes, Send
+from tests.support.waits import until_true
+from tests.unit.coordinator.services import Services
+
+HERE, THERE = 1, 7
+SHARD = 0
+
+
+class Bench:
+    """The marker writer of a broker that serves the only shard in ``epoch``."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.writer: MarkerWriter = services.txns.markers
+        self.epoch = 5
+        self.leaders: dict[TopicPartition, int] = {}
+        self.asked: dict[str, int] = {}
+        self.reported: dict[str, int] = {}
+        """How many partitions of each transaction are reported."""
+        self.answered: list[str] = []
+        self.writer._leader_of = lambda partition: self.leaders.get(partition, HERE)
+        self.writer._epoch_of = lambda _shard: self.epoch
+
+    def write(
+        self,
+        name: str,
+        *partitions: TopicPartition,
+        report: Callable[[MarkersWritten], None] | None = None,
+    ) -> None:
+        self.asked[name] = len(partitions)
+        stamp = ProducerStamp(sum(name.encode()), 0)
+        request = WriteMarkers(name, stamp, True, self.epoch, 0, partitions, 1)
+        self.writer.write(request, SHARD, report or self.report, lambda: self.answered.append(name))
+
+    def report(self, written: MarkersWritten) -> None:
+        name = written.transactional_id
+        told = self.asked[name] if written.partitions is None else len(written.partitions)
+        self.reported[name] = self.reported.get(name, 0) + told
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    few = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    services = await Services(tmp_path, few).start()
+    services.topic("t", 60)
+    yield Bench(services)
+    await services.stop()
+
+
+class Others:
+    """Other brokers, which write all markers as soon as ``may_answer`` is set."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.sends: list[Send] = []
+
+    async def send(self, send: Send) -> Codes | None:
+        self.sends.append(send)
+        await self.may_answer.wait()
+        return {
+            marker.end.stamp.producer_id: dict.fromkeys(marker.partitions, "NONE")
+            for marker in send.markers
+        }
+
+    def hang_up(self, broker_id: int) -> None:
+        raise AssertionError(f"broker {broker_id} is alive")
+
+
+async def test_a_report_that_fails_does_not_lose_the_next_one(bench: Bench) -> None:
+    others = Others()
+    bench.writer.join(others)
+    bench.leaders["t", 0] = THERE
+
+    def fail(written: MarkersWritten) -> None:
+        raise RuntimeError(f"no turn for {written.transactional_id}")
+
+    bench.write("first", ("t", 0))
+    bench.write("second", ("t", 0), report=fail)
+    bench.write("third", ("t", 0))
+    others.may_answer.set()
+    await until_true(lambda: not len(bench.writer.queues), "all markers are written")
+    assert [len(send.markers) for send in others.sends] == [1, 2]
+    assert bench.reported == {"first": 1, "third": 1}

@@ -100,7 +100,7 @@ class _LocalWrite:
 
     send: Send
     appends: MarkerAppends
-    due: list[tuple[Marker, TopicPartition]]
+    due: list[tuple[_Transaction, Marker, TopicPartition]]
     transactions: tuple[_Transaction, ...]
     at: int = 0
     """How many of them the attempt has tried."""
@@ -308,8 +308,12 @@ class MarkerWriter:
 
     def _begin(self, send: Send) -> None:
         """Write markers here, all of them now or some of them later."""
-        due = [(marker, one) for marker in send.markers for one in marker.partitions]
         transactions = tuple(self._transactions[one.transactional_id] for one in send.markers)
+        due = [
+            (transaction, marker, one)
+            for transaction, marker in zip(transactions, send.markers, strict=True)
+            for one in marker.partitions
+        ]
         for one in transactions:
             one.local_writes += 1
         write = _LocalWrite(send, self.appends(), due, transactions)
@@ -336,11 +340,10 @@ class MarkerWriter:
         while write.at < len(write.due):
             if write.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
                 return False
-            marker, partition = write.due[write.at]
+            transaction, marker, partition = write.due[write.at]
             write.at += 1
-            transaction = self._transactions.get(marker.transactional_id)
-            if transaction is None:
-                continue  # its shard is unloaded
+            if self._transactions.get(marker.transactional_id) is not transaction:
+                continue  # its shard is unloaded, or another request has taken its place
             if partition in transaction.appended:
                 transaction.appended.discard(partition)
                 write.appends.appended(marker.end, partition)

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.coordinator.coordinators import marker_writer
 from fencepost.coordinator.coordinators.marker_writer import MarkerWriter
-from fencepost.logcore.machine import ProducerStamp
+from fencepost.coordinator.runtime.background import SLICE_MS
+from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 from fencepost.txn.marker_queues import Codes, Send
 from tests.support.waits import until_true
@@ -49,6 +51,12 @@ class Bench:
         name = written.transactional_id
         told = self.asked[name] if written.partitions is None else len(written.partitions)
         self.reported[name] = self.reported.get(name, 0) + told
+
+
+class Time:
+    """What the marker writer takes for the time, in seconds: only the test's work takes any."""
+
+    now = 0.0
 
 
 @pytest.fixture
@@ -94,3 +102,30 @@ async def test_a_report_that_fails_does_not_lose_the_next_one(bench: Bench) -> N
     await until_true(lambda: not len(bench.writer.queues), "all markers are written")
     assert [len(send.markers) for send in others.sends] == [1, 2]
     assert bench.reported == {"first": 1, "third": 1}
+
+
+async def test_no_marker_of_a_request_follows_those_of_its_successor(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard was loaded again, in the next epoch, while markers were being written."""
+    writer, partitions = bench.writer, [("t", index) for index in range(60)]
+    epochs: list[int] = []
+    append = writer.write_one
+
+    def slow(partition: TopicPartition, marker: EndMarker) -> bool:
+        epochs.append(marker.coordinator_epoch)
+        time.now += SLICE_MS / 1000 / 10
+        return append(partition, marker)
+
+    time = Time()
+    monkeypatch.setattr(marker_writer, "monotonic_s", lambda: time.now)
+    monkeypatch.setattr(writer, "write_one", slow)
+    bench.write("t", *partitions)
+    assert 0 < epochs.count(5) < len(partitions)
+    bench.epoch = 6
+    bench.write("t", *partitions)
+    await until_true(lambda: len(bench.answered) == 2, "both requests are answered")
+    await until_true(lambda: writer._worker is None, "nothing is written any more")
+    assert epochs == sorted(epochs)
+    assert epochs.count(6) == len(partitions), "none is left out, none is written twice"
+    assert bench.reported == {"t": len(partitions)}

@@ -2,9 +2,10 @@
 
 Every broker that leads partitions of ended transactions has a queue, this broker as well. What is
 in it goes out with one request, and the next one waits for the answer; this broker writes its own
-markers at once, whatever else is under way. Markers whose leader is not known, or that were refused
-in passing, wait for :meth:`MarkerQueues.retry`, which looks their leaders up again. Nothing is sent
-or reported under a coordinator epoch that is over.
+markers at once, whatever else is under way, and each transaction's by themselves, so that none
+waits for another one's replicas. Markers whose leader is not known, or that were refused in
+passing, wait for :meth:`MarkerQueues.retry`, which looks their leaders up again. Nothing is sent or
+reported under a coordinator epoch that is over.
 
 Writing a marker again is harmless: whoever is not sure that it was written sends it once more.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum, auto
+from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -184,17 +186,19 @@ class MarkerQueues:
     def sends(self) -> Iterator[Send]:
         """The requests to be sent now, one at most for each other broker."""
         for broker_id, one in self._destinations.items():
-            while one.queue and (not one.sent or broker_id == self._own_id):
-                markers, sent = self._taken(one.queue)
+            is_own = broker_id == self._own_id
+            while one.queue and (not one.sent or is_own):
+                jobs = tuple(islice(one.queue, 1)) if is_own else tuple(one.queue)
+                markers, sent = self._taken(one.queue, jobs)
                 if markers:
                     self._numbers += 1
                     one.sent[self._numbers] = sent
                     yield Send(broker_id, self._numbers, markers)
 
-    def _taken(self, queue: _Queue) -> tuple[tuple[Marker, ...], _Queue]:
+    def _taken(self, queue: _Queue, jobs: Sequence[_Job]) -> tuple[tuple[Marker, ...], _Queue]:
         """Take from a queue what goes into one request."""
         room, markers, taken = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
-        for job in list(queue):
+        for job in jobs:
             if not self._is_current(job):
                 del queue[job]
                 continue

@@ -129,3 +129,35 @@ async def test_no_marker_of_a_request_follows_those_of_its_successor(
     assert epochs == sorted(epochs)
     assert epochs.count(6) == len(partitions), "none is left out, none is written twice"
     assert bench.reported == {"t": len(partitions)}
+
+
+async def test_no_transaction_waits_for_the_replicas_of_another_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are tried again at the same time."""
+    writer, logs = bench.writer, bench.services.logs
+    append = writer.write_one
+
+    def with_replicas(partition: TopicPartition, marker: EndMarker) -> bool:
+        written = append(partition, marker)
+        logs.partition(*partition).marks.replicate(0)
+        return written
+
+    def is_replicated(index: int) -> None:
+        marks = logs.partition("t", index).marks
+        marks.move_high_watermark(1)
+        marks.notify()
+
+    monkeypatch.setattr(writer, "write_one", with_replicas)
+    bench.services.storage.commits.has_replicated = True
+    bench.leaders = {("t", 0): THERE, ("t", 1): THERE}
+    bench.write("waits", ("t", 0))
+    bench.write("goes on", ("t", 1))
+    bench.leaders.clear()
+    writer.leaders_changed()
+    await until_true(lambda: bench.services.storage.commits.waiting == 2, "both are appended")
+    is_replicated(1)
+    await until_true(lambda: "goes on" in bench.reported, "one is committed")
+    assert "waits" not in bench.reported
+    is_replicated(0)
+    await until_true(lambda: "waits" in bench.reported, "both are committed")

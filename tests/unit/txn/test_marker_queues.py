@@ -89,6 +89,14 @@ def test_own_markers_do_not_wait_for_those_under_way(bench: Bench) -> None:
     assert bench.queues.first_waiting == "t"
 
 
+def test_own_markers_of_each_transaction_are_written_by_themselves(bench: Bench) -> None:
+    bench.leaders[A] = bench.leaders[B] = 3
+    bench.add(ending("t", 1, 0, EPOCH, A, B))
+    bench.add(ending("u", 2, 0, EPOCH, A))
+    sends = list(bench.queues.sends())
+    assert [(send.broker_id, partitions(send)) for send in sends] == [(3, [A, B]), (3, [A])]
+
+
 def test_the_markers_of_all_transactions_for_a_broker_go_out_with_one_request(bench: Bench) -> None:
     bench.add(ending("t", 1))
     bench.add(ending("u", 2))

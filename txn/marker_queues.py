@@ -4,8 +4,8 @@ Every broker that leads partitions of ended transactions has a queue, this broke
 in it goes out with one request, and the next one waits for the answer; this broker writes its own
 markers at once, whatever else is under way, and each transaction's by themselves, so that none
 waits for another one's replicas. Markers whose leader is not known, or that were refused in
-passing, wait for :meth:`MarkerQueues.retry`, which looks their leaders up again. Nothing is sent or
-reported under a coordinator epoch that is over.
+passing, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks leaders up, for as
+long as its caller has time. Nothing is sent or reported under a coordinator epoch that is over.
 
 Writing a marker again is harmless: whoever is not sure that it was written sends it once more.
 
@@ -14,10 +14,10 @@ Source: ``TransactionMarkerChannelManager``, ``TransactionMarkerRequestCompletio
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum, auto
-from itertools import islice
 from types import MappingProxyType
 from typing import Final
 
@@ -27,6 +27,9 @@ from fencepost.txn.commands import TopicPartition, WriteMarkers
 
 MAX_PARTITIONS_PER_REQUEST: Final = 2_000
 """The rest goes with the next request: to make and to read one takes a few milliseconds."""
+
+PARTITIONS_ROUTED_AT_ONCE: Final = 100
+"""Partitions whose leaders are looked up before the time is; that takes about 0.1 ms."""
 
 
 class Outcome(Enum):
@@ -120,11 +123,14 @@ class _Job:
     request: WriteMarkers
     shard: int
     """The partition of ``__transaction_state``."""
-    left: set[TopicPartition]
-    """What is not written."""
+    left: int
+    """How many partitions are not written. Each is in one place: not routed yet, in a queue, under
+    way or waiting."""
+    routes: int = 0
+    """How many lists of its partitions are not routed to the end."""
 
 
-_Queue = dict[_Job, dict[TopicPartition, None]]
+_Queue = dict[_Job, list[TopicPartition]]
 
 
 @dataclass(slots=True)
@@ -143,8 +149,11 @@ class MarkerQueues:
     def __init__(self, leader_of: LeaderOf, epoch_of: EpochOf, own_id: int | None = None) -> None:
         self._leader_of, self._epoch_of, self._own_id = leader_of, epoch_of, own_id
         self._jobs: dict[str, _Job] = {}
+        self._unrouted: deque[tuple[_Job, Sequence[TopicPartition], int]] = deque()
+        """Partitions to look up, from an index on."""
         self._destinations: dict[int, _Destination] = {}
         self._waiting: _Queue = {}
+        self._newly_waiting: list[str] = []
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -162,15 +171,15 @@ class MarkerQueues:
 
     # --- what is to be written ---
 
-    def add(
-        self, request: WriteMarkers, shard: int, partitions: Iterable[TopicPartition]
-    ) -> list[Result]:
-        """Send the markers of a request to ``partitions``, which may be some of its own.
+    def add(self, request: WriteMarkers, shard: int) -> None:
+        """Have the markers of a request sent; :meth:`route` has to follow.
 
         One for the same transactional id takes the place of the former.
         """
-        job = self._jobs[request.transactional_id] = _Job(request, shard, set(partitions))
-        return self._route(job, sorted(job.left))
+        job = _Job(request, shard, len(request.partitions))
+        self._jobs[request.transactional_id] = job
+        job.routes += 1
+        self._unrouted.appendleft((job, request.partitions, 0))
 
     def forget(self, transactional_id: str) -> None:
         """Send no more markers of a transaction: all are written."""
@@ -183,38 +192,75 @@ class MarkerQueues:
 
     # --- what is to be sent ---
 
-    def sends(self) -> Iterator[Send]:
-        """The requests to be sent now, one at most for each other broker."""
-        for broker_id, one in self._destinations.items():
-            is_own = broker_id == self._own_id
-            while one.queue and (not one.sent or is_own):
-                jobs = tuple(islice(one.queue, 1)) if is_own else tuple(one.queue)
-                markers, sent = self._taken(one.queue, jobs)
-                if markers:
-                    self._numbers += 1
-                    one.sent[self._numbers] = sent
-                    yield Send(broker_id, self._numbers, markers)
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether there is nothing to route and nothing to send before an answer or a retry."""
+        return not self._unrouted and not any(
+            one.queue and (not one.sent or broker_id == self._own_id)
+            for broker_id, one in self._destinations.items()
+        )
 
-    def _taken(self, queue: _Queue, jobs: Sequence[_Job]) -> tuple[tuple[Marker, ...], _Queue]:
-        """Take from a queue what goes into one request."""
-        room, markers, taken = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
+    def is_begun(self, transactional_id: str) -> bool:
+        """Whether all markers of a transaction are routed, and those for this broker under way."""
+        job = self._jobs.get(transactional_id)
+        if job is None:
+            return True
+        own = None if self._own_id is None else self._destinations.get(self._own_id)
+        return not job.routes and (own is None or job not in own.queue)
+
+    def route(self, is_over: Callable[[], bool] = lambda: False) -> list[Result]:
+        """Queue markers where their leaders are, until ``is_over``; without one they are written.
+
+        Some are queued at whatever time. Transactions take turns: none waits for a large one.
+        """
+        results: list[Result] = []
+        while self._unrouted:
+            job, partitions, at = self._unrouted.popleft()
+            if self._is_current(job):
+                end = at + PARTITIONS_ROUTED_AT_ONCE
+                if end < len(partitions):
+                    self._unrouted.append((job, partitions, end))
+                else:
+                    job.routes -= 1
+                results += self._routed(job, partitions[at:end])
+            if is_over():
+                break
+        return results
+
+    def sends(self) -> Iterator[Send]:
+        """The requests to be sent now, one at most for each other broker.
+
+        What the caller does not ask for stays queued.
+        """
+        for broker_id, one in tuple(self._destinations.items()):
+            if broker_id == self._own_id:
+                for job in tuple(one.queue):
+                    while job in one.queue:
+                        yield from self._send(broker_id, one, (job,))
+            elif not one.sent:
+                yield from self._send(broker_id, one, tuple(one.queue))
+
+    def _send(self, broker_id: int, one: _Destination, jobs: Iterable[_Job]) -> Iterator[Send]:
+        """Take from a queue what goes into one request, if anything."""
+        room, markers, sent = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
         for job in jobs:
             if not self._is_current(job):
-                del queue[job]
+                del one.queue[job]
                 continue
             if not room:
                 break
-            partitions = queue[job]
-            now = tuple(partitions)[:room]
-            room -= len(now)
-            taken[job] = dict.fromkeys(now)
-            request = job.request
-            markers.append(Marker(request.transactional_id, request.marker, now))
-            for partition in now:
-                del partitions[partition]
+            partitions = one.queue[job]
+            sent[job] = partitions[:room]
+            del partitions[:room]
             if not partitions:
-                del queue[job]
-        return tuple(markers), taken
+                del one.queue[job]
+            room -= len(sent[job])
+            request = job.request
+            markers.append(Marker(request.transactional_id, request.marker, tuple(sent[job])))
+        if markers:
+            self._numbers += 1
+            one.sent[self._numbers] = sent
+            yield Send(broker_id, self._numbers, tuple(markers))
 
     # --- what has come of it ---
 
@@ -255,38 +301,46 @@ class MarkerQueues:
         """Whether :meth:`retry` has anything to do."""
         return bool(self._waiting)
 
-    @property
-    def first_waiting(self) -> str | None:
-        """The transaction that has waited longest for :meth:`retry`."""
-        return next((job.request.transactional_id for job in self._waiting), None)
+    def newly_waiting(self) -> list[str]:
+        """Transactions that have begun to wait for :meth:`retry` since the last call."""
+        names, self._newly_waiting = self._newly_waiting, []
+        return names
 
-    def retry(self) -> list[Result]:
-        """Look up the leaders of all that waits, and queue it."""
-        waiting, self._waiting = self._waiting, {}
-        results: list[Result] = []
-        for job, partitions in waiting.items():
-            if self._is_current(job):
-                results += self._route(job, partitions)
-        return results
+    def retry(self, transactional_id: str | None = None) -> None:
+        """Have leaders looked up of what waits, of one transaction or of all.
 
-    def leaders_changed(self) -> tuple[list[Result], list[int]]:
-        """Look up all leaders again; the second list are brokers whose answers are not awaited now.
+        :meth:`route` has to follow.
+        """
+        if transactional_id is None:
+            jobs = list(self._waiting)
+        else:
+            job = self._jobs.get(transactional_id)
+            jobs = [] if job is None else [job]
+        for job in jobs:
+            self._route_later(job, self._waiting.pop(job, ()))
+
+    def leaders_changed(self) -> list[int]:
+        """Have all leaders looked up again; return brokers whose answers are not awaited now.
 
         A request to a broker that leads none of its partitions any more is over: it may be dead,
-        and its silence would hold up the transactions for as long as a request may take.
+        and its silence would hold up the transactions for as long as a request may take. This
+        broker's own are over soon without that. :meth:`route` has to follow.
         """
         abandoned: list[int] = []
         for broker_id, one in self._destinations.items():
             for job, partitions in one.queue.items():
-                self._wait(job, partitions)
+                self._route_later(job, partitions)
             one.queue.clear()
+            if broker_id == self._own_id:
+                continue
             for number, sent in tuple(one.sent.items()):
                 if not self._leads_any(broker_id, sent):
                     abandoned.append(broker_id)
                     del one.sent[number]
                     for job, partitions in sent.items():
-                        self._wait(job, partitions)
-        return self.retry(), abandoned
+                        self._route_later(job, partitions)
+        self.retry()
+        return abandoned
 
     # --- inside ---
 
@@ -308,29 +362,34 @@ class MarkerQueues:
             return False
         return True
 
-    def _wait(self, job: _Job, partitions: Iterable[TopicPartition]) -> None:
-        if self._jobs.get(job.request.transactional_id) is job:
-            for partition in partitions:
-                self._waiting.setdefault(job, {})[partition] = None
+    def _wait(self, job: _Job, partitions: Sequence[TopicPartition]) -> None:
+        if partitions and self._jobs.get(job.request.transactional_id) is job:
+            if job not in self._waiting:
+                self._waiting[job] = []
+                self._newly_waiting.append(job.request.transactional_id)
+            self._waiting[job] += partitions
 
-    def _route(self, job: _Job, partitions: Iterable[TopicPartition]) -> list[Result]:
-        """Queue markers where their leaders are; those that need none are written."""
-        gone: list[TopicPartition] = []
+    def _route_later(self, job: _Job, partitions: Sequence[TopicPartition]) -> None:
+        if partitions:
+            job.routes += 1
+            self._unrouted.append((job, partitions, 0))
+
+    def _routed(self, job: _Job, partitions: Iterable[TopicPartition]) -> list[Result]:
+        """Queue a few markers where their leaders are."""
+        by_leader: dict[int | Nowhere, list[TopicPartition]] = {}
         for partition in partitions:
-            leader = self._leader_of(partition)
-            if leader is Nowhere.NO_PARTITION:
-                gone.append(partition)
-            elif leader is Nowhere.NO_LEADER:
-                self._waiting.setdefault(job, {})[partition] = None
-            else:
+            by_leader.setdefault(self._leader_of(partition), []).append(partition)
+        for leader, led in by_leader.items():
+            if not isinstance(leader, Nowhere):
                 found = self._destinations.setdefault(leader, _Destination())
-                found.queue.setdefault(job, {})[partition] = None
-        return self._written(job, gone)
+                found.queue.setdefault(job, []).extend(led)
+        self._wait(job, by_leader.get(Nowhere.NO_LEADER, ()))
+        return self._written(job, by_leader.get(Nowhere.NO_PARTITION, ()))
 
     def _written(self, job: _Job, partitions: Sequence[TopicPartition]) -> list[Result]:
         if not partitions:
             return []
-        job.left.difference_update(partitions)
+        job.left -= len(partitions)
         if not job.left:
             del self._jobs[job.request.transactional_id]
         return [Written(job.request, tuple(partitions))]

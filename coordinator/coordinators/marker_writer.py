@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -84,6 +85,9 @@ class _Transaction:
     first_attempt_done: Callable[[], None] | None
     appended: set[TopicPartition]
     """Partitions that have got their marker in the coordinator's turn, and are not reported."""
+    is_begun: bool = False
+    """Whether each of its partitions was looked up, and an attempt begun at those of this broker.
+    """
     local_writes: int = 0
     """Attempts at partitions of this broker that are not over."""
 
@@ -93,28 +97,47 @@ class _Transaction:
         if first_attempt_done is not None:
             first_attempt_done()
 
+    def attempted_if_over(self) -> None:
+        """Say so if nothing of it is left."""
+        if self.is_begun and not self.local_writes:
+            with survived("markers"):
+                self.attempted()
+
 
 @dataclass(slots=True, eq=False)
 class _LocalWrite:
-    """Markers that are being written to partitions of this broker."""
+    """Markers of a transaction that are being written to partitions of this broker."""
 
     send: Send
+    marker: Marker
     appends: MarkerAppends
-    due: list[tuple[_Transaction, Marker, TopicPartition]]
-    transactions: tuple[_Transaction, ...]
+    transaction: _Transaction
     at: int = 0
     """How many of them the attempt has tried."""
     is_counted: bool = True
-    """Whether the answers of the transactions wait for it."""
+    """Whether the transaction's answer waits for it."""
+    failures: dict[tuple[str, type[Exception]], _Failure] = field(default_factory=dict)
+    """By topic and kind of error: it may be the same for thousands of partitions."""
+
+
+@dataclass(slots=True, eq=False)
+class _Failure:
+    """Why markers are not written, to be logged when the attempt is over."""
+
+    index: int
+    """The first partition that it concerns."""
+    cause: str
+    partitions: int = 0
 
 
 class MarkerWriter:
     """Carries out :class:`WriteMarkers`. Belongs to the event loop.
 
     A transaction may span 10,000 partitions of this broker, and some may have to be opened first.
-    So an attempt that takes longer than a slice goes on between the requests of others, together
-    with all such. A marker is reported when it is committed. For that of other replicas, and for
-    other brokers, no answer waits: the first attempt is over when all is written here.
+    So what takes longer than a slice, be it the search for leaders or the markers of one or of many
+    transactions, goes on between the requests of others. A marker is reported when it is
+    committed. For other replicas of a partition, and for other brokers, no answer waits: the first
+    attempt is over when all is written here.
     """
 
     def __init__(
@@ -133,6 +156,8 @@ class MarkerWriter:
         self._leader_of, self._epoch_of = leader_of, epoch_of
         self._queues: MarkerQueues | None = None
         self._transactions: dict[str, _Transaction] = {}
+        self._beginning: dict[str, _Transaction] = {}
+        """Those that are not begun."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._others: OtherBrokers | None = None
@@ -178,10 +203,10 @@ class MarkerWriter:
         called once, when the first attempt at all of its partitions is over and reported. A new
         request for a transactional id takes the place of the former one.
         """
-        partitions, former = request.partitions, None
+        partitions, former, end = request.partitions, None, _end_of_slice()
         if self._transactions:
             former = self._transactions.pop(request.transactional_id, None)
-        done = self._write_in_turn(request) if self._commits.is_idle else 0
+        done = self._write_in_turn(request, end) if self._commits.is_idle else 0
         if done == len(partitions) and (self._commits.is_idle or not partitions):
             if former is not None:
                 self.queues.forget(request.transactional_id)
@@ -190,19 +215,20 @@ class MarkerWriter:
         else:
             now = _Transaction(shard, report, first_attempt_done, set(partitions[:done]))
             self._transactions[request.transactional_id] = now
-            self._take(self.queues.add(request, shard, partitions))
-            self._go_on()
-            if not now.local_writes:
+            self._beginning[request.transactional_id] = now
+            self.queues.add(request, shard)
+            self._go_on(end)
+            if self._closed:
                 now.attempted()
         if former is not None:
             former.attempted()
 
-    def _write_in_turn(self, request: WriteMarkers) -> int:
-        """Append markers until one is refused or a slice is over; return how many there are.
+    def _write_in_turn(self, request: WriteMarkers, end: float) -> int:
+        """Append markers until one is refused or it is ``end``; return how many there are.
 
         Most transactions end with that: the queues cost more than the append of a marker.
         """
-        marker, end = request.marker, monotonic_s() + SLICE_MS / 1000
+        marker = request.marker
         for done, partition in enumerate(request.partitions):
             if self._leader_of(partition) != self._node_id or (
                 done >= MIN_SLICE_PARTITIONS and monotonic_s() >= end
@@ -221,48 +247,91 @@ class MarkerWriter:
             self._queues.unload(shard)
         for name in [name for name, one in self._transactions.items() if one.shard == shard]:
             del self._transactions[name]
+        if self._beginning:
+            self._leave_to_worker()
 
     def leaders_changed(self) -> None:
         """Look for the leaders of all that waits; hang up on brokers that lead none of it now."""
         if self._closed:
             return
         self._backoff_ms = RETRY_MS
-        results, abandoned = self.queues.leaders_changed()
-        for broker_id in abandoned:
-            if self._others is not None and broker_id != self._node_id:
+        for broker_id in self.queues.leaders_changed():
+            if self._others is not None:
                 self._others.hang_up(broker_id)
-        self._take(results)
-        self._go_on()
+        self._go_on(_end_of_slice())
 
     def close(self) -> None:
         """Give up; the next load of a transaction's shard begins again."""
         self._closed = True
         self._retries.clear()
         self._transactions.clear()
+        self._beginning.clear()
         self._unfinished.clear()
         for task in self._sends:
             task.cancel()
 
     # --- the queues' side ---
 
-    def _go_on(self) -> None:
-        """Send what can be sent, and see to it that what waits is tried again."""
+    def _go_on(self, end: float) -> None:
+        """Look for leaders, send and write until ``end``, and leave the rest to the worker.
+
+        A little is done at whatever time: a transaction of common size is over in one turn.
+        """
         if self._closed:
             return
-        for send in list(self.queues.sends()):
+        self._take(self.queues.route(lambda: monotonic_s() >= end))
+        begun: list[_LocalWrite] = []
+        for send in self.queues.sends():
             if send.broker_id == self._node_id:
-                self._begin(send)
+                begun.append(self._begun(send))
             else:
                 task = spawn(self._exchange(send), f"markers to broker {send.broker_id}")
                 self._sends.add(task)
                 task.add_done_callback(self._sends.discard)
+            if monotonic_s() >= end:
+                break
+        self._unfinished.extendleft(reversed(begun))  # a small one does not wait for large ones
+        while self._unfinished:
+            write = self._unfinished.popleft()
+            if not self._is_over(write, end):
+                self._unfinished.append(write)
+            if monotonic_s() >= end:
+                break
+        for name, one in tuple(self._beginning.items()):
+            if self.queues.is_begun(name):
+                del self._beginning[name]
+                one.is_begun = True
+                one.attempted_if_over()
+        self._set_retry()
+        if self._has_work:
+            self._leave_to_worker()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._unfinished or self._beginning) or not self.queues.is_at_rest
+
+    def _leave_to_worker(self) -> None:
+        if self._worker is None and not self._closed:
+            self._worker = spawn(self._work(), "markers")
+
+    async def _work(self) -> None:
+        """Go on, a slice at a time, until nothing is left."""
+        try:
+            while not self._closed and self._has_work:
+                await asyncio.sleep(0)
+                with survived("markers"):
+                    self._go_on(_end_of_slice())
+        finally:
+            self._worker = None
+
+    def _set_retry(self) -> None:
         if self.queues.has_waiting and not len(self._retries):
-            self._retries.set(self.queues.first_waiting, self._clock.now_ms() + self._backoff_ms)
+            self._retries.set("markers", self._clock.now_ms() + self._backoff_ms)
             self._backoff_ms = min(2 * self._backoff_ms, MAX_RETRY_MS)
 
     def _retry(self, _key: Hashable, _now_ms: int) -> None:
-        self._take(self.queues.retry())
-        self._go_on()
+        self.queues.retry()
+        self._go_on(_end_of_slice())
 
     async def _exchange(self, send: Send) -> None:
         codes: Codes | None = None
@@ -271,7 +340,7 @@ class MarkerWriter:
         except Exception as error:  # noqa: BLE001 - whatever it is, the transactions have to end
             tell("markers", error, broker=send.broker_id)
         self._answered(send, codes)
-        self._go_on()
+        self._go_on(_end_of_slice())
 
     def _answered(self, send: Send, codes: Codes | None) -> None:
         if codes is None:
@@ -306,49 +375,39 @@ class MarkerWriter:
         """Return what appends the markers of one request to partitions of this broker."""
         return MarkerAppends(self._storage, self.write_one)
 
-    def _begin(self, send: Send) -> None:
-        """Write markers here, all of them now or some of them later."""
-        transactions = tuple(self._transactions[one.transactional_id] for one in send.markers)
-        due = [
-            (transaction, marker, one)
-            for transaction, marker in zip(transactions, send.markers, strict=True)
-            for one in marker.partitions
-        ]
-        for one in transactions:
-            one.local_writes += 1
-        write = _LocalWrite(send, self.appends(), due, transactions)
-        if not self._is_through(write):
-            self._unfinished.append(write)
-            if self._worker is None:
-                self._worker = spawn(self._work(), "markers")
+    def _begun(self, send: Send) -> _LocalWrite:
+        """An attempt that has tried nothing yet."""
+        (marker,) = send.markers
+        transaction = self._transactions[marker.transactional_id]
+        transaction.local_writes += 1
+        return _LocalWrite(send, marker, self.appends(), transaction)
 
-    async def _work(self) -> None:
-        """Go on with all attempts in turn, a slice at a time."""
+    def _is_over(self, write: _LocalWrite, end: float) -> bool:
+        """Do as :meth:`_is_through`; an attempt that fails is over, and repeated."""
         try:
-            while self._unfinished:
-                await asyncio.sleep(0)
-                write = self._unfinished.popleft() if self._unfinished else None
-                with survived("markers"):
-                    if write is not None and not self._is_through(write):
-                        self._unfinished.append(write)
-        finally:
-            self._worker = None
+            return self._is_through(write, end)
+        except Exception as error:  # noqa: BLE001 - the transaction has to end
+            tell("markers", error, transactional_id=write.marker.transactional_id)
+            self.queues.failed(write.send)
+            self._attempted(write)
+            return True
 
-    def _is_through(self, write: _LocalWrite) -> bool:
-        """Try partitions for a slice of time; True, and the attempt is over, after the last one."""
-        end, begun_at = monotonic_s() + SLICE_MS / 1000, write.at
-        while write.at < len(write.due):
+    def _is_through(self, write: _LocalWrite, end: float) -> bool:
+        """Try partitions until ``end``; True, and the attempt is over, after the last one."""
+        begun_at, marker, transaction = write.at, write.marker, write.transaction
+        while write.at < len(marker.partitions):
             if write.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
                 return False
-            transaction, marker, partition = write.due[write.at]
-            write.at += 1
             if self._transactions.get(marker.transactional_id) is not transaction:
-                continue  # its shard is unloaded, or another request has taken its place
+                break  # its shard is unloaded, or another request has taken its place
+            partition = marker.partitions[write.at]
+            write.at += 1
             if partition in transaction.appended:
                 transaction.appended.discard(partition)
                 write.appends.appended(marker.end, partition)
             else:
-                self._write(write.appends, marker, partition)
+                self._write(write, partition)
+        self._complain(write)
         committed = write.appends.committed()
         if committed is None:
             self._settle(write)
@@ -362,6 +421,7 @@ class MarkerWriter:
         with survived("markers"):
             if not self._closed:
                 self._settle(write)
+                self._set_retry()
 
     def _settle(self, write: _LocalWrite) -> None:
         """Report what is committed, and have the rest written again."""
@@ -374,33 +434,32 @@ class MarkerWriter:
             },
         )
         self._attempted(write)
-        self._go_on()
 
     def _attempted(self, write: _LocalWrite) -> None:
         if write.is_counted:
             write.is_counted = False
-            for one in write.transactions:
-                one.local_writes -= 1
-                if not one.local_writes:
-                    one.attempted()
+            write.transaction.local_writes -= 1
+            write.transaction.attempted_if_over()
 
-    def _write(self, appends: MarkerAppends, marker: Marker, partition: TopicPartition) -> None:
+    def _write(self, write: _LocalWrite, partition: TopicPartition) -> None:
         """Append a marker; where none is due any more that counts as written."""
-        transactional_id, producer_id = marker.transactional_id, marker.end.stamp.producer_id
+        end, appends = write.marker.end, write.appends
+        producer_id = end.stamp.producer_id
         try:
-            error = appends.write(marker.end, partition)
+            error = appends.write(end, partition)
         except Exception as unexpected:  # noqa: BLE001 - whatever it is, the transaction has to end
-            tell("marker", unexpected, to=partition, transactional_id=transactional_id)
+            if _is_first(write, partition, unexpected):
+                tell(
+                    "marker",
+                    unexpected,
+                    to=partition,
+                    transactional_id=write.marker.transactional_id,
+                )
             appends.codes[producer_id][partition] = ErrorCode.unknown_server_error
             return
         codes = appends.codes[producer_id]
         if error is not None:
-            _log.warning(
-                "marker not written",
-                transactional_id=transactional_id,
-                to=f"{partition[0]}-{partition[1]}",
-                cause=f"{type(error).__name__}: {error}",
-            )
+            _is_first(write, partition, error)
             if isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError):
                 # A producer or coordinator with a higher epoch has written here: another
                 # coordinator, or an administrator. If it left the transaction open, the marker is
@@ -408,8 +467,22 @@ class MarkerWriter:
                 is_open = self._is_open(producer_id, partition)
                 codes[partition] = ErrorCode.unknown_server_error if is_open else ErrorCode.none
         elif codes[partition] is ErrorCode.unknown_topic_or_partition:
-            _log.info("marker dropped", transactional_id=transactional_id, to=partition)
+            _log.info(
+                "marker dropped", transactional_id=write.marker.transactional_id, to=partition
+            )
             codes[partition] = ErrorCode.none
+
+    def _complain(self, write: _LocalWrite) -> None:
+        """Log why markers are not written: one line for each topic and kind of error."""
+        for (topic, _), failure in write.failures.items():
+            _log.warning(
+                "marker not written",
+                transactional_id=write.marker.transactional_id,
+                to=f"{topic}-{failure.index}",
+                partitions=failure.partitions,
+                cause=failure.cause,
+            )
+        write.failures.clear()
 
     def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
         """Append one marker; False where none can be due.
@@ -436,3 +509,20 @@ class MarkerWriter:
     def _is_open(self, producer_id: int, partition: TopicPartition) -> bool:
         found = self._logs.find_open(partition)
         return found is not None and found.producers.has_open_transaction(producer_id)
+
+
+def _is_first(write: _LocalWrite, partition: TopicPartition, error: Exception) -> bool:
+    """Take a failure down; True for the first of its kind in the topic."""
+    topic, index = partition
+    failure = write.failures.get((topic, type(error)))
+    is_first = failure is None
+    if failure is None:
+        failure = _Failure(index, f"{type(error).__name__}: {error}")
+        write.failures[topic, type(error)] = failure
+    failure.partitions += 1
+    return is_first
+
+
+def _end_of_slice() -> float:
+    """When a turn that begins now has to be over, in seconds."""
+    return monotonic_s() + SLICE_MS / 1000

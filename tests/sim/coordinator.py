@@ -84,7 +84,7 @@ class Coordinator(Shards):
             last = shard.machine.last_offset(effect.transactional_id)
             if last is not None and last >= shard.partition.high_watermark:
                 raise BrokenInvariantError(f"{effect} is carried out before it is committed")
-            self._report(self.queues.add(effect, SHARD, effect.partitions))
+            self.queues.add(effect, SHARD)
             self.send_markers()
         else:
             shard.report(effect.written())
@@ -109,7 +109,8 @@ class Coordinator(Shards):
         return leader if leader >= 0 else Nowhere.NO_LEADER
 
     def send_markers(self) -> None:
-        """Send what is queued."""
+        """Send what is due."""
+        self._report(self.queues.route())
         for send in list(self.queues.sends()):
             self.broker.cluster.network.call(
                 self.broker.node,
@@ -131,13 +132,12 @@ class Coordinator(Shards):
         self.send_markers()
 
     def _retry(self) -> None:
-        self._report(self.queues.retry())
+        self.queues.retry()
         self.send_markers()
 
     def leaders_changed(self) -> None:
         """An image has come."""
-        results, _ = self.queues.leaders_changed()
-        self._report(results)
+        self.queues.leaders_changed()
         self.send_markers()
 
     def _report(self, results: list[Result]) -> None:

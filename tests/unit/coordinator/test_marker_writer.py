@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fencepost.coordinator.coordinators import marker_writer
-from fencepost.coordinator.coordinators.marker_writer import MarkerWriter
+from fencepost.coordinator.coordinators.marker_writer import MAX_RETRY_MS, MarkerWriter
 from fencepost.coordinator.runtime.background import SLICE_MS
+from fencepost.logcore.errors import StorageError
 from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.txn.commands import MarkersWritten, TopicPartition, WriteMarkers
 from fencepost.txn.marker_queues import Codes, Send
@@ -57,6 +59,55 @@ class Time:
     """What the marker writer takes for the time, in seconds: only the test's work takes any."""
 
     now = 0.0
+
+
+class Turns:
+    """The longest turn of the loop on such a time, in milliseconds."""
+
+    def __init__(self, time: Time) -> None:
+        self._time, self._since = time, time.now
+        self.longest_ms = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(0)
+
+    def look(self) -> None:
+        self.longest_ms = max(self.longest_ms, 1000 * (self._time.now - self._since))
+        self._since = self._time.now
+
+    def end(self) -> float:
+        self._task.cancel()
+        return self.longest_ms
+
+
+MARKER_MS, LOOKUP_MS = 0.1, 0.01
+ALLOWED_MS = SLICE_MS + 4
+"""A turn ends behind the last piece of work of its slice."""
+
+
+def with_costs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
+) -> Time:
+    """Have markers and searches for leaders take their time; all are written, or refused."""
+    time = Time()
+
+    def write(_partition: TopicPartition, _marker: EndMarker) -> bool:
+        time.now += MARKER_MS / 1000
+        if error is not None:
+            raise error
+        return True
+
+    def leader_of(partition: TopicPartition) -> int:
+        time.now += LOOKUP_MS / 1000
+        return bench.leaders.get(partition, HERE)
+
+    monkeypatch.setattr(marker_writer, "monotonic_s", lambda: time.now)
+    monkeypatch.setattr(bench.writer, "write_one", write)
+    monkeypatch.setattr(bench.writer, "_leader_of", leader_of)
+    return time
 
 
 @pytest.fixture
@@ -161,3 +212,66 @@ async def test_no_transaction_waits_for_the_replicas_of_another_one(
     assert "waits" not in bench.reported
     is_replicated(0)
     await until_true(lambda: "waits" in bench.reported, "both are committed")
+
+
+async def test_a_large_transaction_keeps_no_turn_for_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = with_costs(bench, monkeypatch)
+    count = 10_000
+    turns = Turns(time)
+    bench.write("large", *(("t", index) for index in range(count)))
+    assert not bench.answered
+    bench.write("small", ("t", 0))
+    assert bench.answered == ["small"], "it waits for no other one"
+    await until_true(lambda: "large" in bench.answered, "all markers are written")
+    assert turns.end() <= ALLOWED_MS
+    assert bench.reported == {"small": 1, "large": count}
+    assert not len(bench.writer.queues)
+    assert not bench.writer._transactions
+
+
+@pytest.mark.parametrize("how", ["retry", "leaders changed"])
+async def test_many_refused_partitions_keep_no_turn_for_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    error = StorageError("the disk is gone")
+    time = with_costs(bench, monkeypatch, error)
+    names, partitions = [f"x{number}" for number in range(20)], [("t", one) for one in range(200)]
+    for name in names:
+        bench.write(name, *partitions)
+    await until_true(lambda: len(bench.answered) == len(names), "all have been tried")
+    assert bench.reported == {}
+    tried_at, turns = time.now, Turns(time)
+    if how == "retry":
+        bench.services.clock.advance(MAX_RETRY_MS)  # type: ignore[attr-defined]
+        bench.services.txns._shards.timers.run_due()
+    else:
+        bench.writer.leaders_changed()
+    await until_true(lambda: bench.writer._worker is None, "all have been tried again")
+    assert turns.end() <= ALLOWED_MS
+    assert time.now - tried_at >= MARKER_MS / 1000 * len(names) * len(partitions)
+
+
+async def test_a_topic_that_is_refused_is_told_of_once_an_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_costs(bench, monkeypatch, StorageError("the disk is gone"))
+    with capture_logs() as lines:
+        bench.write("t", *(("t", index) for index in range(300)))
+        await until_true(lambda: bool(bench.answered), "all have been tried")
+    assert [(line["event"], line["to"], line["partitions"]) for line in lines] == [
+        ("marker not written", "t-0", 300)
+    ]
+
+
+async def test_a_shard_that_is_given_up_answers_what_was_not_begun(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_costs(bench, monkeypatch)
+    bench.write("t", *(("t", index) for index in range(10_000)))
+    assert not bench.answered
+    bench.writer.unload(SHARD)
+    await until_true(lambda: bool(bench.answered), "the request is answered")
+    assert not len(bench.writer.queues)
+    assert not bench.writer._transactions

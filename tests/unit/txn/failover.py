@@ -152,7 +152,8 @@ class Coordinator:
             for effect in decision.effects:
                 assert isinstance(effect, WriteMarkers)
                 if effect.partitions:
-                    self.report(self.queues.add(effect, SHARD, effect.partitions))
+                    self.queues.add(effect, SHARD)
+                    self.report(self.queues.route())
                 else:
                     self.submit(0, effect.written())
 
@@ -444,8 +445,8 @@ class World:
 
     def retry_markers(self) -> None:
         for one in self.coordinators:
-            results, _ = one.queues.leaders_changed()
-            one.report(results)
+            one.queues.leaders_changed()
+            one.report(one.queues.route())
 
     def lose_markers(self) -> None:
         """Connections break: whatever was under way is sent again."""

@@ -36,7 +36,8 @@ class Bench:
         self.results: list[Result] = []
 
     def add(self, request: WriteMarkers, shard: int = SHARD) -> None:
-        self.results += self.queues.add(request, shard, request.partitions)
+        self.queues.add(request, shard)
+        self.results += self.queues.route()
 
     def sends(self) -> dict[int, Send]:
         return {send.broker_id: send for send in self.queues.sends()}
@@ -50,7 +51,8 @@ class Bench:
         self.results += self.queues.answered(send, codes)
 
     def retry(self) -> None:
-        self.results += self.queues.retry()
+        self.queues.retry()
+        self.results += self.queues.route()
 
     def written(self) -> set[TopicPartition]:
         return {
@@ -86,7 +88,7 @@ def test_own_markers_do_not_wait_for_those_under_way(bench: Bench) -> None:
     bench.answer(second)
     bench.answer(first, "NOT_ENOUGH_REPLICAS")
     assert "u" not in bench.queues
-    assert bench.queues.first_waiting == "t"
+    assert bench.queues.newly_waiting() == ["t"]
 
 
 def test_own_markers_of_each_transaction_are_written_by_themselves(bench: Bench) -> None:
@@ -273,8 +275,8 @@ def test_a_request_to_a_broker_that_leads_nothing_of_it_any_more_is_over(bench: 
     bench.add(ending())
     sends = bench.sends()
     bench.leaders[B] = bench.leaders[C] = 3
-    results, abandoned = bench.queues.leaders_changed()
-    assert (results, abandoned) == ([], [2])
+    assert bench.queues.leaders_changed() == [2]
+    assert bench.queues.route() == []
     again = bench.sends()
     assert partitions(again[3]) == [B, C]
     bench.answer(again[3])
@@ -289,7 +291,8 @@ def test_what_is_queued_follows_its_leader(bench: Bench) -> None:
     sends = bench.sends()
     bench.add(ending("u", 2))
     bench.leaders[B] = 1
-    assert bench.queues.leaders_changed() == ([], [])
+    assert bench.queues.leaders_changed() == []
+    assert bench.queues.route() == []
     bench.answer(sends[1])
     bench.answer(sends[2])
     later = bench.sends()

@@ -46,12 +46,16 @@ if TYPE_CHECKING:
     )
 
 RETRY_MS: Final = 20
-"""Wait before markers are tried again, doubling up to :data:`MAX_RETRY_MS`: at a start the offsets
-partitions may still be loading for a moment."""
+"""Wait before markers of a transaction are tried again, doubling up to :data:`MAX_RETRY_MS`: at a
+start the offsets partitions may still be loading for a moment."""
 
-MAX_RETRY_MS: Final = 1_000
+MAX_RETRY_MS: Final = 5_000
 """The longest wait; a partition that is off line stays so for as long as its disk is bad. News of
 other leaders end it."""
+
+MAX_RETRY_ELSEWHERE_MS: Final = 1_000
+"""The longest wait where another broker has not answered or refused, or a leader is not known: an
+attempt takes none of this broker's disk."""
 
 MIN_SLICE_PARTITIONS = 4
 """Partitions that are tried before the clock is read. A transaction of common size is over in one
@@ -85,6 +89,8 @@ class _Transaction:
     first_attempt_done: Callable[[], None] | None
     appended: set[TopicPartition]
     """Partitions that have got their marker in the coordinator's turn, and are not reported."""
+    backoff_ms: int = RETRY_MS
+    """The wait before the next retry."""
     is_begun: bool = False
     """Whether each of its partitions was looked up, and an attempt begun at those of this broker.
     """
@@ -163,7 +169,6 @@ class MarkerWriter:
         self._others: OtherBrokers | None = None
         self._sends: set[asyncio.Task[None]] = set()
         self._retries = timers.timers(self._retry)
-        self._backoff_ms = RETRY_MS
         self._closed = False
 
     @property
@@ -206,6 +211,7 @@ class MarkerWriter:
         partitions, former, end = request.partitions, None, _end_of_slice()
         if self._transactions:
             former = self._transactions.pop(request.transactional_id, None)
+            self._retries.set(request.transactional_id, None)
         done = self._write_in_turn(request, end) if self._commits.is_idle else 0
         if done == len(partitions) and (self._commits.is_idle or not partitions):
             if former is not None:
@@ -247,6 +253,7 @@ class MarkerWriter:
             self._queues.unload(shard)
         for name in [name for name, one in self._transactions.items() if one.shard == shard]:
             del self._transactions[name]
+            self._retries.set(name, None)
         if self._beginning:
             self._leave_to_worker()
 
@@ -254,7 +261,9 @@ class MarkerWriter:
         """Look for the leaders of all that waits; hang up on brokers that lead none of it now."""
         if self._closed:
             return
-        self._backoff_ms = RETRY_MS
+        self._retries.clear()
+        for one in self._transactions.values():
+            one.backoff_ms = RETRY_MS
         for broker_id in self.queues.leaders_changed():
             if self._others is not None:
                 self._others.hang_up(broker_id)
@@ -280,6 +289,7 @@ class MarkerWriter:
         if self._closed:
             return
         self._take(self.queues.route(lambda: monotonic_s() >= end))
+        self._set_retries(MAX_RETRY_ELSEWHERE_MS)
         begun: list[_LocalWrite] = []
         for send in self.queues.sends():
             if send.broker_id == self._node_id:
@@ -302,7 +312,6 @@ class MarkerWriter:
                 del self._beginning[name]
                 one.is_begun = True
                 one.attempted_if_over()
-        self._set_retry()
         if self._has_work:
             self._leave_to_worker()
 
@@ -324,14 +333,19 @@ class MarkerWriter:
         finally:
             self._worker = None
 
-    def _set_retry(self) -> None:
-        if self.queues.has_waiting and not len(self._retries):
-            self._retries.set("markers", self._clock.now_ms() + self._backoff_ms)
-            self._backoff_ms = min(2 * self._backoff_ms, MAX_RETRY_MS)
+    def _set_retries(self, limit_ms: int) -> None:
+        """Have the markers tried again that have just begun to wait."""
+        for name in self.queues.newly_waiting():
+            one = self._transactions.get(name)
+            if one is not None:
+                wait_ms = min(one.backoff_ms, limit_ms)
+                one.backoff_ms = min(2 * wait_ms, MAX_RETRY_MS)
+                self._retries.set(name, self._clock.now_ms() + wait_ms)
 
-    def _retry(self, _key: Hashable, _now_ms: int) -> None:
-        self.queues.retry()
-        self._go_on(_end_of_slice())
+    def _retry(self, name: Hashable, _now_ms: int) -> None:
+        self.queues.retry(str(name))
+        if self._worker is None:  # else it has more to do than a slice has room for
+            self._go_on(_end_of_slice())
 
     async def _exchange(self, send: Send) -> None:
         codes: Codes | None = None
@@ -345,10 +359,10 @@ class MarkerWriter:
     def _answered(self, send: Send, codes: Codes | None) -> None:
         if codes is None:
             self.queues.failed(send)
-            return
-        self._take(self.queues.answered(send, codes))
-        if not self.queues.has_waiting:
-            self._backoff_ms = RETRY_MS
+        else:
+            self._take(self.queues.answered(send, codes))
+        is_own = send.broker_id == self._node_id
+        self._set_retries(MAX_RETRY_MS if is_own else MAX_RETRY_ELSEWHERE_MS)
 
     def _take(self, results: Iterable[Result]) -> None:
         from fencepost.txn.marker_queues import Cancelled  # noqa: PLC0415 - as in ``queues``
@@ -388,7 +402,7 @@ class MarkerWriter:
             return self._is_through(write, end)
         except Exception as error:  # noqa: BLE001 - the transaction has to end
             tell("markers", error, transactional_id=write.marker.transactional_id)
-            self.queues.failed(write.send)
+            self._answered(write.send, None)
             self._attempted(write)
             return True
 
@@ -421,7 +435,6 @@ class MarkerWriter:
         with survived("markers"):
             if not self._closed:
                 self._settle(write)
-                self._set_retry()
 
     def _settle(self, write: _LocalWrite) -> None:
         """Report what is committed, and have the rest written again."""

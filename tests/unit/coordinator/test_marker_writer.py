@@ -275,3 +275,32 @@ async def test_a_shard_that_is_given_up_answers_what_was_not_begun(
     await until_true(lambda: bool(bench.answered), "the request is answered")
     assert not len(bench.writer.queues)
     assert not bench.writer._transactions
+
+
+@pytest.mark.parametrize(("leader", "longest_ms"), [(HERE, 5_000), (THERE, 1_000)])
+async def test_each_transaction_waits_twice_as_long_for_each_retry(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, leader: int, longest_ms: int
+) -> None:
+    with_costs(bench, monkeypatch, StorageError("the disk is gone"))
+    bench.leaders = {("t", 0): leader}
+    clock, timers = bench.services.clock, bench.services.txns._shards.timers
+    retries = bench.writer._retries
+
+    async def wait_ms(name: str) -> int:
+        await until_true(lambda: retries.deadline_ms(name) is not None, f"{name} waits")
+        deadline_ms = retries.deadline_ms(name)
+        assert deadline_ms is not None
+        return deadline_ms - clock.now_ms()
+
+    bench.write("old", ("t", 0))
+    waits = []
+    for _ in range(10):
+        waits.append(await wait_ms("old"))
+        clock.advance(waits[-1])  # type: ignore[attr-defined]
+        timers.run_due()
+    assert waits == [min(20 * 2**number, longest_ms) for number in range(10)]
+    bench.write("new", ("t", 0))
+    assert await wait_ms("new") == 20, "it does not wait as long as the other one"
+    assert await wait_ms("old") == longest_ms
+    bench.writer.leaders_changed()
+    assert await wait_ms("old") == 20

@@ -200,6 +200,13 @@ def _count_marks(counter: Counter) -> None:
 class NamedFileSystem(CountedFileSystem):
     """Names what is written to a log by the sort of its records."""
 
+    def named(self, path: str) -> str:
+        """See :class:`CountedFileSystem`; all segments of a log have one name.
+
+        A compacted log rolls whenever it is cut, so that the next cut is of another segment.
+        """
+        return re.sub(r"/\d{20}(?=\.)", "/segment", super().named(path))
+
     def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> Event:
         """See :class:`CountedFileSystem`."""
         if not path.endswith(".log"):

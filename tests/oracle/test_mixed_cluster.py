@@ -195,7 +195,8 @@ def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
 
 def test_both_lead_and_follow(kafka: Kafka, member: Member) -> None:
     name = create(kafka.bootstrap, unique("t"), (KAFKAS, OURS), (OURS, KAFKAS))
-    led(kafka.bootstrap, name, KAFKAS, OURS)
+    for broker in (kafka, member):  # each learns of it by itself
+        led(broker.bootstrap, name, KAFKAS, OURS)
     for bootstrap, index in ((kafka.bootstrap, 0), (member.bootstrap, 1)):
         with Cluster(bootstrap) as client:
             answer = client.produce(name, [b"v"], partition=index, acks=-1)

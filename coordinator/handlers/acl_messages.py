@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -14,7 +15,10 @@ from fencepost.cluster.acl import (
     ResourceType,
 )
 from fencepost.cluster.controller.acls import AclIndex
+from fencepost.cluster.controller.machine import Controller
+from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.handlers import Context
+from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 
@@ -42,6 +46,20 @@ def _when_applied(ctx: Context, change: Work[T]) -> Work[T]:
         yield applied
         applied.result()
     return (yield from change)
+
+
+def decided_in_pieces(
+    ctx: Context,
+    authorizer: Authorizer,
+    acls: Sequence[Acl],
+    change: Callable[[Controller, Sequence[Acl], AclIndex], Outcome[None]],
+) -> Work[object]:
+    """Have the controller change checked ACLs, a piece in each turn."""
+
+    def decision(piece: Sequence[Acl]) -> Callable[[Controller], Outcome[None]]:
+        return lambda one: change(one, piece, existing_acls(ctx, authorizer))
+
+    return decided_each(ctx, map(decision, batched(acls, ITEMS_PER_TURN)))
 
 
 def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:

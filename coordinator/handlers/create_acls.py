@@ -5,24 +5,22 @@ Source: ``AclApis.handleCreateAcls``, ``AclControlManager.createAcls``; KIP-140,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from uuid import uuid4
 
 from kio.schema.errors import ErrorCode
 
-from fencepost.cluster.acl import Acl, Operation
+from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import (
     NO_AUTHORIZER,
+    decided_in_pieces,
     existing_acls,
     in_turn,
     rule_of,
 )
 from fencepost.coordinator.handlers.answers import code_of, each_row
-from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -53,16 +51,10 @@ def _create_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     errors, created = yield from ctx.controller.look().check_acl_creation(
         wanted, existing_acls(ctx, authorizer), ctx.metadata.reason_against
     )
-    pieces = batched(created, ITEMS_PER_TURN)
-    yield from decided_each(ctx, (partial(_create, ctx, authorizer, some) for some in pieces))
+    create = partial(Controller.create_acls, draw_id=uuid4)
+    yield from decided_in_pieces(ctx, authorizer, created, create)
     results = []
     for wrong in errors:
         results.append(_result(ctx, code_of(wrong), None if wrong is None else str(wrong)))
         yield None
     return ctx.respond.CreateAclsResponse(results=tuple(results))
-
-
-def _create(
-    ctx: Context, authorizer: Authorizer, acls: Sequence[Acl], one: Controller
-) -> Outcome[None]:
-    return one.create_acls(acls, existing_acls(ctx, authorizer), uuid4)

@@ -5,24 +5,22 @@ Source: ``AclApis.handleDeleteAcls``, ``AclControlManager.deleteAcls``; KIP-140,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from kio.schema.errors import ErrorCode
 
 from fencepost.cluster.acl import Acl, Operation
 from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.outcome import Outcome
 from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
 from fencepost.coordinator.handlers.acl_messages import (
     NO_AUTHORIZER,
+    decided_in_pieces,
     existing_acls,
     filter_of,
     in_turn,
 )
 from fencepost.coordinator.handlers.answers import each_row
-from fencepost.coordinator.handlers.deciding import ITEMS_PER_TURN, batched, decided_each
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -57,8 +55,7 @@ def _delete_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     wanted = yield from each_row(ctx.body.filters, filter_of)
     existing = existing_acls(ctx, authorizer)
     answers, deleted = yield from ctx.controller.look().check_acl_deletion(wanted, existing)
-    pieces = batched(deleted, ITEMS_PER_TURN)
-    yield from decided_each(ctx, (partial(_delete, ctx, authorizer, some) for some in pieces))
+    yield from decided_in_pieces(ctx, authorizer, deleted, Controller.delete_acls)
     results = []
     for found in answers:
         if isinstance(found, DomainError):
@@ -68,12 +65,6 @@ def _delete_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
         results.append(_result(ctx, ErrorCode.none, None, gone))
         yield None
     return ctx.respond.DeleteAclsResponse(filter_results=tuple(results))
-
-
-def _delete(
-    ctx: Context, authorizer: Authorizer, acls: Sequence[Acl], one: Controller
-) -> Outcome[None]:
-    return one.delete_acls(acls, existing_acls(ctx, authorizer))
 
 
 def _gone(ctx: Context, acl: Acl) -> Entity:

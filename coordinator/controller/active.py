@@ -160,8 +160,7 @@ class ActiveController:
         """The decision to let a broker join. Raises DuplicateBrokerRegistrationError."""
         if self.has_own_broker and request.broker_id == self.settings.node_id:
             raise DuplicateBrokerRegistrationError("the controller's node is the broker of that id")
-        next_offset = self.store.next_offset
-        return lambda one: one.register_broker(request, next_offset, self.now_ms())
+        return lambda one: one.register_broker(request, self.store.next_offset, self.now_ms())
 
     # --- by itself ---
 

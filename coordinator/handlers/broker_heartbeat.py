@@ -38,7 +38,7 @@ def run(ctx: Context) -> Work[Entity]:
     now_ms = ctx.controller.now_ms()
     reply = yield from decided_to_the_end(
         ctx,
-        lambda: lambda controller: controller.heartbeat(request, now_ms),
+        lambda controller: controller.heartbeat(request, now_ms),
         lambda reply: reply.is_more,
     )
     return ctx.respond.message(

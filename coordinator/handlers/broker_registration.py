@@ -51,7 +51,7 @@ def run(ctx: Context) -> Work[Entity]:
 
     epoch = yield from decided_to_the_end(
         ctx,
-        lambda: ctx.controller.register_broker(request),
+        ctx.controller.register_broker(request),
         lambda epoch: epoch is None,
     )
     return ctx.respond.message(error_code=ErrorCode.none, broker_epoch=epoch)

@@ -21,7 +21,7 @@ def run(ctx: Context) -> Work[Entity]:
     body = ctx.body
     yield from decided_to_the_end(
         ctx,
-        lambda: lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
+        lambda one: one.begin_shutdown(body.broker_id, body.broker_epoch),
         lambda is_more: is_more,
     )
     remaining = ctx.controller.look().led_by(body.broker_id)

@@ -102,14 +102,14 @@ def decided_by_item(
 
 def decided_to_the_end(
     ctx: Context,
-    decision: Callable[[], Callable[[Controller], Outcome[T]]],
+    decision: Callable[[Controller], Outcome[T]],
     is_more: Callable[[T], bool],
 ) -> Work[T]:
     """The same for one that is made again and again, until its answer says that nothing is left."""
     answers: list[T] = []
 
     def decide(machine: Controller) -> Outcome[T]:
-        outcome = decision()(machine)
+        outcome = decision(machine)
         answers.append(outcome.answer)
         return outcome
 

@@ -26,7 +26,5 @@ def run(ctx: Context) -> Work[Entity]:
         return ctx.respond.error(
             ErrorCode.invalid_request, f"broker {asked} is the controller itself, and is running"
         )
-    yield from decided_to_the_end(
-        ctx, lambda: lambda controller: controller.unregister_broker(asked), bool
-    )
+    yield from decided_to_the_end(ctx, lambda controller: controller.unregister_broker(asked), bool)
     return ctx.respond.message(error_code=ErrorCode.none, error_message=None)

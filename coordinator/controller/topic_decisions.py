@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 
@@ -27,8 +27,6 @@ _log = structlog.get_logger(__name__)
 
 DRAW: Final = random.SystemRandom()
 """Chooses the brokers of new replicas."""
-
-T = TypeVar("T")
 
 
 def create_topic(

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from fencepost.cluster.controller.outcome import Outcome
-from fencepost.cluster.controller.topics import check_room
+from fencepost.cluster.controller.topics import check_room, topic_head
 from fencepost.cluster.controller.view import View
-from fencepost.cluster.image import TOPIC_RESOURCE, PartitionRegistration
+from fencepost.cluster.image import PartitionRegistration
 from fencepost.cluster.image_records import partition_record
-from fencepost.cluster.records import ConfigRecord, MetadataRecord, TopicRecord
 from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.values import dataclass
 
@@ -36,10 +35,7 @@ def adopt_topic(view: View, topic: AdoptedTopic) -> Outcome[None]:
     node_id = view.settings.node_id
     state = local_partition(node_id, view.default_directory(node_id), topic.leader_epoch)
     form = partition_record(topic.topic_id, 0, state)
-    head: list[MetadataRecord] = [TopicRecord(topic.name, topic.topic_id)]
-    head += [
-        ConfigRecord(TOPIC_RESOURCE, topic.name, key, value) for key, value in topic.configs.items()
-    ]
+    head = topic_head(topic.name, topic.topic_id, topic.configs)
     return Outcome(None, TopicRecords(head, topic.topic_id, 0, (form,) * topic.partitions))
 
 

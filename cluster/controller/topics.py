@@ -139,12 +139,16 @@ def create_internal_topic(
 def _topic_records(
     view: View, topic: NewTopic, topic_id: UUID, assignments: Sequence[tuple[int, ...]]
 ) -> TopicRecords:
-    head: list[MetadataRecord] = [TopicRecord(topic.name, topic_id)]
-    head += [
-        ConfigRecord(TOPIC_RESOURCE, topic.name, name, value)
-        for name, value in topic.configs.items()
-    ]
+    head = topic_head(topic.name, topic_id, topic.configs)
     return TopicRecords(head, topic_id, 0, _forms(view, assignments))
+
+
+def topic_head(
+    name: str, topic_id: UUID, configs: Mapping[str, str | None]
+) -> list[MetadataRecord]:
+    """Return the records of a new topic that precede those of its partitions."""
+    settings = [ConfigRecord(TOPIC_RESOURCE, name, key, value) for key, value in configs.items()]
+    return [TopicRecord(name, topic_id), *settings]
 
 
 def check_room(view: View, topics: int, partitions: int) -> None:

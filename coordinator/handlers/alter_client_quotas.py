@@ -17,7 +17,7 @@ from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.quotas import Alteration
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import code_of, each_row
+from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.quota_table import QuotaTable
@@ -70,8 +70,7 @@ def run(ctx: Context) -> Work[Entity]:
             yield None
     entries = []
     for alteration, error in checked:
-        message = None if error is None else str(error)
-        row = yield from _row(ctx, alteration.named.items(), code_of(error), message)
+        row = yield from _row(ctx, alteration.named.items(), *code_and_message(error))
         entries.append(row)
         yield None
     return ctx.respond.AlterClientQuotasResponse(entries=tuple(entries))

@@ -17,7 +17,7 @@ from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.reassignments import Reassign
 from fencepost.coordinator.errors import InvalidRequestError
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import code_of, each_row
+from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import MAX_ITEMS, decided
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -74,9 +74,7 @@ def run(ctx: Context) -> Work[Entity]:
             items, allow_replication_factor_change=may_change_factor
         ),
     )
-    topics = yield from _topics(
-        ctx, ((code_of(one), None if one is None else str(one)) for one in decision)
-    )
+    topics = yield from _topics(ctx, map(code_and_message, decision))
     return ctx.respond.AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=may_change_factor,
         error_code=ErrorCode.none,

@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from kio.schema.errors import ErrorCode
-
 from fencepost.cluster.acl import Operation
 from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.scram import Alteration, Deletion, Upsertion
-from fencepost.coordinator.error_codes import error_code
 from fencepost.coordinator.handlers import Context, handles
-from fencepost.coordinator.handlers.answers import each_row
+from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.handlers.deciding import decided_by_item
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.users import MECHANISM_BY_NUMBER, derive_keys
@@ -73,7 +70,7 @@ def run(ctx: Context) -> Work[Entity]:
         if error is not None:
             failed[one.name] = error
         yield None
-    return (yield from _response(ctx, lambda name: _code_and_message(failed.get(name))))
+    return (yield from _response(ctx, lambda name: code_and_message(failed.get(name))))
 
 
 def _upsertion(one: Any) -> Upsertion:
@@ -82,7 +79,3 @@ def _upsertion(one: Any) -> Upsertion:
 
 def _alter(some: Sequence[Alteration], one: Controller) -> Outcome[list[DomainError | None]]:
     return one.alter_credentials(some, derive_keys)
-
-
-def _code_and_message(error: DomainError | None) -> tuple[int, str | None]:
-    return (ErrorCode.none, None) if error is None else (error_code(error), str(error))

@@ -130,6 +130,11 @@ def code_of(error: DomainError | None) -> ErrorCode:
     return ErrorCode.none if error is None else error_code(error)
 
 
+def code_and_message(error: DomainError | None) -> tuple[ErrorCode, str | None]:
+    """Return the code and the message of a per-item error; NONE and None for None."""
+    return code_of(error), None if error is None else str(error)
+
+
 def before_producer_fenced(code: ErrorCode, *, known: bool) -> ErrorCode:
     """INVALID_PRODUCER_EPOCH for clients whose version does not know PRODUCER_FENCED (KIP-588)."""
     if code is ErrorCode.producer_fenced and not known:

@@ -20,7 +20,7 @@ from fencepost.coordinator.handlers.acl_messages import (
     in_turn,
     rule_of,
 )
-from fencepost.coordinator.handlers.answers import code_of, each_row
+from fencepost.coordinator.handlers.answers import code_and_message, each_row
 from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.security.authorizer import Authorizer
 from fencepost.coordinator.wire import ApiKey, Entity
@@ -53,8 +53,5 @@ def _create_all(ctx: Context, authorizer: Authorizer) -> Work[Entity]:
     )
     create = partial(Controller.create_acls, draw_id=uuid4)
     yield from decided_in_pieces(ctx, authorizer, created, create)
-    results = []
-    for wrong in errors:
-        results.append(_result(ctx, code_of(wrong), None if wrong is None else str(wrong)))
-        yield None
-    return ctx.respond.CreateAclsResponse(results=tuple(results))
+    results = yield from each_row(errors, lambda error: _result(ctx, *code_and_message(error)))
+    return ctx.respond.CreateAclsResponse(results=results)

@@ -1,9 +1,10 @@
-"""ACLs: which can be created, and which records create and delete them.
+"""ACLs: which of them are valid, and the records that create and delete them.
 
-A request for thousands is checked in steps and decided in pieces, and no other request for ACLs is
-decided on between these. Brokers apply each piece by itself, and none may allow for a moment what
-neither the former ACLs nor the new ones allow: denials are created first and deleted last. A piece
-skips ACLs that exist or are gone by then: on ZooKeeper, others may have changed them.
+A request for thousands of ACLs is checked in steps and decided in pieces, and no other request for
+ACLs is decided on between these. Brokers apply each piece by itself, and no broker may allow for a
+moment an operation that neither the former ACLs nor the new ones allow: denials are created first
+and deleted last. A piece skips ACLs that exist already or no longer exist: on ZooKeeper, another
+broker may have changed them meanwhile.
 
 Source: ``AclControlManager``.
 """
@@ -28,31 +29,31 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_MATCHES_TOLD: Final = 20_000
-"""ACLs in the response to one deletion, twice as many as it may delete: an ACL is told with each
-filter that matches it, and takes up to three kilobytes there."""
+"""ACLs in the response to one deletion, twice as many as it may delete: it lists an ACL for each
+filter that matches it, in up to three kilobytes."""
 
 _NO_ID = UUID(int=0)
 
 
 class AclIndex(Protocol):
-    """The ACLs of the image by their values; it never changes."""
+    """The ACLs of one image by their values; it is immutable."""
 
     def id_of(self, acl: Acl) -> UUID | None:
-        """The id of an ACL; None if there is no such ACL."""
+        """Return the id of an ACL; None if the ACL does not exist."""
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
-        """The ACLs that a filter matches."""
+        """Return the ACLs that a filter matches."""
 
 
 ReasonAgainst = Callable[[MetadataRecord], str | None]
-"""Why the store of the metadata cannot keep a record."""
+"""Returns why the metadata store cannot keep a record; None if it can."""
 
 
 class Creation(NamedTuple):
     """The outcome for the ACLs of one request."""
 
     errors: list[DomainError | None]
-    """By their place in the request; None also for one that exists."""
+    """The error of each ACL of the request, in order; None also for an ACL that exists."""
     created: list[Acl]
     """The new ACLs, each once, denials first."""
 
@@ -60,7 +61,7 @@ class Creation(NamedTuple):
 def check_creation(
     view: View, wanted: Iterable[Acl], existing: AclIndex, reason_against: ReasonAgainst
 ) -> Steps[Creation]:
-    """Find out which of the ``wanted`` ACLs must be created; PolicyViolationError for too many."""
+    """Return the ``wanted`` ACLs that must be created. Raises PolicyViolationError for too many."""
     limits = view.settings.acl_limits
     errors: list[DomainError | None] = []
     created: dict[Acl, None] = {}
@@ -81,7 +82,7 @@ def check_creation(
 def create_acls(
     view: View, acls: Iterable[Acl], existing: AclIndex, draw_id: Callable[[], UUID]
 ) -> Outcome[None]:
-    """Create those of the checked ``acls`` that do not exist; raises PolicyViolationError."""
+    """Create the checked ``acls`` that do not exist. Raises PolicyViolationError for too many."""
     new = [acl for acl in acls if existing.id_of(acl) is None]
     _check_room(view, len(new))
     records = []
@@ -111,9 +112,9 @@ class Deletion(NamedTuple):
 
 
 def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:
-    """Find the ACLs that must be deleted; raises InvalidRequestError for too many.
+    """Return the ACLs that must be deleted. Raises InvalidRequestError for too many.
 
-    Nothing is deleted then. Kafka bounds only the number of ACLs, not how often each is told.
+    The limits are on deleted ACLs, as in Kafka, and on ACLs in the response, which Kafka lacks.
     """
     limit = view.settings.acl_limits.max_changes_per_request
     answers: list[list[Acl] | DomainError] = []
@@ -144,7 +145,7 @@ def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex)
 
 
 def delete_acls(acls: Iterable[Acl], existing: AclIndex) -> Outcome[None]:
-    """Delete those of ``acls`` that exist."""
+    """Delete the ``acls`` that exist."""
     ids = (existing.id_of(acl) for acl in acls)
     return Outcome(
         None, tuple(RemoveAccessControlEntryRecord(id_) for id_ in ids if id_ is not None)
@@ -166,7 +167,7 @@ def _check_limit(count: int, limit: int, name: str) -> None:
 
 
 def _reason_against(acl: Acl, limits: AclLimits) -> str | None:
-    """Why there cannot be such an ACL."""
+    """Return why an ACL is not valid; None if it is."""
     if acl.reason_against is not None:
         return acl.reason_against
     if acl.resource_type is ResourceType.CLUSTER and acl.resource_name != CLUSTER_NAME:

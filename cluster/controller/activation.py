@@ -1,8 +1,8 @@
 """The records that a new cluster begins with, and the registration of a broker that decides alone.
 
 Such a broker registers itself in its own metadata log. It leads all of its partitions, and begins
-another leader epoch of each: a power loss may have cut off records of the epoch before, and
-consumers can tell then. Every start loads this module, so it imports no other rules.
+a new leader epoch of each at every start: a power loss may have cut off records of the previous
+epoch, which consumers then detect. Every start loads this module, so it imports no other rules.
 
 Source: ``ActivationRecordsGenerator``, ``ClusterControlManager.registerBroker``.
 """
@@ -50,7 +50,7 @@ class LocalBroker:
 def bootstrap(
     image: MetadataImage, levels: Mapping[str, int], min_insync_replicas: str
 ) -> Iterator[MetadataRecord]:
-    """Make the first records of a cluster; none where it has begun already.
+    """Yield the first records of a cluster; none if it has a ``metadata.version`` already.
 
     With eligible leader replicas there is one ``min.insync.replicas`` for all brokers.
     """
@@ -64,7 +64,7 @@ def bootstrap(
 
 
 def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
-    """Make the record at ``offset`` that registers the broker, unfenced: its logs are open."""
+    """Return the record at ``offset`` that registers the broker, unfenced: its logs are open."""
     return RegisterBrokerRecord(
         broker_id=broker.broker_id,
         incarnation_id=broker.incarnation_id,
@@ -78,5 +78,5 @@ def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
 
 
 def leads_again(broker_id: int) -> PartitionChangeRecord:
-    """Make the form of the records that begin a leader epoch of each partition it alone has."""
+    """Return the form of the records that begin a leader epoch of each partition it alone has."""
     return PartitionChangeRecord(_ANY_TOPIC, 0, leader=broker_id)

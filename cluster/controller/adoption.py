@@ -1,7 +1,7 @@
-"""A topic that comes with its partition directories, as an import writes it down.
+"""The records of a topic that an import brings with its partition directories.
 
-All of its replicas are on the node that adopts it, which leads them in a leader epoch above any
-that is in the directories.
+Each partition's only replica is on the importing node's broker, which leads it in a leader epoch
+above every epoch in the directories.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdoptedTopic:
-    """The topic as its directories say. Its name and id are free, and its settings are valid."""
+    """A topic as its directories describe it. Name and id are free, and the settings are valid."""
 
     name: str
     topic_id: UUID
@@ -30,7 +30,7 @@ class AdoptedTopic:
 
 
 def adopt_topic(view: View, topic: AdoptedTopic) -> Outcome[None]:
-    """Write down a topic of the node's own broker. Raises PolicyViolationError."""
+    """Create a topic from directories of the node's own broker. Raises PolicyViolationError."""
     check_room(view, 1, topic.partitions)
     node_id = view.settings.node_id
     state = local_partition(node_id, view.default_directory(node_id), topic.leader_epoch)

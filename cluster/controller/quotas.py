@@ -1,7 +1,6 @@
 """Client quotas: which changes are valid, and their records.
 
-Deleting a quota that does not exist is no error, as in Apache Kafka, also by a key that no quota
-has.
+Deleting a quota that does not exist is no error, as in Apache Kafka, even with an unknown key.
 
 Source: ``ClientQuotaControlManager``; KIP-546.
 """
@@ -50,9 +49,9 @@ class Checked(NamedTuple):
 
 
 def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]]:
-    """Return each entity once. One that is named twice keeps its quotas.
+    """Check the changes, and return each entity once. An entity named twice keeps its quotas.
 
-    Kafka makes the first of two changes, and answers that it made none.
+    Kafka makes the first of its changes, and answers that it made none.
     """
     checked: dict[object, Checked] = {}
     for one in asked:
@@ -105,7 +104,7 @@ def alter_client_quotas(
 
 
 def _entity_of(named: Mapping[str, str | None]) -> Entity:
-    """An entity as the image has it."""
+    """Return an entity in the form that the image has."""
     return tuple(sorted(named.items(), key=lambda one: one[0]))
 
 

@@ -1,7 +1,7 @@
 """SCRAM credentials: which changes are valid, and their records.
 
-The iterated hashing of a password is done before: a change brings the salted password. A record has
-the two keys that are derived from it, which are not enough for a login.
+A change brings a salted password, the result of the iterated hash. Its record has the two keys that
+are derived from the salted password, which are not enough for a login.
 
 Source: ``ScramControlManager``; KIP-554.
 """
@@ -38,10 +38,10 @@ MAX_CREDENTIALS: Final = 20_000
 """Credentials of all users; each takes about a kilobyte."""
 
 MAX_SALT_BYTES: Final = 1_024
-"""Bytes of a salt; every client that asks is told it."""
+"""Bytes of a salt; every client that begins a login as the user receives it."""
 
 MAX_SALTED_PASSWORD_BYTES: Final = 1_024
-"""Bytes of a salted password, of which the mechanisms make 32 or 64: it is hashed in a turn."""
+"""Bytes of a salted password, of which the mechanisms make 32 or 64: one turn hashes all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ LeastIterations = Mapping[int, int]
 """The least iterations by the number of each known mechanism."""
 
 DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
-"""The stored key and the server key of a mechanism's salted password."""
+"""Returns the stored key and the server key of a mechanism's salted password."""
 
 
 def check_credentials(

@@ -1,4 +1,4 @@
-"""What the active controller of this process decides."""
+"""Decisions on requests, made by the active controller of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 ITEMS_PER_TURN = 500
-"""Partitions or ACLs that the controller decides on before others get their turn, where it may."""
+"""Partitions or ACLs decided on in one turn of the event loop, if they can be decided in pieces."""
 
 CHARACTERS_PER_TURN = 1 << 20
 """Characters of names in the records of one such turn. A name may have 32 KiB, and each quota of an
@@ -47,7 +47,7 @@ def decider(ctx: Context) -> Decide:
 
 
 def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[T]:
-    """Have it decide on the request; the answer comes once what it changed is on disk.
+    """Have the controller decide on the request; return its answer once the change is durable.
 
     Raises what the machine does, and LogError.
     """
@@ -58,7 +58,7 @@ def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[
 def decided_each(
     ctx: Context, decisions: Iterable[Callable[[Controller], Outcome[T]]]
 ) -> Work[list[T]]:
-    """The same for several decisions, between which others get their turn."""
+    """Have the controller make several decisions, with turns for other requests between them."""
 
     def changes() -> Steps[list[T]]:
         answers, decide = [], decider(ctx)
@@ -76,10 +76,10 @@ def decided_by_item(
     decide: Callable[[Sequence[Item], Controller], Outcome[list[DomainError | None]]],
     characters_of: Callable[[Item], int],
 ) -> Work[list[DomainError | None]]:
-    """Have it decide on some items after others; returns the error of each.
+    """Have the controller decide on a request's items in pieces; return the error of each item.
 
-    ``characters_of`` gives the size of the names in an item's records. ZooKeeper may refuse the
-    records of one item and take the next item's.
+    ``characters_of`` gives the size of the names in an item's records. On ZooKeeper each item is a
+    piece: ZooKeeper may refuse the records of one item and accept the next item's.
     """
     store = None if ctx.on_znodes is None else ctx.on_znodes.active.store
 
@@ -105,7 +105,7 @@ def decided_to_the_end(
     decision: Callable[[Controller], Outcome[T]],
     is_more: Callable[[T], bool],
 ) -> Work[T]:
-    """The same for one that is made again and again, until its answer says that nothing is left."""
+    """Repeat a decision until its answer says that nothing is left; return the last answer."""
     answers: list[T] = []
 
     def decide(machine: Controller) -> Outcome[T]:
@@ -123,7 +123,7 @@ def decided_to_the_end(
 
 
 def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
-    """The items in pieces of so many."""
+    """Split items into pieces of ``count``."""
     for start in range(0, len(items), count):
         yield items[start : start + count]
 

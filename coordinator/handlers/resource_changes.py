@@ -1,4 +1,4 @@
-"""Changes of the configuration of topics, brokers, groups and the logger, asked for by requests.
+"""Requests that change the configuration of topics, brokers, groups and the logger.
 
 A change is checked as a whole before anything is written.
 
@@ -24,7 +24,7 @@ from fencepost.coordinator.metadata.names import check_name
 from fencepost.coordinator.services import Services
 
 MAX_CHANGES_PER_RESOURCE = 1_000
-"""Entries that change one resource: several times the number of keys there are."""
+"""Entries that change one resource, several times the number of existing keys."""
 
 
 class Change(NamedTuple):
@@ -48,7 +48,7 @@ def replace(
     validate_only: bool,
     permit: Permit,
 ) -> None:
-    """AlterConfigs: a key that is not named goes back to its default.
+    """Replace a resource's settings (AlterConfigs); keys that are not named are removed.
 
     Raises what ``permit`` does, InvalidRequestError, InvalidTopicError, and what
     :func:`fencepost.cluster.controller.configs.legacy_alter_configs` does.
@@ -82,7 +82,7 @@ def change(
     validate_only: bool,
     permit: Permit,
 ) -> None:
-    """IncrementalAlterConfigs: set, reset, or edit lists; the rest stays.
+    """Change single settings of a resource (IncrementalAlterConfigs).
 
     Raises what ``permit`` does, InvalidRequestError, InvalidTopicError, ConfigError for a logger,
     and what :func:`fencepost.cluster.controller.configs.incremental_alter_configs` does.
@@ -113,7 +113,10 @@ def change(
 
 
 def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:
-    """Nothing that is kept is looked at before, nor whether the resource is there."""
+    """Raise unless the resource may be changed here, and by this client.
+
+    Before this check no stored setting is read, and only a broker's id is looked up.
+    """
     if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)
     permit()
@@ -123,7 +126,7 @@ def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> Non
 
 
 def _checks(ctx: Context) -> CheckConfigs:
-    """Return the checks of a resource and its settings, made after each change was applied.
+    """Return the check of a resource's name and of the settings that a change would give it.
 
     Source: ``ControllerConfigurationValidator``.
     """
@@ -157,7 +160,7 @@ def _op_type(one: Change) -> OpType:
 
 
 def _check_changeable(ctx: Context, name: str) -> None:
-    """Raise unless the settings of a broker may be changed here: a controller keeps all of them."""
+    """Raise unless this node keeps the broker's settings; a controller keeps every broker's."""
     is_known = name.isdecimal() and int(name) in ctx.metadata.image.brokers
     if not (ctx.keeps_all_brokers_settings and is_known):
         check_node(ctx.broker, name)

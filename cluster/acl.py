@@ -1,4 +1,4 @@
-"""Rules of who may do what: their parts, by Kafka's names and numbers.
+"""The parts of an ACL, with Kafka's names and numbers.
 
 Source: ``AclOperation``, ``ResourceType``, ``PatternType``, ``AclPermissionType``,
 ``StandardAcl``.
@@ -14,7 +14,7 @@ from fencepost.logcore.values import dataclass
 
 
 class Operation(IntEnum):
-    """What is done with a resource; the numbers are those of the protocol."""
+    """An operation on a resource, by its number in the protocol."""
 
     UNKNOWN = 0
     ANY = 1
@@ -35,7 +35,7 @@ class Operation(IntEnum):
 
 
 class ResourceType(IntEnum):
-    """What something is done with."""
+    """The type of a resource."""
 
     UNKNOWN = 0
     ANY = 1
@@ -48,7 +48,7 @@ class ResourceType(IntEnum):
 
 
 class PatternType(IntEnum):
-    """How a rule or a filter names its resources."""
+    """How the resource name of an ACL or of a filter is matched."""
 
     UNKNOWN = 0
     ANY = 1
@@ -58,7 +58,7 @@ class PatternType(IntEnum):
 
 
 class Permission(IntEnum):
-    """What a rule says."""
+    """Whether an ACL allows or denies an operation."""
 
     UNKNOWN = 0
     ANY = 1
@@ -101,21 +101,21 @@ OPERATIONS: Final[Mapping[ResourceType, tuple[Operation, ...]]] = {
     ResourceType.DELEGATION_TOKEN: (Operation.DESCRIBE,),
     ResourceType.USER: (Operation.CREATE_TOKENS, Operation.DESCRIBE_TOKENS),
 }
-"""What can be done with a resource. A rule may say more, which then says nothing."""
+"""The operations on each type of resource. An ACL with another operation has no effect."""
 
 CLUSTER_NAME: Final = "kafka-cluster"
 """The name of the one resource of type CLUSTER."""
 
 ANYTHING: Final = "*"
-"""As the name of a literal pattern every resource, as a host every address."""
+"""The name of a literal pattern that matches every resource, and the host of every address."""
 
 ANYBODY: Final = "User:*"
-"""The principal of a rule for everybody."""
+"""The principal of an ACL for every user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """One rule; ``principal`` is written ``TYPE:NAME``."""
+    """One ACL; ``principal`` is written ``TYPE:NAME``."""
 
     resource_type: ResourceType
     pattern_type: PatternType
@@ -127,7 +127,7 @@ class Acl:
 
     @property
     def reason_against(self) -> str | None:
-        """Why no ACL says this: only a filter may."""
+        """Why an ACL cannot have a value that a filter can have; None if the ACL is valid."""
         for what, value, least in (
             ("resourceType", self.resource_type, ResourceType.TOPIC),
             ("operation", self.operation, Operation.ALL),
@@ -145,35 +145,35 @@ class Acl:
 
 
 def resource_text(kind: ResourceType, name: str, pattern: PatternType = PatternType.LITERAL) -> str:
-    """A resource as Kafka's log writes it: ``Topic:LITERAL:orders``."""
+    """Return a resource as Kafka's log writes it: ``Topic:LITERAL:orders``."""
     return f"{kind.name.title().replace('_', '')}:{pattern.name}:{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """Which rules are meant: those that are like this in all that it says.
+    """A filter: it matches the ACLs that have all of its values.
 
     Source: ``AclBindingFilter``.
     """
 
     resource_type: ResourceType = ResourceType.ANY
     pattern_type: PatternType = PatternType.ANY
-    """MATCH for all patterns that the name fits."""
+    """MATCH for all patterns that the resource name fits."""
     resource_name: str | None = None
     principal: str | None = None
     host: str | None = None
-    """To the letter; ``*`` are rules for every address, and no others."""
+    """Compared literally: ``*`` matches ACLs for every address, and no others."""
     operation: Operation = Operation.ANY
     permission: Permission = Permission.ANY
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it says something that nobody knows."""
+        """Whether one of its values is unknown."""
         numbers = self.resource_type, self.pattern_type, self.operation, self.permission
         return 0 in numbers
 
     def takes(self, rule: Acl) -> bool:
-        """Whether a rule about a resource that is meant is meant itself."""
+        """Whether it matches an ACL in all but the resource, which the caller compares."""
         return (
             self.principal in {None, rule.principal}
             and self.host in {None, rule.host}
@@ -187,8 +187,8 @@ class AclLimits:
     """How many ACLs a cluster keeps, and how long their texts are."""
 
     max_acls: int = 20_000
-    """ACLs. Each takes about a kilobyte of memory and some 20 microseconds of a start, and the
-    question if a producer may write to any topic at all can take a look at each."""
+    """ACLs. Each takes about a kilobyte of memory and some 20 microseconds of a start, and a
+    broker may have to look at each to tell whether a producer may write to any topic."""
 
     max_changes_per_request: int = 10_000
     """ACLs that one request creates or deletes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
@@ -198,5 +198,5 @@ class AclLimits:
     log may have."""
 
     max_text_bytes: int = 1_024
-    """UTF-8 bytes of a name, a principal or a host. Topics' names end at 249, groups' at this; a
-    transactional id that is longer can be named by its beginning."""
+    """UTF-8 bytes of a name, a principal or a host. A topic's name has at most 249, a group id at
+    most as many as this; a prefixed pattern can match a longer transactional id."""

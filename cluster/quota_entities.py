@@ -1,7 +1,7 @@
-"""Whom a quota may be for, what it may say, and which of several holds.
+"""Client quotas: the valid entities and values, and which of several quotas applies to a client.
 
-An entity is a user, a client id, both of them, or an address; the default of a type stands for
-everybody of it who has no quota by name.
+An entity is a user, a client id, both of them, or an IP address; the default of a type applies to
+every user, client id or address without a quota by name.
 
 Source: ``ClientQuotaControlManager``, ``ClientQuotasImage``, ``ClientQuotaManager``,
 ``QuotaConfig``; KIP-13, KIP-55, KIP-546, KIP-612.
@@ -31,14 +31,14 @@ _LONG, _INT = float(2**63 - 1), float(2**31 - 1)
 WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
 """The largest value of a quota that is a whole number."""
 FRACTION: Final = 1e-6
-"""By how much it may be none all the same."""
+"""By how much it may exceed a whole number all the same."""
 
 Entity = frozenset[tuple[str, str | None]]
 """Types with names."""
 
 
 def reason_against(entity: Mapping[str, str | None]) -> str | None:
-    """Why nothing can have a quota that is named like this."""
+    """Return why an entity is not valid; None if it is."""
     if not entity:
         return "Invalid empty client quota entity"
     for kind, name in entity.items():
@@ -55,7 +55,7 @@ def reason_against(entity: Mapping[str, str | None]) -> str | None:
         )
     address = entity[IP]
     try:
-        # No name is looked up: whom a quota is for may not hang on a server of names.
+        # No name is looked up: an entity must not depend on a name server.
         ip_address(address or "127.0.0.1")
     except ValueError:
         return f"{address} is not a valid IP."
@@ -63,7 +63,7 @@ def reason_against(entity: Mapping[str, str | None]) -> str | None:
 
 
 def reason_against_value(entity: Mapping[str, str | None], key: str, value: float) -> str | None:
-    """Why an entity of these types can not have this quota."""
+    """Return why an entity of these types cannot have this quota; None if it can."""
     if key not in ((CONNECTIONS,) if IP in entity else CLIENT_KEYS):
         return f"Invalid configuration key {key}"
     if not value > 0:
@@ -76,30 +76,31 @@ def reason_against_value(entity: Mapping[str, str | None], key: str, value: floa
 
 
 ABSENT: Final = ""
-"""In place of the name of a type that an entity is not of: names have a letter at least."""
+"""In place of a name where an entity lacks the type: no name is empty."""
 
 Pair = tuple[str | None, str | None]
 """User and client id of an entity: a name, :data:`DEFAULT`, or :data:`ABSENT`."""
 
 
 def pair_of(entity: Entity) -> Pair:
-    """An entity of users and clients as a pair."""
+    """Return an entity of users and clients as a pair."""
     names = dict(entity)
     return names.get(USER, ABSENT), names.get(CLIENT_ID, ABSENT)
 
 
 def entity_of(pair: Pair) -> Entity:
-    """A pair as an entity."""
+    """Return a pair as an entity."""
     names = zip((USER, CLIENT_ID), pair, strict=True)
     return frozenset((kind, name) for kind, name in names if name != ABSENT)
 
 
 def candidates(user: str, client_id: str) -> Iterator[tuple[Pair, Pair]]:
-    """Whose quota may hold for a client, the first that has one does; and with whom it is shared.
+    """Yield the entities whose quota may apply to a client, each with the pair that shares it.
 
-    A quota of a user is shared by all its clients, one of a client id by all users with it; any
-    other is for this user with this client id alone, also where it is a default. A client without
-    an id has no quota that is about ids, as in Kafka.
+    The first entity that has a quota counts. All clients of a user share the user's quota, and all
+    users with a client id share the client id's; any other quota is for this user with this client
+    id alone, even if it is a default. A client without an id has no quota by client id, as in
+    Kafka.
     """
     for name in (user, DEFAULT):
         if client_id:

@@ -124,18 +124,14 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
                 self._forgetting = spawn(self._forget(), "forget deleted topics")
 
     async def _forget(self) -> None:
-        while self._deleted:
-            deleted, self._deleted = self._deleted, []
-            try:
-                # Until their records are durable, power loss may bring the topics back.
-                durable = self._replicas.durable()
-                if durable is not None:
-                    await durable
-                await self.on_topics_deleted(deleted)
-            except BaseException:
-                # The next deletion tries again.
-                self._deleted[:0] = deleted
-                raise
+        # Where this fails, the topics stay in the list, and the next deletion tries again.
+        while deleted := tuple(self._deleted):
+            # Until their records are durable, power loss may bring the topics back.
+            durable = self._replicas.durable()
+            if durable is not None:
+                await durable
+            await self.on_topics_deleted(deleted)
+            del self._deleted[: len(deleted)]
 
     async def forgotten(self) -> None:
         """Return once groups have no offsets of deleted topics, or raise LogError."""

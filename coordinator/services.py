@@ -199,9 +199,7 @@ class Services:
         with active.store.unforced():
             epoch = active.store.image.brokers[node_id].epoch
             block = active.decide(lambda one: one.allocate_producer_ids(node_id, epoch))
-        durable = active.store.durable()
-        if durable is not None:
-            await durable
+        await self.storage.durable()
         return ProducerIdBlock(block.first, block.size)
 
     def observers(self) -> list[Observer]:

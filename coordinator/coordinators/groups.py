@@ -127,9 +127,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         # Where this fails, the topics stay in the list, and the next deletion tries again.
         while deleted := tuple(self._deleted):
             # Until their records are durable, power loss may bring the topics back.
-            durable = self._replicas.durable()
-            if durable is not None:
-                await durable
+            await self._replicas.durable()
             await self.on_topics_deleted(deleted)
             del self._deleted[: len(deleted)]
 

@@ -77,7 +77,7 @@ class Replicas:
         *,
         node_id: int,
         image: MetadataImage,
-        durable: Callable[[], Awaitable[None] | None],
+        durable: Callable[[], Awaitable[None]],
     ) -> None:
         self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
         self.node_id = node_id
@@ -86,7 +86,7 @@ class Replicas:
         self.image = image
         """The latest one."""
         self.durable = durable
-        """Returns what to wait for until the latest image is durable, or None if it is."""
+        """Returns once the latest image is durable; raises StorageError."""
         self._led_alone = LedAlone(node_id)
         self._here: dict[TopicPartition, Replica] = {}
         self._open = logs.opened
@@ -300,9 +300,7 @@ class Replicas:
         while doomed := self._logs.removals.doomed:
             # Their records go only when no power loss can bring the topics back. What is deleted
             # during the wait has its own.
-            durable = self.durable()
-            if durable is not None:
-                await durable
+            await self.durable()
             await self._logs.forget_doomed(doomed)
 
     async def forgotten(self) -> None:

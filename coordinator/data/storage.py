@@ -5,7 +5,6 @@ A command that works on a stopped broker's data needs no more than this (``fence
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from uuid import UUID
@@ -88,15 +87,20 @@ class Storage:
             cluster_clock(clock),
             node_id=node_id,
             image=self.metadata.image,
-            durable=self._durable,
+            durable=self.durable,
         )
         """Which partitions this broker leads, and which it follows."""
         if is_broker:
             self.metadata.subscribe(Subscriber.REPLICAS, self.replicas.publish)
 
-    def _durable(self) -> asyncio.Future[None] | None:
-        """What to wait for until the metadata are durable; a controller elsewhere has waited."""
-        return None if self.own_log is None else self.own_log.durable()
+    async def durable(self) -> None:
+        """Return once the latest image is durable; a controller elsewhere has waited for that.
+
+        Raises StorageError.
+        """
+        forced = None if self.own_log is None else self.own_log.durable()
+        if forced is not None:
+            await forced
 
     def _force(self) -> None:
         """Make the metadata durable at once; raises LogError. A controller elsewhere has waited.

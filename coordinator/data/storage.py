@@ -76,7 +76,8 @@ class Storage:
         self.logs: LogManager = self._open_logs() if beside is None else beside.logs
         """All partitions."""
         if beside is not None and observed is not None:
-            self.logs.load(self._observe(observed))
+            self.metadata = observed
+            self.logs.load(observed)
         elif observed is None:
             # The mark of its stop says so, should it become a broker of controllers (KIP-966).
             self.logs.broker_epoch = self.metadata_log.broker_epoch
@@ -146,13 +147,10 @@ class Storage:
         if self.own_log is not None:
             self.own_log.compact(0)
 
-    def _observe(self, observed: ObservedMetadata) -> ObservedMetadata:
-        self.metadata = observed
-        return observed
-
     def _read_metadata(self, opened: Callable[[], Partition]) -> Metadata:
         if self._observed is not None:
-            return self._observe(self._observed)
+            self.metadata = self._observed
+            return self._observed
         self.metadata = self.own_log = log = MetadataLog(
             opened(),
             self.config,

@@ -172,12 +172,11 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         """The broker that a marker has to go to (kafka: ``getPartitionLeaderEndpoint``)."""
         from fencepost.txn.marker_queues import Nowhere  # noqa: PLC0415 - see MarkerWriter.queues
 
-        image = self._metadata.image
-        topic = image.topics.get(partition[0])
-        if topic is None or not 0 <= partition[1] < len(topic.partitions):
+        registration = self._replicas.registration(*partition)
+        if registration is None:
             return Nowhere.NO_PARTITION
-        leader = topic.partitions[partition[1]].leader
-        is_known = leader == self._replicas.node_id or leader in image.brokers
+        leader = registration.leader
+        is_known = leader == self._replicas.node_id or leader in self._metadata.image.brokers
         return leader if is_known else Nowhere.NO_LEADER
 
     def join_others(

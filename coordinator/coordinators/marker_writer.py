@@ -91,11 +91,8 @@ class _Transaction:
     """Partitions that have got their marker in the coordinator's turn, and are not reported."""
     backoff_ms: int = RETRY_MS
     """The wait before the next retry."""
-    is_begun: bool = False
-    """Whether each of its partitions was looked up, and an attempt begun at those of this broker.
-    """
-    local_writes: int = 0
-    """Attempts at partitions of this broker that are not over."""
+    attempts: int = 1
+    """Attempts at partitions of this broker that are not over; one more until all have begun."""
 
     def attempted(self) -> None:
         """Say that the first attempt is over, once."""
@@ -103,9 +100,10 @@ class _Transaction:
         if first_attempt_done is not None:
             first_attempt_done()
 
-    def attempted_if_over(self) -> None:
-        """Say so if nothing of it is left."""
-        if self.is_begun and not self.local_writes:
+    def attempt_over(self) -> None:
+        """Count an attempt as over, and say so if it is the last one."""
+        self.attempts -= 1
+        if not self.attempts:
             with survived("markers"):
                 self.attempted()
 
@@ -310,8 +308,7 @@ class MarkerWriter:
         for name, one in tuple(self._beginning.items()):
             if self.queues.is_begun(name):
                 del self._beginning[name]
-                one.is_begun = True
-                one.attempted_if_over()
+                one.attempt_over()
         if self._has_work:
             self._leave_to_worker()
 
@@ -393,7 +390,7 @@ class MarkerWriter:
         """An attempt that has tried nothing yet."""
         (marker,) = send.markers
         transaction = self._transactions[marker.transactional_id]
-        transaction.local_writes += 1
+        transaction.attempts += 1
         return _LocalWrite(send, marker, self.appends(), transaction)
 
     def _is_over(self, write: _LocalWrite, end: float) -> bool:
@@ -451,8 +448,7 @@ class MarkerWriter:
     def _attempted(self, write: _LocalWrite) -> None:
         if write.is_counted:
             write.is_counted = False
-            write.transaction.local_writes -= 1
-            write.transaction.attempted_if_over()
+            write.transaction.attempt_over()
 
     def _write(self, write: _LocalWrite, partition: TopicPartition) -> None:
         """Append a marker; where none is due any more that counts as written."""

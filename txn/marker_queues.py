@@ -296,11 +296,6 @@ class MarkerQueues:
 
     # --- what is tried again ---
 
-    @property
-    def has_waiting(self) -> bool:
-        """Whether :meth:`retry` has anything to do."""
-        return bool(self._waiting)
-
     def newly_waiting(self) -> list[str]:
         """Transactions that have begun to wait for :meth:`retry` since the last call."""
         names, self._newly_waiting = self._newly_waiting, []

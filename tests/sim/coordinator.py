@@ -121,7 +121,7 @@ class Coordinator(Shards):
                 purpose="markers",
                 may_repeat=True,
             )
-        if self.queues.has_waiting:
+        if self.queues.unknown:
             self.broker.node.after(RETRY_MS, self._retry)
 
     def _sent(self, send: Send, codes: Codes | None) -> None:

@@ -144,7 +144,7 @@ def test_what_may_pass_is_sent_again_to_the_leader_of_then(bench: Bench, code: s
     bench.answer(again[3])
     bench.answer(sends[1])
     assert bench.written() == {A, B, C}
-    assert not bench.queues.has_waiting
+    assert not bench.queues.unknown
 
 
 @pytest.mark.parametrize("code", ["UNSUPPORTED_FOR_MESSAGE_FORMAT", "UNSUPPORTED_VERSION"])

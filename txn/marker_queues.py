@@ -1,13 +1,13 @@
-"""Which markers go to which broker, what its answer means, and what is tried again.
+"""Queues of end markers by the brokers that lead their partitions; answers and retries.
 
-Every broker that leads partitions of ended transactions has a queue, this broker as well. What is
-in it goes out with one request, and the next one waits for the answer; this broker writes its own
-markers at once, whatever else is under way, and each transaction's by themselves, so that none
-waits for another one's replicas. Markers whose leader is not known, or that were refused in
-passing, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks leaders up, for as
-long as its caller has time. Nothing is sent or reported under a coordinator epoch that is over.
+Every broker that leads partitions of ended transactions has a queue, this broker as well. Another
+broker gets one request at a time, and the next one waits for the answer. This broker writes its own
+markers at once, even while former ones are under way, and each transaction's by themselves, so that
+none waits for another one's replicas. Markers whose leader is not known, or that got a retriable
+error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks leaders up, for as long
+as its caller has time. Nothing is sent or reported under a coordinator epoch that is over.
 
-Writing a marker again is harmless: whoever is not sure that it was written sends it once more.
+Writing a marker again is harmless: it is sent once more if it may not have been written.
 
 Source: ``TransactionMarkerChannelManager``, ``TransactionMarkerRequestCompletionHandler``.
 """
@@ -33,20 +33,20 @@ PARTITIONS_ROUTED_AT_ONCE: Final = 100
 
 
 class Outcome(Enum):
-    """What an answer means for one partition."""
+    """The meaning of an answer for one partition."""
 
     WRITTEN = auto()
     """It holds the marker, or needs none."""
     RETRY = auto()
     """Another broker may lead it now, or this one may soon: look its leader up, send again."""
     CANCEL = auto()
-    """The transaction is another one's business now: send no marker of it any more."""
+    """A newer producer or coordinator has the transaction now: send no further marker of it."""
 
 
 OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
     {
         "NONE": Outcome.WRITTEN,
-        # Who has such a format refused the producer's data as well.
+        # A broker with such a format has refused the producer's data as well.
         "UNSUPPORTED_FOR_MESSAGE_FORMAT": Outcome.WRITTEN,
         "UNSUPPORTED_VERSION": Outcome.WRITTEN,
         "UNKNOWN_TOPIC_OR_PARTITION": Outcome.RETRY,
@@ -83,7 +83,7 @@ Codes = Mapping[int, Mapping[TopicPartition, str]]
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What one producer's partitions at a broker get."""
+    """The end marker of a transaction, for its partitions at one broker."""
 
     transactional_id: str
     end: EndMarker
@@ -101,7 +101,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Partitions of a request hold their marker: they are to be reported."""
+    """Partitions of a request hold their marker: the caller reports them."""
 
     request: WriteMarkers
     partitions: tuple[TopicPartition, ...]
@@ -109,7 +109,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """No marker of a request is sent any more, and why."""
+    """No further marker of a request is sent, and why."""
 
     request: WriteMarkers
     cause: str
@@ -169,7 +169,7 @@ class MarkerQueues:
         """Markers that wait to be tried again (kafka: ``UnknownDestinationQueueSize``)."""
         return sum(len(partitions) for partitions in self._waiting.values())
 
-    # --- what is to be written ---
+    # --- jobs ---
 
     def add(self, request: WriteMarkers, shard: int) -> None:
         """Have the markers of a request sent; :meth:`route` has to follow.
@@ -182,15 +182,15 @@ class MarkerQueues:
         self._unrouted.appendleft((job, request.partitions, 0))
 
     def forget(self, transactional_id: str) -> None:
-        """Send no more markers of a transaction: all are written."""
+        """Send no further markers of a transaction: all are written."""
         self._jobs.pop(transactional_id, None)
 
     def unload(self, shard: int) -> None:
-        """Forget what a shard has asked for: the broker serves it no more."""
+        """Forget the requests of a shard: this broker no longer serves it."""
         for job in [one for one in self._jobs.values() if one.shard == shard]:
             del self._jobs[job.request.transactional_id]
 
-    # --- what is to be sent ---
+    # --- requests ---
 
     @property
     def is_at_rest(self) -> bool:
@@ -211,7 +211,7 @@ class MarkerQueues:
     def route(self, is_over: Callable[[], bool] = lambda: False) -> list[Result]:
         """Queue markers where their leaders are, until ``is_over``; without one they are written.
 
-        Some are queued at whatever time. Transactions take turns: none waits for a large one.
+        At least one piece is queued. Transactions take turns: none waits for a large one.
         """
         results: list[Result] = []
         while self._unrouted:
@@ -230,7 +230,7 @@ class MarkerQueues:
     def sends(self) -> Iterator[Send]:
         """The requests to be sent now, one at most for each other broker.
 
-        What the caller does not ask for stays queued.
+        Markers that the caller does not ask for stay queued.
         """
         for broker_id, one in tuple(self._destinations.items()):
             if broker_id == self._own_id:
@@ -262,10 +262,10 @@ class MarkerQueues:
             one.sent[self._numbers] = sent
             yield Send(broker_id, self._numbers, tuple(markers))
 
-    # --- what has come of it ---
+    # --- answers ---
 
     def answered(self, send: Send, codes: Codes) -> list[Result]:
-        """Take the answer to a request; one that is not under way any more changes nothing."""
+        """Take the answer to a request; without effect if the request is no longer under way."""
         results: list[Result] = []
         for job, partitions in self._sent(send).items():
             if not self._is_current(job):
@@ -286,7 +286,7 @@ class MarkerQueues:
         return results
 
     def failed(self, send: Send) -> None:
-        """The connection broke, or nobody answered in time: all of it is tried again."""
+        """The connection broke, or no answer came in time: all of it is tried again."""
         for job, partitions in self._sent(send).items():
             self._wait(job, partitions)
 
@@ -294,7 +294,7 @@ class MarkerQueues:
         one = self._destinations.get(send.broker_id)
         return {} if one is None else one.sent.pop(send.number, {})
 
-    # --- what is tried again ---
+    # --- retries ---
 
     def newly_waiting(self) -> list[str]:
         """Transactions that have begun to wait for :meth:`retry` since the last call."""
@@ -317,9 +317,9 @@ class MarkerQueues:
     def leaders_changed(self) -> list[int]:
         """Have all leaders looked up again; return brokers whose answers are not awaited now.
 
-        A request to a broker that leads none of its partitions any more is over: it may be dead,
-        and its silence would hold up the transactions for as long as a request may take. This
-        broker's own are over soon without that. :meth:`route` has to follow.
+        A request to a broker that no longer leads any of its partitions is over: the broker may be
+        dead, and its silence would hold up the transactions for as long as a request may take.
+        This broker's own are over soon without that. :meth:`route` has to follow.
         """
         abandoned: list[int] = []
         for broker_id, one in self._destinations.items():

@@ -1,9 +1,9 @@
-"""The end markers of transactions, on their way to all partitions, of this broker and of others.
+"""Writes the end markers of transactions to partitions of this broker and of others.
 
-The transaction coordinator says which partitions get a marker; :class:`MarkerWriter` gets them
-there, whatever it takes. Which broker gets what, and when again, is decided by the queues of
-``txn/marker_queues.py``. This broker is one of their destinations: its markers are appended in the
-coordinator's own turn, those of others are sent by ``replication/marker_sender.py``.
+The transaction coordinator says which partitions get a marker; :class:`MarkerWriter` tries until
+each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which markers,
+and what is sent again. This broker is one of their destinations: it appends its markers in the
+coordinator's own turn, and ``replication/marker_sender.py`` sends other brokers theirs.
 
 Source: ``TransactionMarkerChannelManager``.
 """
@@ -171,7 +171,7 @@ class MarkerWriter:
 
     @property
     def queues(self) -> MarkerQueues:
-        """What is under way."""
+        """The markers under way."""
         if self._queues is None:
             # A broker without transactions does without them, and starts sooner.
             from fencepost.txn.marker_queues import MarkerQueues  # noqa: PLC0415
@@ -201,8 +201,8 @@ class MarkerWriter:
     ) -> None:
         """Write the markers; call ``report`` with each progress, at once or later, until all are.
 
-        ``shard`` is the partition of ``__transaction_state`` whose decision it is. What this broker
-        can write in a slice of time is written before this returns. ``first_attempt_done`` is
+        ``shard`` is the partition of ``__transaction_state`` whose decision it is. Before this
+        returns, this broker writes as many as a slice of time allows. ``first_attempt_done`` is
         called once, when the first attempt at all of its partitions is over and reported. A new
         request for a transactional id takes the place of the former one.
         """
@@ -246,7 +246,7 @@ class MarkerWriter:
         return len(request.partitions)
 
     def unload(self, shard: int) -> None:
-        """Give up what a shard has asked for: it is not served here any more."""
+        """Give up the requests of a shard, which is no longer served here."""
         if self._queues is not None:
             self._queues.unload(shard)
         for name in [name for name, one in self._transactions.items() if one.shard == shard]:
@@ -282,7 +282,7 @@ class MarkerWriter:
     def _go_on(self, end: float) -> None:
         """Look for leaders, send and write until ``end``, and leave the rest to the worker.
 
-        A little is done at whatever time: a transaction of common size is over in one turn.
+        A little is done even after ``end``: a transaction of common size is over in one turn.
         """
         if self._closed:
             return
@@ -451,7 +451,7 @@ class MarkerWriter:
             write.transaction.attempt_over()
 
     def _write(self, write: _LocalWrite, partition: TopicPartition) -> None:
-        """Append a marker; where none is due any more that counts as written."""
+        """Append a marker; where none is due by now, it counts as written."""
         end, appends = write.marker.end, write.appends
         producer_id = end.stamp.producer_id
         try:
@@ -496,7 +496,7 @@ class MarkerWriter:
     def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
         """Append one marker; False where none can be due.
 
-        The partition does not exist (any more) then, or nobody writes to it in transactions.
+        Then the partition does not exist, or no transaction writes to its topic.
         Raises :class:`ShardError` for an offsets partition whose shard does not serve now,
         :class:`LogError` (InvalidProducerEpoch, TransactionCoordinatorFenced, Storage),
         NotLeaderOrFollowerError, NotEnoughReplicasError.

@@ -1,15 +1,14 @@
-"""What a Produce request has done to the log, stage by stage: check, verify, append, commit.
+"""The stages of a Produce request: check, verify, append, commit.
 
 *Check*: each batch is opened and judged (``logcore/validation.py``), at once as far as one turn of
 the event loop has room for it, otherwise in a thread. *Verify*: the transaction coordinator has the
 partition in the producer's transaction. *Append* follows in the same turn, so that no end of the
-transaction can slip in (KIP-890). *Commit*: who asked for acknowledgement waits for the disk where
-a topic says so, and with acks=-1 for the other replicas, for as long as the client gives them. What
-was appended stays, whatever the answer.
+transaction can slip in (KIP-890). *Commit*: a request with acks other than 0 waits for the disk
+where a topic says so, and with acks=-1 for the other replicas, up to the client's timeout. Appended
+records stay in the log even if the answer is an error.
 
 A request goes through all stages in the turn in which it came, if there is time. Otherwise it takes
-several, and a later request to one of its partitions waits behind it, whichever connection that
-comes from.
+several, and a later request to one of its partitions waits behind it, also on another connection.
 
 Source: ``ReplicaManager.appendRecords``, ``DelayedProduce``, ``AddPartitionsToTxnManager``.
 """
@@ -108,7 +107,7 @@ Verdicts = Mapping[TopicPartition, DomainError | None]
 
 
 Notes = dict[str, object]
-"""What the coordinator notes of a request while that waits for it; empty at first."""
+"""The coordinator's notes on a request that waits for it; empty at first."""
 
 
 class Verify(Protocol):
@@ -125,7 +124,7 @@ class Verify(Protocol):
         origin: Origin | None = None,
         notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """A future is done when it is time to ask anew, with the same notes."""
+        """A future is done when it is time to ask again, with the same notes."""
 
 
 class Charged(Protocol):
@@ -163,7 +162,7 @@ class Part:
 
     @property
     def log_start_offset(self) -> int:
-        """What a refusal tells of the log; −1 where the log was not asked."""
+        """The log start offset in a refusal; −1 where the log was not asked."""
         asked = isinstance(self.error, _BY_THE_LOG) and not isinstance(self.error, _BEFORE_THE_LOG)
         return self.partition.log_start_offset if asked and self.partition is not None else -1
 
@@ -195,7 +194,7 @@ class Append:
     throttle: Charged | None = None
     """Where the time that it takes is counted."""
     refusal: DomainError | None = field(init=False, default=None)
-    """Why nothing of it is appended. What keeps a batch from the log at all is told first."""
+    """Why nothing of it is appended. Errors that keep a batch from the log at all come first."""
     producers: set[tuple[int, int]] = field(init=False)
     """Of its transactional batches."""
     listed_errors: int = field(init=False, default=0)
@@ -227,9 +226,9 @@ class _Progress:
     ready: deque[Part] = field(default_factory=deque)
     """Checked, but for those ``left``, and not appended."""
     disk: asyncio.Future[None] | None = None
-    """What the next append has to wait for."""
+    """Done when the next append may begin."""
     commits: list[asyncio.Future[None]] = field(default_factory=list)
-    """What the answer has to wait for."""
+    """The answer waits for all of them."""
 
 
 class Appends:
@@ -240,7 +239,7 @@ class Appends:
         self._flusher, self._commits = storage.flusher, storage.commits
         self._ask = verify
         self._last: dict[TopicPartition, asyncio.Future[None]] = {}
-        """What the next request to a partition has to wait for: the last one lets it pass."""
+        """The gate of the last request to a partition; the next request waits until it is done."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = FairThreads("check", CHECK_THREADS)
 
@@ -250,7 +249,7 @@ class Appends:
         A client may leave and drop these steps; what has begun goes on.
         """
         if append.producers and append.transactional_id is None:
-            # Without its id nobody could say whether the transaction is the producer's own.
+            # Without its id no coordinator could say whether the transaction is the producer's own.
             missing = "a transactional batch without a transactional id"
             for part in append.parts:
                 append.refuse(part, TransactionalIdMissingError(missing))
@@ -286,7 +285,7 @@ class Appends:
         return task
 
     async def close(self) -> None:
-        """Drop what is not appended yet, and end the threads: nobody waits for an answer now."""
+        """Drop what is not appended yet, and end the threads: no client waits for an answer now."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -321,7 +320,7 @@ class Appends:
             self._check(append, progress)
 
     def _let_pass(self, append: Append, gate: asyncio.Future[None]) -> None:
-        """Let go on who waits behind a request."""
+        """Resume the requests queued behind this one."""
         for part in append.parts:
             if self._last.get(part.key) is gate:
                 del self._last[part.key]
@@ -452,7 +451,7 @@ class Appends:
 
         Returns an error or None for each of them; partitions with an open transaction of this
         producer are not asked about, and not in the answer, and where a newer epoch of it has
-        written that is the error. A future: the request has to wait for it, and to ask anew.
+        written that is the error. A future: the request has to wait for it, and to ask again.
         """
         if append.transactional_id is None or not append.producers:
             return {}
@@ -489,7 +488,7 @@ class Appends:
     def _wait_for_disk(self, append: Append, progress: _Progress, parts: Iterable[Part]) -> None:
         """Have the answer wait for the disk where what was appended, now or before, is held.
 
-        What does not get there is refused then: nobody may take it for stored.
+        A part that does not get there is refused then: no client may take it for stored.
         """
         held = [
             (part, part.partition, part.appended)
@@ -520,7 +519,7 @@ class Appends:
         """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
-        # Whoever is called late finds nothing here, and keeps no batch of the request meanwhile.
+        # Late callbacks find nothing here, and keep no batch of the request until then.
         waiting: dict[TopicPartition, tuple[Part, Partition, Appended]] = {}
 
         def settle(key: TopicPartition) -> None:

@@ -1,6 +1,6 @@
-"""What Fetch requests do: find the session, read, and wait for more if that was not enough.
+"""Fetch requests: they find their session, read, and wait for more if that was not enough.
 
-What is read are whole batches as they stand in the file, and they stay there where they are many.
+They read whole batches as they stand in the file. Large reads stay in the file until they are sent.
 
 A follower reads to the end of the log, and what it has asked for counts: its offset says what it
 has. A client reads what is committed, from the leader or, where it says in which rack it is, from
@@ -59,17 +59,17 @@ _OFFSET = Struct(">q")
 """Begins a batch: its base offset."""
 
 MAX_COPIED_BYTES = 262_144
-"""Bytes of short reads that one response holds in memory; any more stay in their files."""
+"""Bytes of short reads that one response holds in memory; the rest stay in their files."""
 
 
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
-"""Who reads as a client, from whatever replica."""
+"""The replica id of a consumer that may read from any replica."""
 
 
 @dataclass(slots=True)
 class Fetch:
-    """One Fetch request. What it asks and forgets may be read once, a step at a time."""
+    """One Fetch request. ``asked`` and ``forgotten`` may be read once, a step at a time."""
 
     asked: Iterable[PartitionFetch]
     forgotten: Iterable[Key]
@@ -89,7 +89,7 @@ class Fetch:
     listener: str = ""
     """By which it came; that is where it would reach other brokers."""
     may_read: Callable[[str | None], bool] | None = None
-    """Whether its sender may read a topic, or follow one; None where everybody may. It is asked of
+    """Whether its sender may read a topic, or follow one; None where any sender may. It is asked of
     None for an id that no topic has."""
     may_tell: Callable[[int], bool] | None = None
     """Asked before an answer of so many bytes is told; if it may not be, nothing is."""
@@ -104,7 +104,7 @@ class Fetched:
 
 
 class Throttle(Protocol):
-    """What a leader may send to replicas that are moved: ``ReplicationQuota``."""
+    """The quota of a leader for replicas that are moved: ``ReplicationQuota``."""
 
     def covers(self, configs: Mapping[str, str], index: int) -> bool:
         """Whether a topic's settings name the replica of a partition on this broker."""
@@ -152,7 +152,7 @@ class Fetches:
         return (yield from reading.told())
 
     def _begin(self, fetch: Fetch) -> Steps[tuple[FetchSession | None, list[PartitionFetch]]]:
-        """Find or drop the session that the request names, and say what is to be read."""
+        """Find or drop the session that the request names; return it and the partitions to read."""
         sessions, session = self.sessions, None
         if fetch.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             sessions.close(fetch.session_id)
@@ -174,7 +174,7 @@ class Fetches:
     def _sorted_out(
         self, asked: list[PartitionFetch], may_read: Callable[[str | None], bool]
     ) -> Steps[tuple[list[PartitionFetch], list[FetchedPartition]]]:
-        """What may be read of it, and what is refused: once, whatever becomes of rights later."""
+        """Split partitions into readable and refused ones; once, even if rights change later."""
         rights: dict[TopicKey, bool] = {}
         allowed: list[PartitionFetch] = []
         refused: list[FetchedPartition] = []
@@ -262,7 +262,7 @@ def _check_replica(
 
 
 class _Reading:
-    """One request: it is read as often as needed, in its order or in that of its session."""
+    """One request, read as often as needed, in its own order or in its session's."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class _Reading:
         )
 
     def read(self) -> Steps[None]:
-        """Read every partition once; the second time, those of which there is news."""
+        """Read every partition once; the second time, only the partitions with news."""
         former, self._answers = self._answers, []
         self._bytes, self._copied_bytes, self._news, self._urgent = 0, 0, 0, False
         self._throttled_bytes = 0
@@ -325,7 +325,7 @@ class _Reading:
             except Exception as error:  # noqa: BLE001 - the others can be read, by followers above all
                 tell("read a partition", error, partition=f"{asked.key[0]}-{asked.key[1]}")
                 answer = FetchedPartition(asked, error=DomainError(f"not read: {error}"))
-            # To wait would bring this client no more, or it has to hear of something.
+            # A longer wait would bring this client nothing, or there is news that it has to hear.
             self._urgent |= (
                 answer.partition is None
                 or answer.read.is_behind
@@ -394,9 +394,9 @@ class _Reading:
         return FetchedPartition(asked, read, partition, seen=(partition.marks.leader_epoch, end))
 
     def _throttled(self, topic: str, index: int, read: LogReadInfo) -> LogReadInfo:
-        """What a follower is given of it: nothing while replicas that are moved take too much.
+        """Return what a follower gets of a read: no records while moved replicas take too much.
 
-        Who is in sync is never held back, lest it fall out of the ISR.
+        A replica in sync is never held back, lest it fall out of the ISR.
         """
         throttle, replicas = self._fetches.throttle, self._fetches.replicas
         if throttle is None or not read.records:
@@ -458,7 +458,7 @@ class _Reading:
             raise InvalidFetchSessionEpochError(f"fetch session {session.id} went on meanwhile")
 
     def told(self) -> Steps[Fetched]:
-        """What to say of which partition. InvalidFetchSessionEpochError if it was overtaken."""
+        """Return the answer. Raises InvalidFetchSessionEpochError if the session has gone on."""
         session, sessions = self._session, self._fetches.sessions
         throttle = self._fetches.throttle
         if throttle is not None and self._throttled_bytes:
@@ -513,7 +513,8 @@ def _is_as_it_was(answer: FetchedPartition) -> bool:
 def _has_upto(offset: int, partition: Partition, read: LogReadInfo) -> int:
     """Up to where a follower has the log that fetches at ``offset``.
 
-    Inside of a batch that is where the batch begins: it has cut its log there, and gets it anew.
+    Inside of a batch that is where the batch begins: it has cut its log there, and fetches the
+    batch again.
     Raises StorageError.
     """
     records = read.records

@@ -7,8 +7,8 @@ while another broker leads. Requests depend on this: an open log that is not rep
 alone, in the leader epoch of its marks.
 
 The machine of a led partition is told of every append (``Marks.on_own_end``) and of every fetch of
-a follower. What it says goes to the log's high watermark, to whoever waits, and as a change of the
-ISR to the controller.
+a follower. Its steps move the log's high watermark, wake the requests that wait for that, and take
+changes of the ISR to the controller.
 
 Source: ``ReplicaManager``, ``Partition``.
 """
@@ -82,7 +82,7 @@ class Replicas:
         self._logs, self._commits, self._config, self._clock = logs, commits, config, clock
         self.node_id = node_id
         self.view = ReplicationView(node_id, replica_lag_time_max_ms=config.int(LAG_TIME))
-        """What the machines of this broker look at; its broker epoch is the lifecycle's to set."""
+        """The view that all machines of this broker share; the lifecycle sets its broker epoch."""
         self.image = image
         """The latest one."""
         self.durable = durable
@@ -92,11 +92,11 @@ class Replicas:
         self._open = logs.opened
         self._due = DueChanges(self._begin_with)
         self.fetchers: Fetchers | None = None
-        """Who follows what this broker does not lead; set before the first image comes."""
+        """Follow the partitions that other brokers lead; set before the first image comes."""
         self.alter_partition: Callable[[IsrChange], None] | None = None
         """Takes a change of an ISR to the controller; set before the first image comes."""
         self.remember: Remember | None = None
-        """Keeps the causes of what becomes of ISRs."""
+        """Keeps the causes of changes of ISRs."""
         self.on_placed: Placed | None = None
         """Told of each replica that is led or followed, and of those whose disk fails."""
         self.isr_shrinks = self.isr_expands = self.failed_isr_updates = 0
@@ -106,7 +106,7 @@ class Replicas:
         self._has_started = False
         config.listen(self._reconfigure)
 
-    # --- who serves what -------------------------------------------------------------------------
+    # --- leaders and followers -------------------------------------------------------------------
 
     def leader(self, topic: str, index: int, leader_epoch: int = UNDEFINED_EPOCH) -> Partition:
         """The log of a partition that this broker leads.
@@ -176,7 +176,7 @@ class Replicas:
         return partition
 
     def registration(self, topic: str, index: int) -> PartitionRegistration | None:
-        """What the cluster has decided of a partition; None if there is no such partition."""
+        """The state of a partition in the latest image; None if there is no such partition."""
         known = self.image.topics.get(topic)
         if known is None or not 0 <= index < len(known.partitions):
             return None
@@ -204,7 +204,7 @@ class Replicas:
         return iter(self._here.values())
 
     def leader_of(self, topic: str, index: int) -> tuple[int, int] | None:
-        """Leader and leader epoch of a partition, for whoever asked the wrong broker (KIP-951)."""
+        """Leader and leader epoch of a partition, for a client of the wrong broker (KIP-951)."""
         here = self.replica(topic, index)
         known = self.registration(topic, index) if here is None else here.local.registration
         return None if known is None else (known.leader, known.leader_epoch)
@@ -230,7 +230,7 @@ class Replicas:
     def apply(self, changes: LocalChanges, image: MetadataImage) -> None:
         """Do the work that the step to ``image`` gives: deletes, then leaders, then followers.
 
-        What fails, fails for one partition and is logged.
+        A failure concerns one partition, and is logged.
         """
         others = image.brokers is not self.view.brokers
         self.view.brokers = image.brokers
@@ -304,7 +304,7 @@ class Replicas:
             await self._logs.forget_doomed(doomed)
 
     async def forgotten(self) -> None:
-        """Return once no directory of a deleted replica has its name any more."""
+        """Return once the directories of all deleted replicas are renamed."""
         while self._forgetting is not None and not self._forgetting.done():
             await asyncio.shield(self._forgetting)
 
@@ -356,7 +356,7 @@ class Replicas:
         partition.marks.notify()
 
     def _follow(self, one: LocalPartition) -> bool:
-        """Follow a partition; whether that has to begin anew, because its leader epoch grew."""
+        """Follow a partition; return whether its fetches must restart: its leader epoch grew."""
         registration = one.registration
         replica = self._hosted(one)
         led = replica.machine.is_leader
@@ -399,7 +399,7 @@ class Replicas:
             partition.marks.replicate(partition.high_watermark)
 
     def _let_go(self, replica: Replica) -> None:
-        """Wake all who wait on a partition that is led no more: they look for themselves."""
+        """Wake all that waits for a partition that is no longer led; each request looks again."""
         partition = replica.partition
         if partition is not None:
             self._commits.give_up(partition)
@@ -409,7 +409,7 @@ class Replicas:
     # --- disks -----------------------------------------------------------------------------------
 
     def _failed(self, replica: Replica, error: LogError) -> None:
-        """A log can not be opened, or not begun anew: the replica is off line until it changes."""
+        """Take a replica off line until it changes: its log cannot be opened or begin an epoch."""
         one = replica.local
         _log.error("replica off line", partition=f"{one.topic}-{one.index}", cause=str(error))
         if replica.partition is None:
@@ -445,7 +445,7 @@ class Replicas:
             )
 
     def _appended(self, replica: Replica, own_end: int) -> None:
-        """The log has grown; whoever listens to it is told in a moment."""
+        """The log has grown; its listeners are told in a moment."""
         self._take(replica, replica.machine.appended(own_end, self._clock.monotonic_ms()))
 
     def fetched(
@@ -482,7 +482,7 @@ class Replicas:
             self._take(replica, replica.machine.log_start_moved(partition.log_start_offset))
 
     def alter_partition_answered(self, change: IsrChange, answer: int | AlteredPartition) -> None:
-        """What the controller has said to a change of an ISR."""
+        """Take the controller's answer to a change of an ISR."""
         replica = self.replica(change.topic, change.index)
         if replica is None or replica.local.topic_id != change.topic_id:
             return
@@ -490,7 +490,7 @@ class Replicas:
         self._take(replica, step, told=True)
 
     def check_isr(self) -> None:
-        """Propose to leave out of the ISRs who lags; every half of ``replica.lag.time.max.ms``."""
+        """Propose removing lagging replicas from ISRs, each half of ``replica.lag.time.max.ms``."""
         now_ms = self._clock.monotonic_ms()
         for replica in list(self._here.values()):
             machine = replica.machine
@@ -506,7 +506,7 @@ class Replicas:
                 self._take(replica, replica.machine.reconsider(now_ms), told=True)
 
     def _take(self, replica: Replica, step: LeaderStep, *, told: bool = False) -> None:
-        """Do what a machine says. With ``told`` those who listen to the log hear of it here."""
+        """Carry out a step of a machine. With ``told``, notify the listeners of the log here."""
         partition = replica.partition
         if partition is not None:
             marks = partition.marks
@@ -544,7 +544,7 @@ class Replicas:
     def low_watermark_reaches(
         self, partition: Partition, offset: int
     ) -> asyncio.Future[None] | None:
-        """Done once the low watermark is there, or this broker leads no more; None if it is."""
+        """Done once the low watermark is there or this broker no longer leads; None if it is."""
         replica = self.replica(partition.topic, partition.index)
         if replica is None or self.low_watermark(partition) >= offset:
             return None

@@ -128,6 +128,8 @@ class _Job:
     way or waiting."""
     routes: int = 0
     """How many lists of its partitions are not routed to the end."""
+    waiting: list[TopicPartition] = field(default_factory=list)
+    """Partitions that wait for a retry."""
 
 
 _Queue = dict[_Job, list[TopicPartition]]
@@ -152,7 +154,6 @@ class MarkerQueues:
         self._unrouted: deque[tuple[_Job, Sequence[TopicPartition], int]] = deque()
         """Partitions to look up, from an index on."""
         self._destinations: dict[int, _Destination] = {}
-        self._waiting: _Queue = {}
         self._newly_waiting: list[str] = []
         self._numbers = 0
 
@@ -167,7 +168,7 @@ class MarkerQueues:
     @property
     def unknown(self) -> int:
         """Markers that wait to be tried again (kafka: ``UnknownDestinationQueueSize``)."""
-        return sum(len(partitions) for partitions in self._waiting.values())
+        return sum(len(job.waiting) for job in self._jobs.values())
 
     # --- jobs ---
 
@@ -307,12 +308,13 @@ class MarkerQueues:
         :meth:`route` has to follow.
         """
         if transactional_id is None:
-            jobs = list(self._waiting)
+            jobs = list(self._jobs.values())
         else:
             job = self._jobs.get(transactional_id)
             jobs = [] if job is None else [job]
         for job in jobs:
-            self._route_later(job, self._waiting.pop(job, ()))
+            waiting, job.waiting = job.waiting, []
+            self._route_later(job, waiting)
 
     def leaders_changed(self) -> list[int]:
         """Have all leaders looked up again; return brokers whose answers are not awaited now.
@@ -359,10 +361,9 @@ class MarkerQueues:
 
     def _wait(self, job: _Job, partitions: Sequence[TopicPartition]) -> None:
         if partitions and self._jobs.get(job.request.transactional_id) is job:
-            if job not in self._waiting:
-                self._waiting[job] = []
+            if not job.waiting:
                 self._newly_waiting.append(job.request.transactional_id)
-            self._waiting[job] += partitions
+            job.waiting += partitions
 
     def _route_later(self, job: _Job, partitions: Sequence[TopicPartition]) -> None:
         if partitions:

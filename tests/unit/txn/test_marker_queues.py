@@ -205,6 +205,14 @@ def test_without_a_leader_a_marker_waits(bench: Bench) -> None:
     assert bench.written() == {B}
 
 
+def test_markers_of_an_unloaded_shard_wait_no_longer(bench: Bench) -> None:
+    bench.leaders[B] = Nowhere.NO_LEADER
+    bench.add(ending())
+    assert bench.queues.unknown == 1
+    bench.queues.unload(SHARD)
+    assert bench.queues.unknown == 0
+
+
 def test_a_deleted_partition_needs_no_marker(bench: Bench) -> None:
     bench.leaders[B] = Nowhere.NO_PARTITION
     bench.add(ending())

@@ -195,9 +195,8 @@ class MetadataLog(Metadata):
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Make a change: append its records, force them to disk, and install the next image.
 
-        Raises
-        CorruptRecordError for records that do not fit what is there, and LogError; nothing has
-        changed then.
+        Raises CorruptRecordError for records that do not fit what is there, and LogError; nothing
+        has changed then.
         """
         self._append(encode_all(records), apart_from_partitions(records))
 

@@ -328,14 +328,17 @@ class BrokerConfig:
         """The dynamic settings of one level."""
         return self._dynamic[source]
 
-    def check_dynamic(self, settings: Mapping[str, str]) -> None:
-        """Check settings that shall be dynamic.
+    def check_dynamic(self, settings: Mapping[str, str], before: Mapping[str, str] = {}) -> None:
+        """Check the dynamic settings that differ from those ``before``.
 
+        A setting that stays as it was refuses no other: a controller of Apache Kafka keeps any key.
         Raises ConfigError for unknown keys, and InvalidRequestError for bad values and for keys
         that are fixed while the broker runs.
         """
         for name, text in settings.items():
-            key = BROKER_KEYS.get(name) or _key_of_listener(name)
+            if before.get(name) == text:
+                continue
+            key = _find_key(name)
             if key is None:
                 reason = _reason_to_ignore(name)
                 raise ConfigError(
@@ -388,10 +391,15 @@ class BrokerConfig:
 
 def _key(name: str) -> ConfigKey:
     """The key of a setting that was accepted."""
-    found = BROKER_KEYS.get(name) or _key_of_listener(name)
+    found = _find_key(name)
     if found is None:
         raise KeyError(name)
     return found
+
+
+def _find_key(name: str) -> ConfigKey | None:
+    """Return the key of a broker's setting, also of one for a single listener; None if unknown."""
+    return BROKER_KEYS.get(name) or _key_of_listener(name)
 
 
 def _usable(settings: Mapping[str, str]) -> dict[str, str]:
@@ -399,7 +407,7 @@ def _usable(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_usable(name: str, text: str) -> bool:
-    key = BROKER_KEYS.get(name) or _key_of_listener(name)
+    key = _find_key(name)
     try:
         if key is not None:
             key.parse(text)
@@ -442,7 +450,7 @@ def _synonyms(name: str) -> tuple[str, ...]:
 
 def is_password(name: str) -> bool:
     """Whether a broker's setting of this name is a password."""
-    key = BROKER_KEYS.get(name) or _key_of_listener(name)
+    key = _find_key(name)
     return key is not None and key.type is ConfigType.PASSWORD
 
 

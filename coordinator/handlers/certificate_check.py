@@ -19,10 +19,9 @@ from fencepost.coordinator.runtime.turns import Work
 def check_certificates(ctx: Context, resource: Any) -> Work[None]:
     """Try out what a change of this broker's settings makes of certificates.
 
-    Only entries that change are checked: a controller of Apache Kafka keeps any key. Another
-    broker's certificates are on its own host. The check is not made where settings are stored,
-    for it waits for files, which it reveals only to clients that may change the settings. Raises
-    ConfigError and InvalidRequestError.
+    Another broker's certificates are on its own host. The check is not made where settings are
+    stored, for it waits for files, which it reveals only to clients that may change the settings.
+    Raises ConfigError and InvalidRequestError.
     """
     check, config, name = ctx.broker.check_certificates, ctx.broker.config, resource.resource_name
     if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:
@@ -40,7 +39,7 @@ def check_certificates(ctx: Context, resource: Any) -> Work[None]:
             settings[entry.name] = entry.value or ""
         else:
             settings.pop(entry.name, None)
-    config.check_dynamic({key: text for key, text in settings.items() if before.get(key) != text})
+    config.check_dynamic(settings, before)
     is_default = name == DEFAULT_SETTINGS
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER if is_default else ConfigSource.DYNAMIC_BROKER
     checked = check(config.proposed(source, settings))

@@ -36,9 +36,7 @@ def check_configs(
         check_topic_configs(config, configs)
         check_state_topic(name, configs)
     elif kind == BROKER_RESOURCE:
-        # A controller of Apache Kafka keeps any key, and those that are there are no reason to
-        # refuse others.
-        config.check_dynamic({k: v for k, v in configs.items() if before.get(k) != v})
+        config.check_dynamic(configs, before)
         if name == DEFAULT_SETTINGS:
             _check_for_all_brokers(configs)
     elif kind == GROUP_RESOURCE:

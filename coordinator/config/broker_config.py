@@ -10,7 +10,7 @@ Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import dropwhile
@@ -238,9 +238,18 @@ class BrokerConfig:
 
     def settings(self, name: str) -> list[Setting]:
         """Where a broker key is set, the strongest first; the last one is its default."""
+        default = Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)
+        return [*self._places([name]), default]
+
+    def _places(self, names: Collection[str]) -> list[Setting]:
+        """Where these keys are set, level by level, and on each level in the order of ``names``."""
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
-        found = [Setting(name, layer[name], source) for source, layer in layers if name in layer]
-        return [*found, Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)]
+        return [
+            Setting(name, layer[name], source)
+            for source, layer in layers
+            for name in names
+            if name in layer
+        ]
 
     def static_text(self, name: str) -> str | None:
         """What holds for a broker key where no dynamic setting does."""
@@ -255,13 +264,7 @@ class BrokerConfig:
         Source: ``ConfigHelper.configSynonyms``.
         """
         names = _synonyms(name)
-        layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
-        found = [
-            Setting(one, layer[one], source)
-            for source, layer in layers
-            for one in names
-            if one in layer
-        ]
+        found = self._places(names)
         defaults = ((one, BROKER_KEYS[one].default) for one in names if one in BROKER_KEYS)
         found += [
             Setting(one, text, ConfigSource.DEFAULT) for one, text in defaults if text is not None
@@ -427,10 +430,10 @@ def _key_of_listener(name: str) -> ConfigKey | None:
 
 _UNKNOWN_KEY = ConfigKey("", ConfigType.UNKNOWN, None, "Unknown to this broker.")
 
-_UNITS = (
-    ("log.roll.ms", "log.roll.hours"),
-    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
-    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+_UNITS = tuple(
+    tuple(synonym.name for synonym in key.synonyms)
+    for key in TOPIC_KEYS.values()
+    if any(synonym.factor != 1 for synonym in key.synonyms)
 )
 """Keys of the same meaning in different units, the strongest first."""
 

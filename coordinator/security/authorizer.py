@@ -5,10 +5,10 @@ Source: ``StandardAuthorizer``, ``StandardAuthorizerData``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 
-from fencepost.cluster.acl import Acl, Operation, ResourceType
+from fencepost.cluster.acl import Operation, ResourceType
 from fencepost.coordinator.config.broker_config import BrokerConfig, ConfigError
 from fencepost.coordinator.security.audit import Access, Audit
 from fencepost.coordinator.security.principal import Principal, Session
@@ -74,10 +74,6 @@ class Authorizer:
         self._rules = rules
         self._some.clear()
         self.version += 1
-
-    def replace(self, acls: Iterable[Acl]) -> None:
-        """Let these be all rules."""
-        self.rules = RuleTable.of(acls)
 
     def allows(
         self,

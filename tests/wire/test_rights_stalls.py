@@ -11,6 +11,7 @@ from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.daemon.in_thread import BrokerThread
 from fencepost.coordinator.security.authorizer import STANDARD
 from fencepost.coordinator.security.principal import Principal
+from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.api import ApiKey
 from tests.support.guarded import rule
 from tests.wire.test_stalls import (
@@ -106,7 +107,7 @@ def check(guarded: tuple[Broker, BrokerThread], case: Case, rules: Iterable[Acl]
     assert authorizer is not None
 
     async def replace() -> None:
-        authorizer.replace(rules)
+        authorizer.rules = RuleTable.of(rules)
 
     thread.call(replace)
     check_largest(case, thread)

@@ -18,6 +18,7 @@ from fencepost.coordinator.security.audit import (
     Audit,
 )
 from fencepost.coordinator.security.authorizer import Authorizer
+from fencepost.coordinator.security.rules import RuleTable
 from tests.unit.coordinator.security.slow_authorizer import rule, session
 
 RULES = [
@@ -50,7 +51,7 @@ def clock() -> Clock:
 @pytest.fixture
 def authorizer(clock) -> Authorizer:
     made = Authorizer(audit=Audit(clock))
-    made.replace(map(rule, RULES))
+    made.rules = RuleTable.of(map(rule, RULES))
     return made
 
 

@@ -37,7 +37,7 @@ REAL = [one for one in Operation if one > Operation.ALL]
 
 def authorizer(*texts: str, **fields) -> Authorizer:
     made = Authorizer(**fields)
-    made.replace(map(rule, texts))
+    made.rules = RuleTable.of(map(rule, texts))
     return made
 
 
@@ -98,7 +98,7 @@ def test_what_no_rule_is_about_may_be_allowed_to_all(text, allowed):
     if text is not None:
         settings["allow.everyone.if.no.acl.found"] = text
     made = Authorizer.configured(BrokerConfig(settings))
-    made.replace([rule("ALLOW READ User:Alice * TOPIC LITERAL topic1")])
+    made.rules = RuleTable.of([rule("ALLOW READ User:Alice * TOPIC LITERAL topic1")])
     assert may(made, "Bob", "READ T topic2") is allowed
     assert not may(made, "Bob", "READ T topic1")  # a rule for somebody else is a rule
     assert not may(made, "Alice", "WRITE T topic1")
@@ -168,7 +168,7 @@ def test_a_rule_is_for_a_principal_to_the_letter_or_for_everybody():
 def test_a_name_that_is_empty_is_a_name():
     of = authorizer()
     assert not may(of, "alice", "READ G ")
-    of.replace([rule("ALLOW READ User:* * GROUP LITERAL *")])
+    of.rules = RuleTable.of([rule("ALLOW READ User:* * GROUP LITERAL *")])
     assert may(of, "alice", "READ G ")
 
 
@@ -346,12 +346,14 @@ def test_rules_about_all_names():
     of = authorizer()
     assert not may(of, "alice", "READ T t", "192.168.3.1")
     everywhere = rule("ALLOW READ User:alice 192.168.3.1 TOPIC LITERAL *")
-    of.replace([everywhere])
+    of.rules = RuleTable.of([everywhere])
     assert may(of, "alice", "READ T t", "192.168.3.1")
     write = rule("ALLOW WRITE User:alice 192.168.3.1 TOPIC LITERAL t")
-    of.replace([everywhere, write])
+    of.rules = RuleTable.of([everywhere, write])
     assert may(of, "alice", "WRITE T t", "192.168.3.1")
-    of.replace([everywhere, write, rule("DENY WRITE User:alice 192.168.3.1 TOPIC LITERAL *")])
+    of.rules = RuleTable.of(
+        [everywhere, write, rule("DENY WRITE User:alice 192.168.3.1 TOPIC LITERAL *")]
+    )
     assert not may(of, "alice", "WRITE T t", "192.168.3.1")
 
 
@@ -388,7 +390,7 @@ def test_a_change_is_felt_at_the_next_question():
     assert of.allows(who, Operation.READ, ResourceType.TOPIC, "t")
     assert of.allows_some(who, Operation.READ, ResourceType.TOPIC)
     version = of.version
-    of.replace([])
+    of.rules = RuleTable.of([])
     assert of.version > version
     assert not of.allows(who, Operation.READ, ResourceType.TOPIC, "t")
     assert not of.allows_some(who, Operation.READ, ResourceType.TOPIC)
@@ -430,7 +432,7 @@ def test_some_without_rules():
     of = Authorizer(allows_without_rules=True)
     assert some(of, "alice", "READ T")
     assert not some(Authorizer(), "alice", "READ T")
-    of.replace([rule("ALLOW READ User:bob * TOPIC LITERAL t")])
+    of.rules = RuleTable.of([rule("ALLOW READ User:bob * TOPIC LITERAL t")])
     assert some(of, "alice", "READ T"), "there are names that no rule is about"
 
 

@@ -401,3 +401,16 @@ _REPLAY: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
 }
 """What each kind of record does. The others say nothing about the image: NoOp, migrations, tokens,
 and the borders of a metadata transaction, which whoever replays has to keep."""
+
+
+def replayed(
+    image: MetadataImage, records: Sequence[MetadataRecord], offset: int, epoch: int
+) -> MetadataImage:
+    """Return the image after ``records``, the last of which is at ``offset`` of that epoch.
+
+    Raises CorruptRecordError.
+    """
+    delta = MetadataDelta(image)
+    for record in records:
+        delta.replay(record)
+    return delta.apply(offset, epoch)

@@ -33,7 +33,7 @@ from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.partition_change import Election
 from fencepost.cluster.controller.placement import Draw
 from fencepost.cluster.controller.view import UNCLEAN_LEADER_ELECTION, ControllerSettings, View
-from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.cluster.records import (
     BrokerRegistrationChangeRecord,
@@ -71,13 +71,9 @@ class Controller:
         self, records: Sequence[MetadataRecord], base_offset: int, epoch: int, now_ms: int
     ) -> MetadataImage:
         """Take records that were written from ``base_offset`` on; returns the next image."""
-        delta = MetadataDelta(self.image)
-        for record in records:
-            delta.replay(record)
-        self.install(
-            delta.apply(base_offset + len(records) - 1, epoch), records, base_offset, now_ms
-        )
-        return self.image
+        image = replayed(self.image, records, base_offset + len(records) - 1, epoch)
+        self.install(image, records, base_offset, now_ms)
+        return image
 
     def install(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
 from fencepost.cluster.records import ConfigRecord, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig, is_password
@@ -91,10 +91,9 @@ class BrokerStore(ZooKeeperMetadata):
             raise MetadataUnavailableError(str(error)) from error
 
     def _replay(self, records: Sequence[MetadataRecord]) -> None:
-        delta = MetadataDelta(self.image)
-        for record in records:
-            delta.replay(record)
-        self.image = delta.apply(self.image.offset + len(records), self.image.epoch)
+        self.image = replayed(
+            self.image, records, self.image.offset + len(records), self.image.epoch
+        )
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
         """Make a change, which :meth:`durable` writes.

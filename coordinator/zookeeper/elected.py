@@ -23,7 +23,7 @@ from fencepost.cluster.controller.errors import NotControllerError
 from fencepost.cluster.controller.machine import Controller as Machine
 from fencepost.cluster.controller.outcome import Outcome
 from fencepost.cluster.controller.topics import NEVER_LED
-from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage, TopicImage, changed_topics
 from fencepost.cluster.records import MetadataRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -198,10 +198,7 @@ class Elected:
                 topic_id = node.topic_id or new_topic_id()
                 records.append(TopicRecord(name, topic_id))
                 records += partition_records(topic_id, node, {}, node.replicas)
-        delta = MetadataDelta(MetadataImage())
-        for record in records:
-            delta.replay(record)
-        return delta.apply(0, 0)
+        return replayed(MetadataImage(), records, 0, 0)
 
     def resign(self) -> None:
         """Decide and tell nothing any more."""

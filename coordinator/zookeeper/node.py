@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import TOPIC_RESOURCE, MetadataImage
 from fencepost.cluster.records import BrokerEndpoint, MetadataRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -490,11 +490,8 @@ class ZooKeeperNode:
         """The next image, published."""
         if not records:
             return
-        delta = MetadataDelta(self._image)
-        for record in records:
-            delta.replay(record)
         offset = self._image.offset + len(records)
-        self._image = delta.apply(offset, self._arrivals.controller_epoch)
+        self._image = replayed(self._image, records, offset, self._arrivals.controller_epoch)
         if self._publish is not None:
             self._publish(self._image)
 

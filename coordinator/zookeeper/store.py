@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 import structlog
 
 from fencepost.cluster.controller.errors import NotControllerError, TopicAlreadyExistsError
-from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.delta import replayed
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import MetadataRecord, RemoveTopicRecord, TopicRecord
 from fencepost.coordinator.config.broker_config import BrokerConfig
@@ -99,19 +99,15 @@ class Store(Metadata):
         """
         if self._is_over:
             raise _resigned()
-        before, taken = (
-            self.image,
-            list(records),
-        )
-        for record in taken:
+        for record in records:
             if isinstance(record, TopicRecord) and record.name in self.deleting:
                 raise TopicAlreadyExistsError(f"Topic '{record.name}' is marked for deletion.")
-        check_kept(taken)
-        after = self._replayed(taken)
-        for record in taken:
+        check_kept(records)
+        before, after = self.image, self._replayed(records)
+        for record in records:
             if isinstance(record, RemoveTopicRecord):
                 self.deleting.add(before.topics_by_id[record.topic_id].name)
-        self._take(after, taken)
+        self._take(after, records)
 
     def learn(self, records: Sequence[MetadataRecord]) -> None:
         """Take what somebody else has written."""
@@ -119,10 +115,7 @@ class Store(Metadata):
             self._take(self._replayed(records), ())
 
     def _replayed(self, records: Sequence[MetadataRecord]) -> MetadataImage:
-        delta = MetadataDelta(self.image)
-        for record in records:
-            delta.replay(record)
-        return delta.apply(self.image.offset + len(records), self._epoch)
+        return replayed(self.image, records, self.image.offset + len(records), self._epoch)
 
     def _take(self, after: MetadataImage, records: Sequence[MetadataRecord]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

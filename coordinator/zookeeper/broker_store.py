@@ -23,13 +23,14 @@ from fencepost.coordinator.config.broker_config import BrokerConfig, is_password
 from fencepost.coordinator.errors import MetadataUnavailableError
 from fencepost.coordinator.metadata.observed import ObservedMetadata
 from fencepost.coordinator.runtime.background import spawn
-from fencepost.coordinator.zookeeper import access_znodes, znodes
+from fencepost.coordinator.zookeeper import access_znodes
 from fencepost.coordinator.zookeeper.access import Access, change_of, reason_against
 from fencepost.coordinator.zookeeper.access_znodes import Change
-from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError, ZooKeeperError
+from fencepost.coordinator.zookeeper.errors import ZooKeeperError
 from fencepost.coordinator.zookeeper.loading import config_records, read_config
 from fencepost.coordinator.zookeeper.passwords import Passwords
-from fencepost.coordinator.zookeeper.session import Create, Put, Session
+from fencepost.coordinator.zookeeper.session import Session
+from fencepost.coordinator.zookeeper.writes import check_kept, put_settings, tell_settings
 
 
 class ZooKeeperMetadata(ObservedMetadata):
@@ -105,12 +106,11 @@ class BrokerStore(ZooKeeperMetadata):
         settings: dict[tuple[int, str], None] = {}
         changes: list[Change] = []
         for record in taken:
-            if not isinstance(record, ConfigRecord):
-                changes.append(change_of(self.image, record))
-            elif znodes.config_path(record.resource_type, record.resource_name) is None:
-                raise NotInZooKeeperError("such settings are not kept by a cluster on ZooKeeper")
-            else:
+            if isinstance(record, ConfigRecord):
+                check_kept([record])
                 settings[record.resource_type, record.resource_name] = None
+            else:
+                changes.append(change_of(self.image, record))
         self._replay(taken)
         self._settings |= settings
         for change in changes:
@@ -159,12 +159,8 @@ class BrokerStore(ZooKeeperMetadata):
             await self._access.change(changes)
 
     async def _write_settings(self, kind: int, name: str) -> None:
-        path = znodes.config_path(kind, name) or ""
-        data = znodes.config_data(self.image.configs.get((kind, name), {}))
-        told = Create(
-            znodes.CONFIG_CHANGE_PREFIX, znodes.config_change_data(kind, name), sequence=True
-        )
-        await self._session.do([Put(path, data), told])
+        values = self.image.configs.get((kind, name), {})
+        await self._session.do([put_settings(kind, name, values), tell_settings(kind, name)])
 
 
 async def encode_anew(session: Session, node_id: int, passwords: Passwords) -> None:
@@ -176,11 +172,5 @@ async def encode_anew(session: Session, node_id: int, passwords: Passwords) -> N
     values = await read_config(session, BROKER_RESOURCE, name) or {}
     changed = passwords.encoded_anew(values)
     if changed:
-        path = znodes.config_path(BROKER_RESOURCE, name) or ""
-        note = znodes.config_change_data(BROKER_RESOURCE, name)
-        await session.do(
-            [
-                Put(path, znodes.config_data({**values, **changed})),
-                Create(znodes.CONFIG_CHANGE_PREFIX, note, sequence=True),
-            ]
-        )
+        put = put_settings(BROKER_RESOURCE, name, {**values, **changed})
+        await session.do([put, tell_settings(BROKER_RESOURCE, name)])

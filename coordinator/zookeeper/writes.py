@@ -168,9 +168,8 @@ class Writer:
         """Others make and remove such nodes as well: tools, and brokers for their own settings."""
         new = self._new_names()
         for kind, name in self._resources:
-            path = znodes.config_path(kind, name) or ""
-            data = znodes.config_data(self._after.configs.get((kind, name), {}))
-            yield Put(path, data, is_new=kind == TOPIC_RESOURCE and name in new)
+            values = self._after.configs.get((kind, name), {})
+            yield put_settings(kind, name, values, is_new=kind == TOPIC_RESOURCE and name in new)
 
     def _new_names(self) -> set[str]:
         return {self._after.topics_by_id[one].name for one in self._new}
@@ -180,8 +179,19 @@ class Writer:
         new = self._new_names()
         for kind, name in self._resources:
             if kind != TOPIC_RESOURCE or name not in new:
-                data = znodes.config_change_data(kind, name)
-                yield Create(znodes.CONFIG_CHANGE_PREFIX, data, sequence=True)
+                yield tell_settings(kind, name)
+
+
+def put_settings(kind: int, name: str, values: Mapping[str, str], *, is_new: bool = False) -> Put:
+    """Return the write of all settings of a resource, which passed :func:`check_kept`."""
+    path = znodes.config_path(kind, name) or ""
+    return Put(path, znodes.config_data(values), is_new=is_new)
+
+
+def tell_settings(kind: int, name: str) -> Create:
+    """Return the note by which all brokers learn that a resource has other settings."""
+    data = znodes.config_change_data(kind, name)
+    return Create(znodes.CONFIG_CHANGE_PREFIX, data, sequence=True)
 
 
 def assignment_of(topic: TopicImage) -> znodes.TopicNode:

@@ -415,7 +415,6 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     "cluster/image_records.py": "writes an image down: a snapshot",
     "coordinator/metadata/log.py": "frames a change of several batches as a metadata transaction",
     "coordinator/metadata/conversion.py": "says in records what a log of Fencepost 0.1 holds",
-    "coordinator/zookeeper/access.py": _OF_ZNODES,
     "coordinator/zookeeper/access_znodes.py": _OF_ZNODES,
     "coordinator/zookeeper/arrivals.py": "says in records what the controller's requests tell",
     "coordinator/zookeeper/elected.py": _OF_ZNODES,

@@ -271,10 +271,11 @@ class Access:
                 count += len(one.by_path)
         return some
 
-    def _is_wanted(self, one: _Pending) -> bool:
-        """Whether a caller still waits for a change; one whose time is up fails."""
+    def _is_wanted(self, one: _Pending, late: RequestTimedOutError | None = None) -> bool:
+        """Whether a caller still waits for a change; one whose time is up fails, as ``late``."""
         if self._clock.monotonic_ms() > one.until_ms:
-            one.fail(RequestTimedOutError("The change has waited too long for earlier ones."))
+            waited = "The change has waited too long for earlier ones."
+            one.fail(late or RequestTimedOutError(waited))
         return not one.done.done()
 
     async def _write_together(self, some: Sequence[_Pending]) -> None:
@@ -287,7 +288,8 @@ class Access:
         try:
             await self._write(changes, min(one.until_ms for one in some))
         except RequestTimedOutError as late:
-            self._time_out(some, late)
+            # Changes whose time is not up are the next to be written.
+            self._queue.extendleft([one for one in reversed(some) if self._is_wanted(one, late)])
             return
         except Exception as found:  # noqa: BLE001 - every caller learns of it
             if len(some) > 1:
@@ -304,14 +306,6 @@ class Access:
                 one.fail(error)
             elif not one.done.done():
                 one.done.set_result(None)
-
-    def _time_out(self, some: Sequence[_Pending], late: RequestTimedOutError) -> None:
-        """Fail the changes whose time is up; the others are the next to be written."""
-        now_ms = self._clock.monotonic_ms()
-        for one in some:
-            if now_ms > one.until_ms:
-                one.fail(late)
-        self._queue.extendleft(one for one in reversed(some) if not one.done.done())
 
     async def _write(self, changes: Mapping[str, Sequence[Change]], until_ms: int) -> None:
         left = sorted(changes, key=lambda path: path.count("/"))
@@ -438,8 +432,7 @@ def change_of(image: MetadataImage, record: MetadataRecord) -> Change:
         case ClientQuotaRecord():
             return Change(record, record.remove)
         case RemoveUserScramCredentialRecord(name=name, mechanism=mechanism):
-            nothing = UserScramCredentialRecord(name, mechanism, b"", b"", b"", 0)
-            return Change(image.scram.get((name, mechanism), nothing), is_removed=True)
+            return Change(image.scram[name, mechanism], is_removed=True)
         case RemoveAccessControlEntryRecord() if record.id in image.acls:
             return Change(image.acls[record.id], is_removed=True)
     raise MetadataUnavailableError("the controller is elsewhere")

@@ -74,7 +74,6 @@ class Options:
 
     lag_ms: int = 1_000
     session_ms: int = 1_500
-    elr: bool = False
 
     @property
     def is_cluster(self) -> bool:

@@ -85,8 +85,6 @@ class Transaction:
     commits: bool | None = None
     """Whether its producer asked for a commit or an abort; None if for neither."""
     is_acknowledged: bool = False
-    is_over: bool = False
-    """Whether it has ended for certain."""
 
     def check(self, seen: Mapping[Partition, set[str]]) -> None:
         """Compare with the values that a read_committed consumer sees."""
@@ -272,18 +270,12 @@ class Admin(FrameClient):
     async def live(self) -> None:
         """Do nothing: each request is a task of its own."""
 
-    async def create(self, name: str, partitions: int, factor: int, **settings: str) -> None:
+    async def create(self, name: str, partitions: int, factor: int) -> None:
         """Make a topic, however long it takes."""
 
         def body(make: RequestFactory) -> Any:
             topic = make.CreatableTopic(
-                name=name,
-                num_partitions=partitions,
-                replication_factor=factor,
-                configs=[
-                    make.CreatableTopicConfig(name=key, value=value)
-                    for key, value in settings.items()
-                ],
+                name=name, num_partitions=partitions, replication_factor=factor
             )
             return make.message(topics=[topic], timeout_ms=REQUEST_MS)
 
@@ -542,9 +534,6 @@ class TxnProducer(FrameClient):
             return False
         self._identity = answer.producer_id, answer.producer_epoch
         self._sequences = {}
-        for one in self.promises.transactions:
-            if one.name.startswith(f"{self.name}:"):
-                one.is_over = True
         return True
 
     async def _write(self, one: Transaction) -> bool:
@@ -589,7 +578,7 @@ class TxnProducer(FrameClient):
             )
             if answer is not LOST:
                 if not answer.error_code:
-                    one.is_acknowledged = one.is_over = True
+                    one.is_acknowledged = True
                     self.committed += commits
                     after = answer.producer_id, answer.producer_epoch
                     if after != self._identity:

@@ -62,12 +62,10 @@ class FramedMember(FrameClient):
         self.positions: dict[int, int] = {}
         self.is_working = False
         """Whether it has all that it was assigned."""
-        self.is_gone = False
-        self._times = 0
 
     async def live(self) -> None:
-        """Until it is told to be gone; one that is stopped goes on without a change."""
-        while not self.is_gone:
+        """Stay in the group until the history ends; a member that is stopped changes nothing."""
+        while True:
             await self._live_on()
 
     async def _live_on(self) -> None:
@@ -253,7 +251,7 @@ class ClassicMember(FramedMember):
 
     async def _work(self) -> None:
         """Until there is a reason to join again."""
-        while not self.is_gone:
+        while True:
             await self.fetch_offsets(self.owned - self.positions.keys())
             self.is_working = self.positions.keys() == self.owned
             if self.is_working and not await self.process():
@@ -288,6 +286,8 @@ class ConsumerMember(FramedMember):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._times = 0
+        """How many members it has been."""
         self._topic_id: UUID | None = None
         self._said: frozenset[int] | None = None
         """Partitions that its last heartbeat named as owned."""

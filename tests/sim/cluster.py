@@ -342,10 +342,6 @@ def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
     """Live through the history of a seed. Raises whatever is wrong, with the story in its notes."""
     options = draw_options(seed)
     cluster = Cluster(options, told)
-    try:
-        with quiet(), decoded_once():
-            return cluster.run()
-    except Exception as error:
-        error.add_note("the last events:\n" + "".join(cluster.scheduler.trace.last))
-        error.add_note(f"seed {seed}: {options}\nrepeat it: make sim WORLD=kraft SEED={seed} N=1")
-        raise
+    explained = cluster.scheduler.explained(options, f"make sim WORLD=kraft SEED={seed} N=1")
+    with explained, quiet(), decoded_once():
+        return cluster.run()

@@ -504,12 +504,10 @@ def play(seed: int, told: Callable[[str], None] | None = None) -> Result:
 def live(options: Options, told: Callable[[str], None] | None = None) -> Result:
     """The same for options that no seed has drawn."""
     history = History(options, told)
+    repeat = f"make sim WORLD=daemons SEED={options.seed} N=1"
     with history.machines.in_place():
         try:
-            return history.run()
-        except Exception as error:
-            error.add_note("the last events:\n" + "".join(history.scheduler.trace.last))
-            error.add_note(f"{options}\nrepeat it: make sim WORLD=daemons SEED={options.seed} N=1")
-            raise
+            with history.scheduler.explained(options, repeat):
+                return history.run()
         finally:
             history.close()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -70,6 +71,16 @@ class Scheduler:
             action(*arguments)
             after_step()
         self.now = until_ms
+
+    @contextmanager
+    def explained(self, options: object, repeat: str) -> Iterator[None]:
+        """Add notes to a failure: the last events, the options, and the command to repeat it."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note("the last events:\n" + "".join(self.trace.last))
+            error.add_note(f"{options}\nrepeat it: {repeat}")
+            raise
 
     def chance(self, probability: float) -> bool:
         """True that often."""

@@ -137,13 +137,10 @@ class ZooKeeperCluster(Cluster):
 @contextmanager
 def told(cluster: ZooKeeperCluster, repeat: str) -> Iterator[None]:
     """Put models into their places; a failure tells the story."""
+    scheduler = cluster.scheduler
     try:
-        with quiet(), models(cluster.scheduler.draw):
+        with scheduler.explained(cluster.options, repeat), quiet(), models(scheduler.draw):
             yield
-    except Exception as error:
-        error.add_note("the last events:\n" + "".join(cluster.scheduler.trace.last))
-        error.add_note(f"{cluster.options}\nrepeat it: {repeat}")
-        raise
     finally:
         cluster.end()
 

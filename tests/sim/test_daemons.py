@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +12,8 @@ from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS as OF_MODELS
 from tests.sim.daemons import draw_options, live, play
 from tests.sim.planted import planted
+from tests.sim.repeated import stories
+from tests.sim.run import DAEMONS
 
 SEEDS = 4
 SLOW_SEEDS = 60
@@ -102,14 +101,4 @@ def test_seed_of_daemons_is_one_history(brokers: int) -> None:
     """Also where sets and dictionaries of strings have another order."""
     drawn = map(draw_options, range(1, 100))
     seed = next(one.seed for one in drawn if one.brokers == brokers and one.chaos_ms == 2_000)
-    command = [sys.executable, "-m", "tests.sim.run", "--world", "daemons", "--seed", str(seed)]
-    stories = {
-        subprocess.run(
-            [*command, "--verbose"],
-            env={**os.environ, "PYTHONHASHSEED": order},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for order in ("1", "2")
-    }
-    assert len(stories) == 1
+    assert len(stories(DAEMONS, seed)) == 1

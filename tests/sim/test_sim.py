@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS
 from tests.sim.cluster import play
 from tests.sim.planted import planted, seeds_until_found
+from tests.sim.repeated import stories
+from tests.sim.run import KRAFT
 
 SEEDS = 30
 SLOW_SEEDS = 500
@@ -49,11 +47,4 @@ def test_bugs_on_purpose_are_found(bug: Bug) -> None:
 
 def test_a_seed_is_one_history() -> None:
     """Also where sets and dictionaries of strings have another order."""
-    command = [sys.executable, "-m", "tests.sim.run", "--seed", "11", "--verbose"]
-    stories = {
-        subprocess.run(
-            command, env={**os.environ, "PYTHONHASHSEED": order}, check=True, capture_output=True
-        ).stdout
-        for order in ("1", "2")
-    }
-    assert len(stories) == 1
+    assert len(stories(KRAFT, 11)) == 1

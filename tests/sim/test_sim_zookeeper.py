@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.sim import zk_steps
 from tests.sim.bug import Bug
 from tests.sim.bugs_zookeeper import ZOOKEEPER
 from tests.sim.planted import planted, seeds_until_found, steps_until_found
+from tests.sim.repeated import stories
 from tests.sim.run import ZOOKEEPER as ON_ZOOKEEPER
 from tests.sim.zk_cluster import play
 
@@ -112,15 +109,5 @@ def test_bugs_on_purpose_are_found(bug: Bug) -> None:
 
 def test_a_seed_is_one_history() -> None:
     """Also where sets and dictionaries of strings have another order."""
-    command = [sys.executable, "-m", "tests.sim.run", "--world", "zookeeper", "--seed", "2"]
-    stories = {
-        subprocess.run(
-            [*command, "--verbose"],
-            env={**os.environ, "PYTHONHASHSEED": order},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for order in ("1", "2")
-    }
-    assert len(stories) == 1
-    assert b"is elected in epoch" in stories.pop()
+    (story,) = stories(ON_ZOOKEEPER, 2)
+    assert b"is elected in epoch" in story

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.oracle.authorised_brokers import Member as LoggedIn
-from tests.oracle.tracer import UNORDERED, Masks, Tracer, _entity, _fitting
+from tests.oracle.tracer import UNORDERED, Masks, Tracer, fitted
 from tests.support.cluster import Cluster, unique
 from tests.support.raw import Answer, ConnectionLostError, decode
 from tests.support.waits import until
@@ -171,6 +171,16 @@ class Asker(Tracer):
         """The operator's connection to the first broker."""
         return self.connection(FIRST, OPERATOR)
 
+    @property
+    def brokers(self) -> list[str]:
+        """The brokers that a script may ask."""
+        return [at for at in (FIRST, OTHER) if at in self.places]
+
+    def topic(self, at: str, name: str) -> Any:
+        """A topic in the metadata of a broker."""
+        asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+        return self.connection(at, OPERATOR).call("metadata", 9, **asked)["topics"][0]
+
     def connection(self, at: str, who: str) -> Cluster:
         """A connection that is kept until it is lost."""
         found = self._connections.get((at, who))
@@ -241,9 +251,9 @@ class Asker(Tracer):
         return self._once(api, version, body, OPERATOR, FIRST)
 
     def _once(self, api: str, version: int, body: Mapping[str, Any], who: str, at: str) -> Answer:
-        fitted = _fitting(api, _entity(api, version, "request"), body)
+        request = fitted(api, version, body)
         try:
-            return self.connection(at, who).call(api, version, **fitted)
+            return self.connection(at, who).call(api, version, **request)
         except ConnectionLostError:
             self._connections.pop((at, who)).close()
             return {}
@@ -303,13 +313,9 @@ def settled(ask: Asker) -> None:
     """
     ask.is_settled = True
     name = ask.cluster.create_topic(unique("marker"))
-    for at in (FIRST, OTHER):
-        if at not in ask.places:
-            continue
-        asked = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+    for at in ask.brokers:
 
-        def knows(at: str = at, asked: dict[str, Any] = asked) -> bool:
-            answer = ask.connection(at, OPERATOR).call("metadata", 9, **asked)
-            return bool(answer["topics"][0]["error_code"] == "none")
+        def knows(at: str = at) -> bool:
+            return bool(ask.topic(at, name)["error_code"] == "none")
 
         until(knows, f"the {at} broker has heard of the changes")

@@ -82,18 +82,15 @@ def recorded(mode: str) -> Answers:
     found: Answers = {}
     for path in sorted(RECORDED.glob("*.json")):
         rows = json.loads(path.read_text())
-        answers = [(row["request"], row["body"], _of(mode, row)) for row in rows if _has(mode, row)]
+        answers = [
+            (row["request"], row["body"], answer)
+            for row in rows
+            for modes, answer in row.items()
+            if mode in modes.split(", ")
+        ]
         if answers:
             found[path.stem] = answers
     return found
-
-
-def _has(mode: str, row: Mapping[str, Any]) -> bool:
-    return any(mode in key.split(", ") for key in row)
-
-
-def _of(mode: str, row: Mapping[str, Any]) -> Any:
-    return next(value for key, value in row.items() if mode in key.split(", "))
 
 
 def record(mode: str, answers: Answers) -> None:

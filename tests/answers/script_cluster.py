@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.answers.asking import CLOSED, FIRST, OTHER, STRANGER, Asker, settled
+from tests.answers.asking import CLOSED, OTHER, STRANGER, Asker, settled
 from tests.answers.script_topics import UNKNOWN_ID, WAIT, placed
-from tests.oracle.traces_features import SAFE, UNSAFE, UPGRADE, to
+from tests.oracle.traces_features import SAFE, UNSAFE, UPDATES, UPGRADE, to
 from tests.support.waits import until
 
 PREFERRED, UNCLEAN = 0, 1
@@ -16,14 +16,11 @@ def in_sync(ask: Asker, topic: str, replicas: list[int]) -> None:
     """Wait until a partition is on these brokers, all in sync, as both brokers say."""
 
     def is_so() -> bool:
-        for at in (FIRST, OTHER):
-            if at in ask.places:
-                asked = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
-                answer = ask.connection(at, "operator").call("metadata", 9, **asked)
-                for part in answer["topics"][0]["partitions"]:
-                    if part["replica_nodes"] != replicas or {*part["isr_nodes"]} != {*replicas}:
-                        return False
-        return True
+        return all(
+            part["replica_nodes"] == replicas and {*part["isr_nodes"]} == {*replicas}
+            for at in ask.brokers
+            for part in ask.topic(at, topic)["partitions"]
+        )
 
     until(is_so, f"{topic} is on {replicas}")
 
@@ -148,13 +145,7 @@ def features(ask: Asker) -> None:
     for version in (0, 1, 2):
         for only in (True, False):
             for one in (
-                to(3, UPGRADE),
-                to(-1, SAFE),
-                to(1, UPGRADE),
-                to(1, UPGRADE, "no.such.feature"),
-                to(0, SAFE, "no.such.feature"),
-                to(1, UPGRADE, ""),
-                to(2, UPGRADE),
+                *UPDATES,
                 to(1, UPGRADE, groups),
                 to(9, UPGRADE, groups),
                 to(30, UPGRADE, "metadata.version"),
@@ -195,11 +186,10 @@ def features(ask: Asker) -> None:
 def producer_ids(ask: Asker) -> None:
     """InitProducerId takes ids of a block; AllocateProducerIds is the controller's."""
     found = []
-    for at in (FIRST, OTHER):
-        if at in ask.places:
-            for version in (0, 4, 5):
-                answer = ask.asked("init_producer_id", version, {"transactional_id": None}, at=at)
-                found.append(answer["producer_id"])
+    for at in ask.brokers:
+        for version in (0, 4, 5):
+            answer = ask.asked("init_producer_id", version, {"transactional_id": None}, at=at)
+            found.append(answer["producer_id"])
     ask.note("all producer ids differ", len({*found}) == len(found))
     ask.refused("init_producer_id", 4, transactional_id="p-refused", transaction_timeout=1000)
     ask.refused("init_producer_id", 4, transactional_id=None)

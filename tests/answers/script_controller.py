@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
-from tests.answers.asking import CONTROLLER, FIRST, Asker, inside, settled
+from tests.answers.asking import CONTROLLER, FIRST, OPERATOR, Asker, inside, settled
 from tests.answers.script_access import acl, acl_filter
 from tests.answers.script_topics import (
     BROKER,
@@ -20,7 +20,7 @@ from tests.answers.script_topics import (
     plain,
     row,
 )
-from tests.oracle.tracer import _entity, _fitting
+from tests.oracle.tracer import fitted
 from tests.oracle.traces_features import SAFE, UPGRADE, to
 from tests.support.controllers import FEATURES, anonymous
 from tests.support.raw import encode
@@ -134,14 +134,14 @@ def in_envelopes(ask: Asker) -> None:
         return
 
     def handed_on(api: str, version: int, body: dict[str, Any], who: bytes, **more: bytes) -> None:
-        fitted = _fitting(api, _entity(api, version, "request"), body)
-        data = more.get("data") or encode(api, version, 77, "client", fitted)
+        request = fitted(api, version, body)
+        data = more.get("data") or encode(api, version, 77, "client", request)
         envelope = {
             "request_data": data,
             "request_principal": who,
             "client_host_address": more.get("host", b"\x7f\0\0\1"),
         }
-        answer = ask.connection(CONTROLLER, "operator").call("envelope", 0, **envelope)
+        answer = ask.connection(CONTROLLER, OPERATOR).call("envelope", 0, **envelope)
         if answer["response_data"] is not None:
             answer = inside(api, version, answer)
         ask.keep(f"envelope of {api} v{version} {len(ask.steps)}", body, answer)

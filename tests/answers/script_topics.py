@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
-from tests.answers.asking import FIRST, OTHER, Asker, settled
+from tests.answers.asking import FIRST, OTHER, STRANGER, Asker, settled
 from tests.oracle import traces_data
 from tests.support.raw import Answer
 
@@ -379,7 +379,7 @@ def asked_elsewhere(ask: Asker) -> None:
         ("alter_configs", 2, {"resources": [plain(row(TOPIC, "e-1", (RETENTION, SET, "x")))]}),
         ("delete_topics", 5, {**WAIT, "topic_names": ["e-1", "e-2"]}),
     ):
-        ask.asked(api, version, body, who="stranger", at=OTHER)
+        ask.asked(api, version, body, who=STRANGER, at=OTHER)
         ask.asked(api, version, body, at=OTHER)
         settled(ask)
 

@@ -116,6 +116,11 @@ def _fitting(api: str, hint: Any, value: Any) -> Any:
     return value
 
 
+def fitted(api: str, version: int, body: Mapping[str, Any]) -> Any:
+    """A body without the fields that a version lacks; one that no version has is a TypeError."""
+    return _fitting(api, _entity(api, version, "request"), body)
+
+
 class Masks:
     """Makes answers of different brokers comparable; the same id gets the same name each time."""
 
@@ -211,11 +216,11 @@ class Tracer:
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
         """Send without writing it down, fields that the version lacks left out."""
-        fitted = _fitting(api, _entity(api, version, "request"), body)
+        request = fitted(api, version, body)
         end = time.monotonic() + 5
         while True:
             try:
-                answer = self.cluster.call(api, version, **fitted)
+                answer = self.cluster.call(api, version, **request)
             except ConnectionLostError:
                 self.close()
                 return {}

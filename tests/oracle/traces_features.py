@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from tests.oracle.tracer import Tracer
 from tests.oracle.traces_txn import Identity, add, claimed, end, ended, init, produce, settle
@@ -41,18 +41,22 @@ def move(t: Tracer, number: int) -> None:
     until(lambda: level(t) == number, f"{FEATURE} {number}")
 
 
+UPDATES: Final = (
+    to(3, UPGRADE),
+    to(-1, SAFE),
+    to(1, UPGRADE),
+    to(1, UPGRADE, "no.such.feature"),
+    to(0, SAFE, "no.such.feature"),
+    to(1, UPGRADE, ""),
+    to(2, UPGRADE),
+)
+"""Each is refused, or leaves the level at 2."""
+
+
 def updating_features(t: Tracer) -> None:
     until(lambda: level(t) == 2, "the level to begin with")
     for version in (0, 1, 2):
-        for one in (
-            to(3, UPGRADE),
-            to(-1, SAFE),
-            to(1, UPGRADE),
-            to(1, UPGRADE, "no.such.feature"),
-            to(0, SAFE, "no.such.feature"),
-            to(1, UPGRADE, ""),
-            to(2, UPGRADE),
-        ):
+        for one in UPDATES:
             update(t, version, one)
         update(t, version)
         update(t, version, to(2, UPGRADE), to(9, UPGRADE, "group.version"))

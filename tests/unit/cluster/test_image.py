@@ -57,6 +57,7 @@ from fencepost.cluster.records import (
     UserScramCredentialRecord,
 )
 from fencepost.logcore.errors import CorruptRecordError
+from tests.support.images import after
 
 ME = 1
 A, B, C = (UUID(int=number) for number in (100, 101, 102))
@@ -80,13 +81,6 @@ def partition(topic_id: UUID, index: int, *replicas: int, leader: int = ME) -> P
         partition_epoch=0,
         directories=tuple(DISKS[one] for one in replicas),
     )
-
-
-def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
-    delta = MetadataDelta(image)
-    for record in records:
-        delta.replay(record)
-    return delta.apply(image.offset + len(records), 1)
 
 
 START = after(

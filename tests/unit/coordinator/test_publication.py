@@ -8,7 +8,6 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import BROKER_RESOURCE, MetadataImage
 from fencepost.cluster.records import (
     ConfigRecord,
@@ -23,6 +22,7 @@ from fencepost.coordinator.coordinators.elections import publish_elections
 from fencepost.coordinator.daemon.member import no_longer_followed
 from fencepost.coordinator.metadata.metadata import Metadata
 from fencepost.coordinator.metadata.publication import Publication, Subscriber
+from tests.support.images import after
 
 ME, OTHER = 7, 8
 TOPIC, TOPIC_ID, NEXT_ID = "__consumer_offsets", UUID(int=99), UUID(int=100)
@@ -115,13 +115,6 @@ class Coordinator:
         self.told = []
         publish_elections(self, TOPIC, ME, old, self.image)
         return self.told
-
-
-def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
-    delta = MetadataDelta(image)
-    for record in records:
-        delta.replay(record)
-    return delta.apply(image.offset + max(1, len(records)), 1)
 
 
 def created(

@@ -11,7 +11,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from fencepost.cluster.acl import AclFilter, Operation, Permission, ResourceType
-from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import (
     AccessControlEntryRecord,
@@ -28,6 +27,7 @@ from fencepost.coordinator.security.principal import Principal, Session
 from fencepost.coordinator.security.quota_table import QuotaTable
 from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import finish
+from tests.support.images import after
 from tests.support.stalls import watched_loop
 from tests.support.waits import DEADLINE_S
 
@@ -46,15 +46,8 @@ class Cluster:
         self.config = BrokerConfig(config)
         self.metadata = ObservedMetadata(self.config, node_id=7)
 
-    def changed(self, *records: MetadataRecord) -> MetadataImage:
-        image = self.metadata.image
-        delta = MetadataDelta(image)
-        for record in records:
-            delta.replay(record)
-        return delta.apply(image.offset + len(records), 1)
-
     def change(self, *records: MetadataRecord) -> None:
-        self.metadata.install(self.changed(*records))
+        self.metadata.install(after(self.metadata.image, *records))
 
 
 def quota(value: float, *, remove: bool = False) -> ClientQuotaRecord:
@@ -89,10 +82,8 @@ def test_failing_listener_costs_neither_other_listeners_nor_later_quotas() -> No
 
 
 def test_rules_follow_the_image() -> None:
-    cluster = Cluster()
-    authorizer = Authorizer.configured(cluster.config)
-    assert authorizer is not None
-    AclPublisher(cluster.metadata, authorizer)
+    one = Following()
+    cluster, authorizer = one.cluster, one.authorizer
     cluster.change(AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3))
     alice = Session("127.0.0.1", "PLAINTEXT", Principal("User", "alice"))
 
@@ -107,10 +98,8 @@ def test_rules_follow_the_image() -> None:
 
 
 def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hold() -> None:
-    cluster = Cluster()
-    authorizer = Authorizer.configured(cluster.config)
-    assert authorizer is not None
-    AclPublisher(cluster.metadata, authorizer)
+    one = Following()
+    cluster, authorizer = one.cluster, one.authorizer
     good = AccessControlEntryRecord(RULE, 2, "t", 3, "User:alice", "*", 3, 3)
     other = replace(good, id=UUID(int=7), resource_name="u")
     odd = replace(good, id=UUID(int=6), resource_type=99)
@@ -235,7 +224,7 @@ async def test_ten_thousand_changed_rules_keep_the_loop_free() -> None:
         [rule(at, 2) for at in range(10_000, 20_000)],
     )
     for records in changes:
-        image = one.cluster.changed(*records)
+        image = after(one.cluster.metadata.image, *records)
         with watched_loop() as watch:
             await asyncio.sleep(0)
             one.cluster.metadata.install(image)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from fencepost.cluster.delta import MetadataDelta
 from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import ClientQuotaRecord, EntityData, MetadataRecord
 from fencepost.coordinator.errors import RequestTimedOutError
@@ -17,6 +16,7 @@ from fencepost.coordinator.zookeeper.access import GIVE_UP_MS, LONG_BYTES, MAX_R
 from fencepost.coordinator.zookeeper.access_znodes import AccessRecord, Change
 from fencepost.coordinator.zookeeper.errors import NotWrittenError
 from tests.support.clock import ManualClock
+from tests.support.images import after
 from tests.support.waits import DEADLINE_S, until_true
 from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
 
@@ -34,10 +34,7 @@ class Broker:
     def _take(self, records: Sequence[MetadataRecord]) -> None:
         if self.is_full:
             raise MemoryError
-        delta = MetadataDelta(self.image)
-        for record in records:
-            delta.replay(record)
-        self.image = delta.apply(0, 0)
+        self.image = after(self.image, *records)
 
     @property
     def denied(self) -> set[tuple[str, str]]:

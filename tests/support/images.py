@@ -1,0 +1,15 @@
+"""Images of metadata from records."""
+
+from __future__ import annotations
+
+from fencepost.cluster.delta import MetadataDelta
+from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.records import MetadataRecord
+
+
+def after(image: MetadataImage, *records: MetadataRecord) -> MetadataImage:
+    """The image that is published when these records were replayed."""
+    delta = MetadataDelta(image)
+    for record in records:
+        delta.replay(record)
+    return delta.apply(image.offset + len(records), 1)

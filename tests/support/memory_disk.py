@@ -90,9 +90,14 @@ def _rename(names: dict[str, int], step: NameStep) -> None:
         names[step.new] = step.inode
 
 
+def _tree(names: dict[str, V], path: str) -> list[str]:
+    """List a directory and those in it."""
+    return [one for one in names if one == path or one.startswith(f"{path}/")]
+
+
 def _move(names: dict[str, V], step: MoveStep) -> None:
     """Give a directory and those in it other paths."""
-    for path in [one for one in names if one == step.source or one.startswith(f"{step.source}/")]:
+    for path in _tree(names, step.source):
         names[step.target + path[len(step.source) :]] = names.pop(path)
 
 
@@ -221,7 +226,7 @@ class MemoryDisk:
 
     def remove_tree(self, path: str) -> None:
         self.remove(path)
-        for one in [one for one in self.names if one == path or one.startswith(f"{path}/")]:
+        for one in _tree(self.names, path):
             del self.names[one]
 
     def make_directory(self, path: str) -> None:

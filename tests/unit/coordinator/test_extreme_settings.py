@@ -82,7 +82,7 @@ def extreme(largest: bool) -> dict[str, str]:
 
 
 def change(services: Services, one: AlterConfig) -> None:
-    """AlterConfig a setting of all brokers."""
+    """Alter a setting of all brokers."""
     services.active_controller.decide(
         lambda controller: controller.incremental_alter_configs(
             (BROKER_RESOURCE, ""),
@@ -148,8 +148,7 @@ async def test_cleaner_at_its_slowest_rate_ends_its_wait(tmp_path: Path, way_out
     """A byte a second would take an hour for a few records."""
 
     def set_rate(text: str) -> None:
-        one = AlterConfig(CLEANER_RATE, OpType.SET, text)
-        change(broker.services, one)
+        change(broker.services, AlterConfig(CLEANER_RATE, OpType.SET, text))
 
     async with Broker(tmp_path, config=CALM) as broker:
         create_topic(broker.services.metadata, "t", partitions=1, configs=TOPIC)

@@ -194,7 +194,7 @@ async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_
         services = broker.services
         create_topic(services.metadata, "t", partitions=1)
         write(broker, "t")
-        disk.is_gated = lambda path: "__cluster_metadata" in path
+        disk.is_gated = is_metadata
         disk.gate.clear()
         with services.metadata.unforced():
             delete_topic(services.metadata, "t")

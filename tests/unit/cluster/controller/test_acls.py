@@ -7,6 +7,7 @@ What an ACL and a filter may say, and the limits of a request, are in
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from uuid import UUID
 
@@ -23,15 +24,10 @@ from fencepost.cluster.acl import (
 )
 from fencepost.cluster.controller import acls
 from fencepost.cluster.controller.errors import InvalidRequestError, PolicyViolationError
-from fencepost.cluster.controller.machine import Controller
-from fencepost.cluster.controller.view import ControllerSettings
-from fencepost.cluster.image import MetadataImage
-from fencepost.cluster.records import (
-    AccessControlEntryRecord,
-    MetadataRecord,
-    RemoveAccessControlEntryRecord,
-)
+from fencepost.cluster.records import AccessControlEntryRecord, RemoveAccessControlEntryRecord
 from fencepost.logcore.steps import Steps, finish
+from tests.unit.cluster.controller import cluster_driver
+from tests.unit.cluster.controller.cluster_driver import SETTINGS
 
 
 def acl(name: str, permission: Permission = Permission.ALLOW) -> Acl:
@@ -57,12 +53,11 @@ class Index(dict[Acl, UUID]):
         return [one for one in self if wanted.resource_name in {None, one.resource_name}]
 
 
-class Cluster:
+class Cluster(cluster_driver.Cluster):
     """A controller, its ACLs by value, and ids in order."""
 
     def __init__(self, **limits: int) -> None:
-        settings = ControllerSettings("cluster", acl_limits=AclLimits(**limits))
-        self.controller = Controller(settings, MetadataImage(), 0)
+        super().__init__((), settings=replace(SETTINGS, acl_limits=AclLimits(**limits)))
         self._ids = count(1)
 
     def draw(self) -> UUID:
@@ -72,15 +67,11 @@ class Cluster:
     def index(self) -> Index:
         return Index(
             (acl(record.resource_name, Permission(record.permission_type)), id_)
-            for id_, record in self.controller.image.acls.items()
+            for id_, record in self.image.acls.items()
         )
 
-    def replay(self, records: tuple[MetadataRecord, ...]) -> None:
-        self.controller.replay(records, self.controller.image.offset + 1, 1, 0)
-
-    def create(self, *acls: Acl, draw: Callable[[], UUID] | None = None) -> None:
-        outcome = self.controller.create_acls(acls, self.index, draw or self.draw)
-        self.replay(outcome.records)
+    def create_acls(self, *acls: Acl, draw: Callable[[], UUID] | None = None) -> None:
+        self.do(self.controller.create_acls(acls, self.index, draw or self.draw))
 
     def check(self, *acls: Acl, refuse: str | None = None) -> tuple[list[str | None], list[Acl]]:
         errors, created = finish(
@@ -91,7 +82,7 @@ class Cluster:
 
 def test_creation_makes_one_record_of_each_new_acl() -> None:
     cluster = Cluster()
-    cluster.create(acl("a"))
+    cluster.create_acls(acl("a"))
     outcome = cluster.controller.create_acls([acl("a"), acl("b")], cluster.index, cluster.draw)
     assert outcome.records == (
         AccessControlEntryRecord(UUID(int=2), 2, "b", 3, "User:alice", "*", 3, 3),
@@ -100,15 +91,15 @@ def test_creation_makes_one_record_of_each_new_acl() -> None:
 
 def test_creation_draws_another_id_while_the_id_is_taken() -> None:
     cluster = Cluster()
-    cluster.create(acl("a"))
+    cluster.create_acls(acl("a"))
     ids = iter([UUID(int=1), UUID(int=1), UUID(int=9)])
-    cluster.create(acl("b"), draw=lambda: next(ids))
+    cluster.create_acls(acl("b"), draw=lambda: next(ids))
     assert cluster.index == {acl("a"): UUID(int=1), acl("b"): UUID(int=9)}
 
 
 def test_check_names_each_new_acl_once_and_existing_ones_not_at_all() -> None:
     cluster = Cluster()
-    cluster.create(acl("a"))
+    cluster.create_acls(acl("a"))
     assert cluster.check(acl("a"), acl("b"), acl(""), acl("b")) == (
         [None, None, "Invalid empty resource name", None],
         [acl("b")],
@@ -120,7 +111,7 @@ def test_denials_are_created_first_and_deleted_last() -> None:
     cluster = Cluster()
     a, b, c, d = acl("a"), acl("b", Permission.DENY), acl("c"), acl("d", Permission.DENY)
     assert cluster.check(a, b, c, d) == ([None] * 4, [b, d, a, c])
-    cluster.create(a, b, c, d)
+    cluster.create_acls(a, b, c, d)
     ((found,), deleted) = finish(
         cluster.controller.check_acl_deletion([AclFilter()], cluster.index)
     )
@@ -137,24 +128,24 @@ def test_check_asks_the_store_if_it_can_keep_the_record() -> None:
 def test_creation_skips_what_another_request_created_after_the_check() -> None:
     cluster = Cluster()
     _, created = cluster.check(acl("a"), acl("b"))
-    cluster.create(acl("a"))
-    cluster.create(*created)
+    cluster.create_acls(acl("a"))
+    cluster.create_acls(*created)
     assert cluster.index == {acl("a"): UUID(int=1), acl("b"): UUID(int=2)}
 
 
 def test_creation_is_refused_where_others_took_the_room_after_the_check() -> None:
     cluster = Cluster(max_acls=2)
     _, created = cluster.check(acl("a"), acl("b"))
-    cluster.create(acl("c"))
+    cluster.create_acls(acl("c"))
     with pytest.raises(PolicyViolationError, match="max_acls"):
-        cluster.create(*created)
+        cluster.create_acls(*created)
     assert cluster.index == {acl("c"): UUID(int=1)}
 
 
 def test_full_table_takes_a_request_for_existing_acls() -> None:
     cluster = Cluster(max_acls=1)
-    cluster.create(acl("a"))
-    cluster.create(acl("a"))
+    cluster.create_acls(acl("a"))
+    cluster.create_acls(acl("a"))
     assert cluster.check(acl("a")) == ([None], [])
     with pytest.raises(PolicyViolationError, match="max_acls"):
         cluster.check(acl("b"))
@@ -162,14 +153,14 @@ def test_full_table_takes_a_request_for_existing_acls() -> None:
 
 def test_deletion_makes_one_record_of_each_existing_acl() -> None:
     cluster = Cluster()
-    cluster.create(acl("a"), acl("b"))
+    cluster.create_acls(acl("a"), acl("b"))
     outcome = cluster.controller.delete_acls([acl("b"), acl("gone")], cluster.index)
     assert outcome.records == (RemoveAccessControlEntryRecord(UUID(int=2)),)
 
 
 def test_filters_match_existing_acls_each_of_which_is_deleted_once() -> None:
     cluster = Cluster()
-    cluster.create(acl("a"), acl("b"))
+    cluster.create_acls(acl("a"), acl("b"))
     filters = [AclFilter(), AclFilter(ResourceType.UNKNOWN), AclFilter(resource_name="b")]
     answers, deleted = finish(cluster.controller.check_acl_deletion(filters, cluster.index))
     everything, refused, second = answers
@@ -180,7 +171,7 @@ def test_filters_match_existing_acls_each_of_which_is_deleted_once() -> None:
 
 def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
     cluster = Cluster(max_changes_per_request=1)
-    cluster.create(acl("a"), acl("b"))
+    cluster.create_acls(acl("a"), acl("b"))
     with pytest.raises(InvalidRequestError, match="Cannot remove more than 1 acls"):
         finish(cluster.controller.check_acl_deletion([AclFilter()], cluster.index))
 
@@ -189,7 +180,7 @@ def test_matches_of_all_filters_together_are_bounded(monkeypatch: pytest.MonkeyP
     """Equal filters match the same ACLs, each of which is in the response once per filter."""
     monkeypatch.setattr(acls, "MAX_MATCHES_TOLD", 6)
     cluster = Cluster()
-    cluster.create(acl("a"), acl("b"))
+    cluster.create_acls(acl("a"), acl("b"))
     check = cluster.controller.check_acl_deletion
     answers, deleted = finish(check([AclFilter()] * 3, cluster.index))
     assert (answers, deleted) == ([[acl("a"), acl("b")]] * 3, [acl("a"), acl("b")])

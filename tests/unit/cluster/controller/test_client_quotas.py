@@ -11,12 +11,11 @@ import math
 import pytest
 
 from fencepost.cluster.controller import quotas
-from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.quotas import Alteration
-from fencepost.cluster.controller.view import ControllerSettings
-from fencepost.cluster.image import Entity, MetadataImage
+from fencepost.cluster.image import Entity
 from fencepost.cluster.records import ClientQuotaRecord, EntityData
 from fencepost.logcore.steps import finish
+from tests.unit.cluster.controller import cluster_driver
 
 PRODUCE, FETCH = "producer_byte_rate", "consumer_byte_rate"
 ALICE = {"user": "alice"}
@@ -27,16 +26,15 @@ def change(named: dict[str, str | None], **wanted: float | None) -> Alteration:
     return Alteration(named, [*wanted.items()])
 
 
-class Cluster:
+class Cluster(cluster_driver.Cluster):
     def __init__(self, *alterations: Alteration) -> None:
-        self.controller = Controller(ControllerSettings("cluster"), MetadataImage(), 0)
-        self.alter(*alterations)
+        super().__init__(())
+        self.alter_quotas(*alterations)
 
-    def alter(self, *alterations: Alteration, refuse: str | None = None) -> list[str | None]:
-        count = sum(map(len, self.controller.image.quotas.values()))
-        outcome = self.controller.alter_client_quotas(alterations, count, lambda _: refuse)
-        self.controller.replay(outcome.records, self.controller.image.offset + 1, 1, 0)
-        return [None if error is None else str(error) for error in outcome.answer]
+    def alter_quotas(self, *alterations: Alteration, refuse: str | None = None) -> list[str | None]:
+        count = sum(map(len, self.image.quotas.values()))
+        errors = self.do(self.controller.alter_client_quotas(alterations, count, lambda _: refuse))
+        return [None if error is None else str(error) for error in errors]
 
     def check(self, *asked: Alteration) -> list[str | None]:
         checked = finish(self.controller.check_quotas(asked))
@@ -44,7 +42,7 @@ class Cluster:
 
     @property
     def quotas(self) -> dict[Entity, dict[str, float]]:
-        return {entity: dict(some) for entity, some in self.controller.image.quotas.items()}
+        return {entity: dict(some) for entity, some in self.image.quotas.items()}
 
 
 def test_entity_is_sorted_by_type_in_its_record() -> None:
@@ -70,9 +68,9 @@ def test_only_what_changes_is_written() -> None:
 
 def test_deleted_quota_leaves_the_others_of_its_entity() -> None:
     cluster = Cluster(change(ALICE, producer_byte_rate=1.0, consumer_byte_rate=2.0))
-    cluster.alter(change(ALICE, producer_byte_rate=None))
+    cluster.alter_quotas(change(ALICE, producer_byte_rate=None))
     assert cluster.quotas == {OF_ALICE: {FETCH: 2.0}}
-    cluster.alter(change(ALICE, consumer_byte_rate=None))
+    cluster.alter_quotas(change(ALICE, consumer_byte_rate=None))
     assert cluster.quotas == {}
 
 
@@ -132,16 +130,16 @@ def test_entity_whose_quotas_do_not_fit_is_refused_alone(monkeypatch: pytest.Mon
     two = change({"user": "b"}, producer_byte_rate=1.0, consumer_byte_rate=1.0)
     one = change({"user": "c"}, producer_byte_rate=1.0)
     why = "there may be 2 quotas (MAX_QUOTAS)"
-    assert cluster.alter(two, one, two) == [why, None, why]
-    assert cluster.alter(change(ALICE, producer_byte_rate=2.0)) == [None]
-    assert cluster.alter(change(ALICE, producer_byte_rate=None), two) == [None, why]
-    assert cluster.alter(change({"user": "c"}, producer_byte_rate=None), two) == [None, None]
+    assert cluster.alter_quotas(two, one, two) == [why, None, why]
+    assert cluster.alter_quotas(change(ALICE, producer_byte_rate=2.0)) == [None]
+    assert cluster.alter_quotas(change(ALICE, producer_byte_rate=None), two) == [None, why]
+    assert cluster.alter_quotas(change({"user": "c"}, producer_byte_rate=None), two) == [None, None]
     assert cluster.quotas == {(("user", "b"),): {PRODUCE: 1.0, FETCH: 1.0}}
 
 
 def test_store_refuses_an_entity_that_it_cannot_keep() -> None:
     cluster = Cluster()
     one = change(ALICE, producer_byte_rate=1.0)
-    assert cluster.alter(one, refuse="no name for a znode") == ["no name for a znode"]
+    assert cluster.alter_quotas(one, refuse="no name for a znode") == ["no name for a znode"]
     assert cluster.quotas == {}
-    assert cluster.alter(change(ALICE, producer_byte_rate=None), refuse="no") == [None]
+    assert cluster.alter_quotas(change(ALICE, producer_byte_rate=None), refuse="no") == [None]

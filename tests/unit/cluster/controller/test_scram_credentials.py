@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import pytest
 
 from fencepost.cluster.controller import scram
-from fencepost.cluster.controller.machine import Controller
 from fencepost.cluster.controller.scram import (
     MAX_ITERATIONS,
     MAX_SALT_BYTES,
@@ -19,10 +18,9 @@ from fencepost.cluster.controller.scram import (
     Deletion,
     Upsertion,
 )
-from fencepost.cluster.controller.view import ControllerSettings
-from fencepost.cluster.image import MetadataImage
 from fencepost.cluster.records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
 from fencepost.logcore.steps import finish
+from tests.unit.cluster.controller import cluster_driver
 
 SHA_256, SHA_512 = 1, 2
 LEAST = {SHA_256: 4_096, SHA_512: 4_096}
@@ -43,15 +41,14 @@ def put(
     return Upsertion(name, mechanism, iterations, salt, salted)
 
 
-class Cluster:
+class Cluster(cluster_driver.Cluster):
     def __init__(self, *users: str) -> None:
-        self.controller = Controller(ControllerSettings("cluster"), MetadataImage(), 0)
-        self.alter(*map(put, users))
+        super().__init__(())
+        self.alter_users(*map(put, users))
 
-    def alter(self, *alterations: Alteration) -> list[str | None]:
-        outcome = self.controller.alter_credentials(alterations, keys)
-        self.controller.replay(outcome.records, self.controller.image.offset + 1, 1, 0)
-        return [None if error is None else str(error) for error in outcome.answer]
+    def alter_users(self, *alterations: Alteration) -> list[str | None]:
+        errors = self.do(self.controller.alter_credentials(alterations, keys))
+        return [None if error is None else str(error) for error in errors]
 
     def check(
         self, *asked: Alteration, refuse: str | None = None
@@ -61,7 +58,7 @@ class Cluster:
 
     @property
     def users(self) -> set[tuple[str, int]]:
-        return set(self.controller.image.scram)
+        return set(self.image.scram)
 
 
 NOT_THERE = "Attempt to delete a user credential that does not exist"
@@ -78,10 +75,10 @@ def test_upsertion_keeps_the_keys_and_not_the_salted_password() -> None:
 
 def test_deletion_is_of_one_mechanism() -> None:
     cluster = Cluster("alice")
-    cluster.alter(put("alice", SHA_512))
+    cluster.alter_users(put("alice", SHA_512))
     outcome = cluster.controller.alter_credentials([Deletion("alice", SHA_256)], keys)
     assert outcome.records == (RemoveUserScramCredentialRecord("alice", SHA_256),)
-    cluster.alter(Deletion("alice", SHA_256))
+    cluster.alter_users(Deletion("alice", SHA_256))
     assert cluster.users == {("alice", SHA_512)}
 
 
@@ -150,9 +147,9 @@ def test_decision_sees_what_other_requests_did_after_the_check(
 ) -> None:
     cluster = bounded(monkeypatch, "ab", 3)
     assert cluster.check(Deletion("a", SHA_256), put("b"), put("c"))[0] == {}
-    cluster.alter(Deletion("a", SHA_256), put("d"), put("e"))
+    cluster.alter_users(Deletion("a", SHA_256), put("d"), put("e"))
     why = "there may be 3 credentials (MAX_CREDENTIALS)"
-    assert cluster.alter(Deletion("a", SHA_256), put("b"), put("c")) == [NOT_THERE, None, why]
+    assert cluster.alter_users(Deletion("a", SHA_256), put("b"), put("c")) == [NOT_THERE, None, why]
     assert cluster.users == {(name, SHA_256) for name in "bde"}
 
 

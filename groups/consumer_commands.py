@@ -122,6 +122,8 @@ class ConsumerHeartbeat:
     rebalance_timeout_ms: int = NO_TIMEOUT
     subscribed_topic_names: tuple[str, ...] | None = None
     subscribed_topic_regex: str | None = None
+    reason_against_regex: str | None = None
+    """Why the expression is not valid (``regex.reason_against``), which takes long to find out."""
     server_assignor: str | None = None
     owned: tuple[TopicPartitions, ...] | None = None
     new_member_id: str = ""

@@ -39,8 +39,7 @@ from fencepost.groups.events import EventKind
 from fencepost.groups.expressions import refresh_regexes
 from fencepost.groups.reconcile import CurrentAssignment, MemberState, TopicIdPartition, reconcile
 from fencepost.groups.shard import Shard
-from fencepost.logcore.machine import DecisionBuilder
-from fencepost.logcore.regex_syntax import parse
+from fencepost.logcore.machine import DecisionBuilder, InvalidRegularExpressionError
 from fencepost.logcore.values import dataclass
 
 
@@ -175,8 +174,9 @@ def _subscribe(shard: Shard, decision: DecisionBuilder, update: MemberUpdate) ->
         server_assignor=command.server_assignor or base.server_assignor,
         classic=update.classic,
     )
-    if new.subscribed_topic_regex != base.subscribed_topic_regex and new.subscribed_topic_regex:
-        parse(new.subscribed_topic_regex)  # refused here, before anything is decided
+    is_same_regex = new.subscribed_topic_regex == base.subscribed_topic_regex
+    if command.reason_against_regex is not None and not is_same_regex:
+        raise InvalidRegularExpressionError(command.reason_against_regex)
     if new == old:
         return
     before = member_bytes(update.member_id, old) if old else 0

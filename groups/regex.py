@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
 
 from fencepost.logcore.machine import InvalidRegularExpressionError
 from fencepost.logcore.regex import MAX_KEPT_STATES, Regex
+from fencepost.logcore.regex_syntax import parse
+from fencepost.logcore.steps import Steps
 
-READ_STEPS: Final = 5
-"""Steps that it takes to read a character of an expression."""
+
+def reason_against(pattern: str) -> Steps[str | None]:
+    """Return why an expression is not valid, in steps; None if it is."""
+    try:
+        for _ in parse(pattern):
+            yield
+    except InvalidRegularExpressionError as error:
+        return str(error)
+    return None
 
 
 class RegexScan:
@@ -47,15 +55,12 @@ class RegexScan:
 
     def _run(self, patterns: list[str], names: list[str]) -> Iterator[int]:
         for pattern in patterns:
-            # A long one is read in a turn of its own.
-            yield READ_STEPS * len(pattern)
+            regex = self._regex = Regex(pattern)
             try:
-                regex = self._regex = Regex(pattern)
+                yield from regex.build()
             except InvalidRegularExpressionError as error:
                 self.refused[pattern] = str(error)
                 continue
-            yield READ_STEPS * len(pattern)
-            yield from regex.build()
             matching: list[str] = []
             for name in names:
                 does_match = yield from regex.walk(name)

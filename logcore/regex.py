@@ -23,6 +23,7 @@ from fencepost.logcore.regex_syntax import (
     Sequence,
     parse,
 )
+from fencepost.logcore.steps import finish
 
 AT_ONCE: Final = 2_000
 """States that are made or looked at before the caller may turn to something else."""
@@ -79,14 +80,11 @@ class _StateSet:
 
 
 class Regex:
-    """An expression, and once it is built its automaton.
-
-    Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError`; see ``parse``.
-    """
+    """An expression, and once it is built its automaton."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self._piece: Piece | None = parse(pattern)
+        self._is_built = False
         # Of each state: the characters that lead on, the assertion that does, and whereto.
         self._characters = [_NOTHING]
         self._wide_sets: dict[int, WideSet] = {}
@@ -101,11 +99,15 @@ class Regex:
     # --- building ---
 
     def build(self) -> Generator[int, None, None]:
-        """Make the automaton little by little: yield the steps that were taken."""
-        if self._piece is None:
+        """Make the automaton little by little: yield the steps that were taken.
+
+        Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError`; see ``parse``.
+        """
+        if self._is_built:
             return
-        stack, first, made, asks = [self._build(self._piece, _FINAL)], 0, 0, 0
-        self._piece = None
+        piece = yield from parse(self.pattern)
+        self._is_built = True
+        stack, first, made, asks = [self._build(piece, _FINAL)], 0, 0, 0
         asked: int | None = None
         while stack:
             try:
@@ -173,15 +175,9 @@ class Regex:
     # --- matching ---
 
     def matches(self, text: str) -> bool:
-        """Whether the expression matches all of ``text``."""
-        for _ in self.build():
-            pass
-        walk = self.walk(text)
-        while True:
-            try:
-                next(walk)
-            except StopIteration as end:
-                return bool(end.value)
+        """Whether the expression matches all of ``text``; raises what :meth:`build` raises."""
+        finish(self.build())
+        return finish(self.walk(text))
 
     def walk(self, text: str) -> Generator[int, None, bool]:
         """Match ``text`` little by little: yield the steps that were taken, return what came out.

@@ -10,7 +10,7 @@ Source: ``com.google.re2j.Parser``, version 1.8, with the flags of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from enum import IntEnum
 from typing import Final, NoReturn
 
@@ -36,6 +36,10 @@ MAX_REPEAT: Final = 1_000
 """The largest n and m in ``{n,m}``: RE2's."""
 SHOWN_CHARS: Final = 200
 """Characters of an expression in the refusal."""
+CHARS_AT_ONCE: Final = 2_000
+"""Characters that are read before the caller may turn to something else."""
+READ_STEPS: Final = 5
+"""Steps that it takes to read a character; a step is what :mod:`fencepost.logcore.regex` says."""
 
 
 class Assertion(IntEnum):
@@ -105,7 +109,8 @@ _ASSERTIONS: Final = {
 }
 _PLAIN: Final = re.compile(r"[^\\.+*?()|\[{^$]+")
 _COUNT: Final = re.compile(r"\{(0|[1-9][0-9]*)(?:(,)(0|[1-9][0-9]*)?)?\}")
-_REPEATS: Final = frozenset("*+?{")
+_MARKS: Final[Mapping[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_REPEATS: Final = frozenset((*_MARKS, "{"))
 _HEX: Final = re.compile(r"x(?:\{([0-9A-Fa-f]+)\}|([0-9A-Fa-f]{2}))")
 _UNICODE_END: Final = 0x10FFFF
 _OCTAL: Final = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
@@ -148,11 +153,15 @@ class _Parser:
         self._flags: frozenset[str] = frozenset()
         self._names: set[str] = set()
         self._groups = [_Group(self._flags)]
+        self._told = 0
+        """Characters whose reading was yielded."""
 
-    def parse(self) -> Piece:
+    def parse(self) -> Generator[int, None, Piece]:
         pattern, end = self._pattern, len(self._pattern)
         while self._at < end:
-            plain = _PLAIN.match(pattern, self._at)
+            if self._at - self._told >= CHARS_AT_ONCE:
+                yield self._steps()
+            plain = _PLAIN.match(pattern, self._at, self._at + CHARS_AT_ONCE)
             if plain is not None:
                 self._at = plain.end()
                 self._literals(plain.group())
@@ -161,13 +170,20 @@ class _Parser:
             step = _STEPS.get(char)
             if step is not None:
                 step(self)
+            elif char == "[":
+                yield from self._class()
             else:
                 self._repeat()
+        yield self._steps()
         if len(self._groups) > 1:
             self._refuse("missing closing )")
         piece = self._groups[0].piece()
         self._require_small(size_of(piece))
         return piece
+
+    def _steps(self) -> int:
+        told, self._told = self._told, self._at
+        return READ_STEPS * (self._at - told)
 
     def _refuse(self, why: str) -> NoReturn:
         raise InvalidRegularExpressionError(
@@ -185,7 +201,9 @@ class _Parser:
 
     def _literals(self, text: str) -> None:
         parts = self._groups[-1].parts
-        if "i" in self._flags or not text.isascii():
+        if len(text) == 1 and text.isascii() and "i" not in self._flags:
+            parts.append(1 << ord(text))
+        elif "i" in self._flags or not text.isascii():
             parts += [self._range(code, code) for code in map(ord, text)]
         else:
             parts += [1 << code for code in text.encode()]
@@ -275,10 +293,10 @@ class _Parser:
         return repeated
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        char = self._pattern[self._at : self._at + 1]
-        if char and char in "*+?":
+        mark = _MARKS.get(self._pattern[self._at])
+        if mark is not None:
             self._at += 1
-            return int(char == "+"), 1 if char == "?" else None
+            return mark
         found = _COUNT.match(self._pattern, self._at)
         if found is None:
             return None
@@ -362,7 +380,7 @@ class _Parser:
         self._at = begin + 1
         return _ESCAPES.get(char) or ord(char)
 
-    def _class(self) -> None:
+    def _class(self) -> Generator[int, None, None]:
         pattern = self._pattern
         self._at += 1
         negated = pattern.startswith("^", self._at)
@@ -371,6 +389,8 @@ class _Parser:
         tests: list[Test] = []
         while first or not pattern.startswith("]", self._at):
             first = False
+            if self._at - self._told >= CHARS_AT_ONCE:
+                yield self._steps()
             part = self._posix_class()
             if part is None:
                 part = self._escaped_set()
@@ -421,7 +441,6 @@ _STEPS: Final[Mapping[str, Callable[[_Parser], None]]] = {
     "(": _Parser._open,
     ")": _Parser._close,
     "|": _Parser._bar,
-    "[": _Parser._class,
     "\\": _Parser._escape,
     ".": _Parser._dot,
     "^": _Parser._caret,
@@ -430,10 +449,10 @@ _STEPS: Final[Mapping[str, Callable[[_Parser], None]]] = {
 """What a character begins. In a parser of its own these would be a cycle with it."""
 
 
-def parse(pattern: str) -> Piece:
-    """Read an expression.
+def parse(pattern: str) -> Generator[int, None, Piece]:
+    """Read an expression little by little: yield the steps that were taken.
 
     Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError` for one that RE2/J does
     not know, and for one of more than :data:`MAX_PIECES`.
     """
-    return _Parser(pattern).parse()
+    return (yield from _Parser(pattern).parse())

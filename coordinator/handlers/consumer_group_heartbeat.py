@@ -21,6 +21,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.messages import ResponseFactory
 from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.consumer_commands import ConsumerHeartbeat, ConsumerHeartbeatResult
+from fencepost.groups.regex import reason_against
 
 _ZERO_ID = bytes(16)
 
@@ -33,22 +34,25 @@ def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[E
     """Pass the heartbeat on; the answer tells the member what it owns."""
     if not ctx.broker.groups.serves_consumer_protocol:
         return _refused(ctx, ErrorCode.unsupported_version, None)
-    return _passed_on(ctx) if ctx.broker.authorizer is None else _checked(ctx)
+    regex = getattr(ctx.body, "subscribed_topic_regex", None)
+    if ctx.broker.authorizer is None and not regex:
+        return _passed_on(ctx, None)
+    return _checked(ctx, regex)
 
 
-def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
+def _checked(ctx: Context, regex: str | None) -> Steps[Entity | Awaitable[Entity]]:
     """Let a client in that may read the group and see all topics that it names."""
     if not ctx.may(Operation.READ, ResourceType.GROUP, ctx.body.group_id):
         return _refused(ctx, ErrorCode.group_authorization_failed, None)
     names = ctx.body.subscribed_topic_names or ()
     if (yield from refused_topics(ctx, Operation.DESCRIBE, names)):
         return _refused(ctx, ErrorCode.topic_authorization_failed, None)
-    return _passed_on(ctx)
+    return _passed_on(ctx, (yield from reason_against(regex)) if regex else None)
 
 
-def _passed_on(ctx: Context) -> Entity | Awaitable[Entity]:
+def _passed_on(ctx: Context, reason_against_regex: str | None) -> Entity | Awaitable[Entity]:
     body, groups = ctx.body, ctx.broker.groups
-    future = groups.submit(body.group_id, _command(ctx), ctx.origin)
+    future = groups.submit(body.group_id, _command(ctx, reason_against_regex), ctx.origin)
 
     def refuse(code: ErrorCode) -> Entity:
         error = future.exception()
@@ -57,7 +61,7 @@ def _passed_on(ctx: Context) -> Entity | Awaitable[Entity]:
     return answer(future, lambda result: _response(ctx, result), refuse)
 
 
-def _command(ctx: Context) -> ConsumerHeartbeat:
+def _command(ctx: Context, reason_against_regex: str | None) -> ConsumerHeartbeat:
     body = ctx.body
     names, owned = body.subscribed_topic_names, body.topic_partitions
     return ConsumerHeartbeat(
@@ -71,6 +75,7 @@ def _command(ctx: Context) -> ConsumerHeartbeat:
         request_ms(body.rebalance_timeout),
         None if names is None else tuple(names),
         getattr(body, "subscribed_topic_regex", None),
+        reason_against_regex,
         body.server_assignor,
         None
         if owned is None

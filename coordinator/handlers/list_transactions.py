@@ -40,7 +40,6 @@ def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -
     respond = ctx.respond
     regex = None if pattern is None else Regex(pattern)
     if regex is not None:
-        yield
         yield from _in_steps(regex, regex.build())
     states = []
     for transaction in listed.transactions:

@@ -519,11 +519,11 @@ def judged(re2j: Path, regexes: Sequence[str]) -> list[str]:
 
 
 def ours(regex: str) -> str:
+    found = Regex(regex)
     try:
-        found = Regex(regex)
+        return "".join("01"[found.matches(name)] for name in (*NAMES, *IDS))
     except InvalidRegularExpressionError as error:
         return f"refused: {error}"
-    return "".join("01"[found.matches(name)] for name in (*NAMES, *IDS))
 
 
 def differences(re2j: Path, regexes: Sequence[str]) -> list[tuple[str, str, str]]:

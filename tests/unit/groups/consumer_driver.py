@@ -18,6 +18,8 @@ from fencepost.groups.consumer_commands import (
 )
 from fencepost.groups.consumer_group import ConsumerGroup, flat
 from fencepost.groups.errors import FencedMemberEpochError, UnknownMemberIdError
+from fencepost.groups.regex import reason_against
+from fencepost.logcore.steps import finish
 
 T, U, V = b"t" * 16, b"u" * 16, b"v" * 16
 CONSUMER_SESSION = 45_000
@@ -42,6 +44,7 @@ class ConsumerDriver(Driver):
         return Environment(self.image, self.own.get(group_id, self.consumer))
 
     def beat(self, member_id: str, epoch: int, **fields: Any) -> ConsumerHeartbeatResult:
+        regex = fields.get("subscribed_topic_regex")
         result = self.ask(
             ConsumerHeartbeat(
                 **{
@@ -51,6 +54,7 @@ class ConsumerDriver(Driver):
                     "client_id": "c",
                     "client_host": "/127.0.0.1",
                     "sight": self.sight,
+                    "reason_against_regex": finish(reason_against(regex)) if regex else None,
                     **fields,
                 }
             )

@@ -14,7 +14,8 @@ from fencepost.groups.limits import GroupLimits
 from fencepost.groups.regex import RegexScan
 from fencepost.logcore.machine import InvalidRegularExpressionError
 from fencepost.logcore.regex import Regex
-from fencepost.logcore.regex_syntax import MAX_PIECES
+from fencepost.logcore.regex_syntax import CHARS_AT_ONCE, MAX_PIECES, READ_STEPS, parse
+from fencepost.logcore.steps import finish
 
 LONGEST = GroupLimits().max_string_bytes
 TRIES = 3
@@ -99,17 +100,17 @@ def test_re2_syntax(pattern, yes, no):
 )
 def test_what_is_refused(pattern):
     with pytest.raises(InvalidRegularExpressionError):
-        Regex(pattern)
+        finish(parse(pattern))
 
 
 def test_size_is_bounded_by_repetitions_alone():
-    Regex("(?:a{99}){655}")
+    finish(parse("(?:a{99}){655}"))
     with pytest.raises(InvalidRegularExpressionError, match=str(MAX_PIECES)):
-        Regex("(?:a{99}){656}")
+        finish(parse("(?:a{99}){656}"))
     with pytest.raises(InvalidRegularExpressionError, match=str(MAX_PIECES)):
-        Regex("((a{100}){100}){100}")
-    Regex("((((){1000}){1000}){1000}){1000}")
-    Regex("(((a{0}){1000}){1000}){1000}")
+        finish(parse("((a{100}){100}){100}"))
+    finish(parse("((((){1000}){1000}){1000}){1000}"))
+    finish(parse("(((a{0}){1000}){1000}){1000}"))
 
 
 def check_turns(regex: str, names: list[str]) -> None:
@@ -138,6 +139,16 @@ def test_no_slice_of_an_expression_of_the_greatest_length_holds_the_loop(pattern
     if pattern == "(":
         regex = "(" * (LONGEST // 2) + ")" * (LONGEST // 2)
     check_turns(regex, ["a" * 249, "team.orders-abcdef", "x" * 100])
+
+
+@pytest.mark.parametrize("pattern", [*WORST, "a?", "[", r"\Qa\E", "(?i)"])
+def test_an_expression_of_the_greatest_length_is_read_in_steps(pattern):
+    regex = pattern * (LONGEST // len(pattern))
+    if pattern in "([":
+        regex = pattern + "a" * (LONGEST - 2) + {"(": ")", "[": "]"}[pattern]
+    steps = list(parse(regex))
+    assert sum(steps) == READ_STEPS * len(regex)
+    assert max(steps) < READ_STEPS * 2 * CHARS_AT_ONCE
 
 
 @pytest.mark.parametrize("pattern", NON_ASCII)

@@ -1,4 +1,4 @@
-"""The first users, which come with the command line (``--add-scram``)."""
+"""The users given on the command line (``--add-scram``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
-    """The users of the arguments. Raises BrokerError."""
+    """Parse the users of the arguments. Raises BrokerError."""
     try:
         return [parse_added_user(text) for text in texts]
     except AddedUserError as error:
@@ -25,7 +25,7 @@ def parse_added_users(texts: Sequence[str]) -> list[Upsertion]:
 
 
 async def add_users(services: Services, added: Sequence[Upsertion]) -> None:
-    """Give users a credential that have none of its mechanism. Raises BrokerError."""
+    """Add the credentials whose user has none of that mechanism. Raises BrokerError."""
     try:
         if services.zookeeper is None:
             active = services.active_controller

@@ -1,6 +1,6 @@
 """The broker as an object: its services, and the order in which they start and stop.
 
-A test, an example or the daemon makes one; several fit in one process and one event loop::
+A test, an example or the daemon creates one; several fit in one process and one event loop::
 
     async with Broker(data_dir=path) as broker:
         ...  # any Kafka client at broker.bootstrap
@@ -77,30 +77,30 @@ _METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
 
 @runtime_checkable
 class MovedClock(Clock, Protocol):
-    """A clock that somebody moves by hand, and that has done then what is due.
+    """A clock that a test advances by hand; it runs the timers that are due before it returns.
 
-    It is told of every broker that goes by it, on the broker's loop.
+    Each broker that uses the clock attaches itself, on the broker's event loop.
     """
 
     def attach(self, broker: Broker) -> None:
-        """The broker serves."""
+        """Register a broker that has started to serve."""
 
     def detach(self, broker: Broker) -> None:
-        """The broker stops."""
+        """Unregister a broker that is about to stop."""
 
 
 class Broker:
     """One broker on one data directory.
 
-    ``listen`` is HOST:PORT, port 0 for a free one; without it, ``listeners`` says it, or it is a
-    free port on loopback. ``config`` holds settings by Kafka's names, as texts or as the numbers,
-    booleans and lists that they mean; unknown keys and bad values raise
-    :class:`fencepost.coordinator.config.key.ConfigError` here.
-    ``insecure`` lets a listener that asks nobody who they are be open to other machines, which is
-    refused otherwise; so does the key ``fencepost.insecure``.
-    ``add_scram`` names users as Kafka's ``kafka-storage format --add-scram`` does; those who are
-    there already stay as they are.
-    ``fs`` and ``clock`` are the operating system's unless a test brings its own.
+    ``listen`` is HOST:PORT; port 0 takes a free port. Without ``listen``, the broker uses
+    ``listeners`` from the configuration, or else a free port on loopback. ``config`` maps Kafka's
+    keys to texts, or to the numbers, booleans and lists that the texts stand for. The constructor
+    raises :class:`fencepost.coordinator.config.key.ConfigError` for unknown keys and bad values.
+    A listener without authentication must be on loopback, unless ``insecure`` or the key
+    ``fencepost.insecure`` allows other machines to reach it.
+    ``add_scram`` names SCRAM users as Kafka's ``kafka-storage format --add-scram`` does; a
+    credential that exists already is kept.
+    ``fs`` and ``clock`` default to the operating system's; tests pass their own.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Broker:
         clock: Clock | None = None,
     ) -> None:
         self.config = BrokerConfig({**(config or {}), **({INSECURE: True} if insecure else {})})
-        Authorizer.configured(self.config)  # what is wrong with it is to be known at once
+        Authorizer.configured(self.config)  # report a wrong configuration at once
         self.fs: FileSystem = OsFileSystem() if fs is None else fs
         self.clock: Clock = SystemClock() if clock is None else clock
         self.data_dir = Path(data_dir)
@@ -132,7 +132,7 @@ class Broker:
             advertised = advertised_controllers(self.config)
         self._listeners = Listeners(listeners, advertised)
         self._of_controller: Listeners | None = None
-        """Where brokers join, if this one is their controller as well."""
+        """The listeners for other brokers, if this broker is also their controller."""
         every = [*listeners.values()]
         if self.roles.is_broker and self.roles.decides_for_others:
             listeners = controller_listeners(self.config)
@@ -141,13 +141,13 @@ class Broker:
         check_listeners(self.config, every)
         self._added_users = _added_users(add_scram)
         self._member: Member | None = None
-        """What a broker has whose controllers are elsewhere."""
+        """Membership in a cluster of several brokers; None for a standalone broker."""
         self.controller_part: ControllerPart | None = None
-        """What it has as the controller of others."""
+        """The controller role of this node, if it is the controller of other brokers."""
         self.on_lost: Callable[[BrokerError], None] | None = None
-        """Told if the broker has to stop by itself: it is no member of its cluster any more."""
+        """Called when the broker must stop because it has lost its membership in the cluster."""
         self.certificates = certificates_of(self.config, every, self.clock)
-        """Of listeners that encrypt; None where none does."""
+        """Certificates of the TLS listeners; None without such a listener."""
         self._lock: int | None = None
         self._storage: Storage | None = None
         self._services: Services | None = None
@@ -155,7 +155,7 @@ class Broker:
         self._maintenance: Maintenance | None = None
         self._metrics_listen: MetricsListener | None = None
         if self.config.text("fencepost.metrics.listen"):
-            from fencepost.coordinator.daemon.metrics_listener import MetricsListener  # noqa: PLC0415 - most brokers need none of it
+            from fencepost.coordinator.daemon.metrics_listener import MetricsListener  # noqa: PLC0415 - few brokers serve metrics
 
             self._metrics_listen = MetricsListener.of(self.config)
         self._metrics: Endpoint | None = None
@@ -172,7 +172,7 @@ class Broker:
         add_scram: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> BrokerThread:
-        """A broker on an event loop of its own in a thread of its own; a context manager."""
+        """Return a context manager that runs a broker on an event loop in a thread of its own."""
         from fencepost.coordinator.daemon.in_thread import BrokerThread  # noqa: PLC0415 - the daemon needs no threads
 
         return BrokerThread(
@@ -190,21 +190,21 @@ class Broker:
 
     @property
     def services(self) -> Services:
-        """The services of the broker. Raises RuntimeError when it is not started."""
+        """The services of the broker. Raises RuntimeError before :meth:`start`."""
         if self._services is None:
             raise RuntimeError("the broker is not started")
         return self._services
 
     @property
     def server(self) -> Server:
-        """Its sockets. Raises RuntimeError when it does not listen."""
+        """The broker's socket server. Raises RuntimeError when the broker does not listen."""
         if self._server is None:
             raise RuntimeError("the broker is not started")
         return self._server
 
     @property
     def repeated(self) -> list[Repeated]:
-        """What it does again and again, while it listens."""
+        """The periodic tasks of the broker, for as long as it listens."""
         tasks = [] if self._maintenance is None else self._maintenance.tasks
         return tasks if self.cleaner is None else [*tasks, self.cleaner.task]
 
@@ -212,16 +212,16 @@ class Broker:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens. Raises RuntimeError when it does not."""
+        """The bound (host, port). Raises RuntimeError when the broker does not listen."""
         return self.server.address
 
     @property
     def advertised(self) -> tuple[str, int]:
-        """Where clients of the first listener are told to connect to."""
+        """The (host, port) that clients of the first listener are told to connect to."""
         return self.advertised_on()
 
     def advertised_on(self, listener: str | None = None) -> tuple[str, int]:
-        """Where clients that came by this listener, or the first one, are told to connect to."""
+        """Return the (host, port) advertised to clients of a listener, by default the first one."""
         return self._listeners.address_of(listener)
 
     @property
@@ -232,7 +232,7 @@ class Broker:
 
     @property
     def metrics_address(self) -> tuple[str, int]:
-        """Where metrics and health are served. Raises RuntimeError where they are not."""
+        """The (host, port) of metrics and health. Raises RuntimeError when they are not served."""
         if self._metrics is None:
             raise RuntimeError("metrics are not served")
         return self._metrics.address
@@ -240,7 +240,7 @@ class Broker:
     # --- life ---
 
     async def start(self) -> None:
-        """Open, load, listen. Raises BrokerError; whatever was begun is undone then."""
+        """Open the directory, load it and listen. Raises BrokerError, with everything closed."""
         configure_quietly()
         for key, reason in self.config.without_effect():
             _log.warning("setting has no effect", key=key, reason=reason)
@@ -251,7 +251,7 @@ class Broker:
             if self._metrics_listen is None:
                 cluster_id = self.open()
             else:
-                # In a thread, so that somebody can be told meanwhile that we are starting.
+                # In a thread, so that /healthz and /readyz answer while the logs are being opened.
                 self._metrics = await self._serve_metrics(self._metrics_listen)
                 threads = Threads("open")
                 try:
@@ -265,7 +265,7 @@ class Broker:
             await self._add_users(services)
             await self._serve(services)
             if not self.roles.is_broker:
-                services.history.stop()  # it would need a topic of its own here
+                services.history.stop()  # a controller has no topic to write the history to
                 services.active_controller.start()
             if self._metrics is not None and self._server is not None:
                 self._metrics.serves(services, self._server)
@@ -274,7 +274,7 @@ class Broker:
             raise
 
     async def _serve_metrics(self, listener: MetricsListener) -> Endpoint:
-        """Tell how the broker does, from now on."""
+        """Start the metrics listener."""
         try:
             endpoint = await listener.serve(self.config)
         except OSError as error:
@@ -286,7 +286,7 @@ class Broker:
         return endpoint
 
     async def _join(self) -> None:
-        """Start as a broker among others, whose controller may be in this very process."""
+        """Start as a broker of a cluster, whose controller may run in this process."""
         if self._metrics_listen is not None:
             self._metrics = await self._serve_metrics(self._metrics_listen)
         await self._listeners.bind()
@@ -341,8 +341,8 @@ class Broker:
             self._metrics.serves(services, self._server)
 
     def _of_a_cluster(self, part: ControllerPart | None) -> Member:
-        """What makes this broker one among others."""
-        # Most brokers are alone.
+        """Return the membership of this broker in its cluster, not joined yet."""
+        # Most brokers stand alone.
         from fencepost.coordinator.daemon.member import Member  # noqa: PLC0415
 
         if not self.roles.elects:
@@ -360,10 +360,10 @@ class Broker:
         return found
 
     async def _decide(self, directory: str, threads: Threads) -> ControllerPart | None:
-        """Begin to be the controller of whoever joins, if this node is that."""
+        """Start the controller role, if this node is the controller of other brokers."""
         if self._of_controller is None:
             return None
-        from fencepost.coordinator.daemon.controller_part import ControllerPart  # noqa: PLC0415 - few are that
+        from fencepost.coordinator.daemon.controller_part import ControllerPart  # noqa: PLC0415 - few nodes are controllers
 
         meta = identify(self.fs, directory, self.config.int("node.id"))
         self.controller_part = part = await ControllerPart.open(
@@ -381,7 +381,7 @@ class Broker:
         return part
 
     def _controllers(self, part: ControllerPart | None) -> Roles:
-        """Where controllers are: the one of this process is where it says it is."""
+        """Return the roles, with the address of the controller in this process if there is one."""
         if part is None:
             return self.roles
         address = part.listeners.address_of(self.roles.controller_listener)
@@ -395,9 +395,9 @@ class Broker:
             spawn(self.stop(), "stop a broker that has to")
 
     def open(self) -> str:
-        """Take the directory and load what is in it, without serving it; :meth:`stop` ends that.
+        """Lock the data directory and load it without serving it; :meth:`stop` closes it again.
 
-        Returns the cluster's id.
+        Returns the cluster id.
 
         For commands that work on a stopped broker's data. Raises BrokerError, MetadataError,
         LogError, OSError.
@@ -423,7 +423,7 @@ class Broker:
         return directory
 
     def _end_points(self) -> Iterator[BrokerEndpoint]:
-        """Where the broker will listen, as far as that is known before it does."""
+        """Yield the broker's endpoints whose ports are known before the sockets are bound."""
         for name, listener in self._listeners.all.items():
             one = self._listeners.advertised.get(name, listener)
             if one.port:
@@ -432,7 +432,7 @@ class Broker:
                 yield BrokerEndpoint(name, host, one.port, number)
 
     def _keep_private(self, directory: str) -> None:
-        """What users' passwords have become is in there."""
+        """Restrict the metadata directory to its owner: it holds the credentials of users."""
         try:
             self.fs.make_private(directory)
         except OSError as error:
@@ -462,13 +462,13 @@ class Broker:
         )
 
     def _registry(self, services: Services) -> Registry:
-        """What is served."""
+        """Return the registry of the APIs that this node serves."""
         if not self.roles.is_broker:
-            from fencepost.coordinator.handlers.controller_registry import controller_registry  # noqa: PLC0415 - few are that
+            from fencepost.coordinator.handlers.controller_registry import controller_registry  # noqa: PLC0415 - few nodes are controllers
 
             return controller_registry()
         if services.zookeeper is not None:
-            from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry  # noqa: PLC0415 - the same
+            from fencepost.coordinator.handlers.zookeeper_registry import zookeeper_registry  # noqa: PLC0415 - few brokers use ZooKeeper
 
             return zookeeper_registry(services)
         two_phase = self.config.bool("transaction.two.phase.commit.enable")
@@ -486,20 +486,21 @@ class Broker:
         await add_users(services, self._added_users)
 
     async def prepare_first_contact(self) -> None:
-        """Load what the first client will need, a piece a turn; for a process of the broker's own.
+        """Load what the first client will need, one piece per turn of the loop.
 
-        In a process with several brokers, or with a program around one, it would be in the way.
+        Only for a process that runs nothing but this broker: the loading would delay other brokers,
+        or a program that embeds the broker.
         """
         if self._server is not None and self.roles.is_broker:
             await first_contact.prepare_first_contact(self._server.registry)
 
     @property
     def member(self) -> Member | None:
-        """What it has as a member of a cluster; None alone, and while it is not started."""
+        """The cluster membership; None for a standalone broker and before :meth:`start`."""
         return self._member
 
     async def go_silent(self) -> None:
-        """End all connections, without a word to anybody; :meth:`stop` has to follow."""
+        """Reset all connections without a response; the caller must call :meth:`stop` next."""
         self.server.reset()
         if self.controller_part is not None:
             self.controller_part.reset()
@@ -508,10 +509,10 @@ class Broker:
         await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """Stop accepting, answer what waits, close everything, leave the clean-shutdown mark.
+        """Stop accepting, complete delayed requests, close everything, mark the shutdown as clean.
 
-        A step that fails is logged, and the logs are closed all the same. The call does nothing
-        when the broker is not started.
+        A failing step is logged, and the logs are closed all the same. Does nothing if the broker
+        is not started.
         """
         if isinstance(self.clock, MovedClock):
             self.clock.detach(self)
@@ -527,7 +528,7 @@ class Broker:
             self._services = self._storage = self._metrics = None
 
     def _steps_of_a_stop(self) -> list[Step]:
-        """The steps of a stop, in their order."""
+        """Return the steps of the shutdown in their order."""
         steps: list[Step] = [("close what was not served", self._listeners.unbind)]
         services, storage, part = self._services, self._storage, self.controller_part
         if self._server is not None:
@@ -583,7 +584,7 @@ def _added_users(texts: Sequence[str]) -> list[Upsertion]:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT or [HOST]:PORT. Raises BrokerError."""
+    """Return (host, port) of HOST:PORT or [HOST]:PORT. Raises BrokerError."""
     try:
         return parse_address(text)
     except ValueError as error:

@@ -1,10 +1,11 @@
-"""The certificates of encrypted listeners: loaded at the start, and again when they are renewed.
+"""The certificates of TLS listeners: loaded at startup, and reloaded when they are renewed.
 
-Files and settings are looked at every :data:`LOOK_MS`, at SIGHUP, and when a dynamic setting of the
-broker changes. What is new is loaded and checked in a thread first. If it can't be used, what was
-there goes on, and the log and a metric say so. Connections that are open stay as they are.
+Files and settings are checked every :data:`LOOK_MS`, at SIGHUP, and when a dynamic setting of the
+broker changes. A thread loads and checks a new certificate first. If it cannot be used, the
+listener keeps the current one, and the log and a metric report it. Open connections are not
+affected.
 
-Source: ``SslFactory``, ``DynamicBrokerConfig``; Kafka itself does not look at files by itself.
+Source: ``SslFactory``, ``DynamicBrokerConfig``; Kafka itself does not watch the files.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.tracebacks import without_traceback
 
 LOOK_MS: Final = 30_000
-"""How often files are looked at, in milliseconds."""
+"""Interval between checks of the files, in milliseconds."""
 
 EXPIRY_WARNING_DAYS: Final = 30
-"""From how many days before its end on a certificate is warned of, once a day."""
+"""A certificate that expires in fewer days than this is logged as a warning once a day."""
 
 _DAY_S: Final = 86_400
 
@@ -44,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Certificates:
-    """What the listeners that encrypt do that with. Raises ConfigError for their settings."""
+    """The certificates of the TLS listeners. Raises ConfigError for their settings."""
 
     def __init__(
         self, config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
@@ -54,9 +55,9 @@ class Certificates:
         for one in self._listeners.values():
             tls_settings(config, one)
         self.tls: dict[str, ListenerTls] = {}
-        """By the name of the listener, once they are loaded."""
+        """By listener name; filled by :meth:`load`."""
         self._refused: dict[str, tuple[TlsSettings, tuple[Stamp | None, ...]]] = {}
-        """What could not be used, so that it is not tried again and again."""
+        """Settings and file stamps that could not be used; they are not tried again."""
         self._warned_s: dict[str, float] = {}
         self._threads = Threads("certificates")
         self._lock = asyncio.Lock()
@@ -65,7 +66,7 @@ class Certificates:
         self._is_running = False
 
     async def load(self) -> None:
-        """Load all of them, unless they are loaded. Raises ConfigError."""
+        """Load all certificates, unless :meth:`start` has been called. Raises ConfigError."""
         if self._is_running:
             return
         for name, listener in self._listeners.items():
@@ -74,7 +75,7 @@ class Certificates:
             self._warn_of_expiry(name)
 
     def start(self) -> None:
-        """Look after them from now on, if nobody does."""
+        """Start the periodic checks, unless they are running."""
         if self._is_running:
             return
         self._is_running = True
@@ -82,7 +83,7 @@ class Certificates:
         self._looks.start(LOOK_MS)
 
     async def stop(self) -> None:
-        """End that."""
+        """Stop the checks."""
         self._is_running = False
         await self._looks.stop()
         if self._again is not None:
@@ -90,7 +91,7 @@ class Certificates:
         self._threads.close()
 
     def look(self) -> None:
-        """Look at all of them now."""
+        """Check all certificates now, in a task."""
         if self._is_running and (self._again is None or self._again.done()):
             self._again = spawn(self._look_again(), "look at certificates")
 
@@ -98,7 +99,7 @@ class Certificates:
         await self.refresh()
 
     async def refresh(self) -> None:
-        """Take over what is new and can be used."""
+        """Reload the certificates that have changed and can be used."""
         async with self._lock:
             for name in self.tls:
                 await self._refresh(name)
@@ -132,9 +133,9 @@ class Certificates:
         _log.info("certificate read again", listener=name, subject=loaded.certificate.subject)
 
     def check(self, config: BrokerConfig) -> asyncio.Future[ConfigError | None]:
-        """Why what ``config`` says could not take the place of what is there; None if it could.
+        """Return a future: the reason why the listeners could not use ``config``, or None.
 
-        Nothing changes. What says the same as now is not looked at.
+        Nothing changes. Listeners whose settings are the same as now are not checked.
         """
         found: asyncio.Future[ConfigError | None] = asyncio.get_running_loop().create_future()
 
@@ -142,9 +143,9 @@ class Certificates:
             refusal: Exception | None = None
             try:
                 await self._check(config)
-            except Exception as error:  # noqa: BLE001 - whoever asked has to know
+            except Exception as error:  # noqa: BLE001 - the caller must learn of it
                 refusal = without_traceback(error)
-            if found.done():  # whoever asked may have gone
+            if found.done():  # the caller may have cancelled it
                 return
             if refusal is None or isinstance(refusal, ConfigError):
                 found.set_result(refusal)

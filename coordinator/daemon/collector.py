@@ -1,16 +1,18 @@
-"""The search for cyclic garbage, kept short: what has lived for a while is not looked at again.
+"""Garbage collection in short steps: objects that have survived a while are not scanned again.
 
-CPython's full collection looks at every object there is, between two requests: 300 ms with 9,000
-open partitions, while nobody is served. So it is not left to come by itself. When the process has
-grown by some megabytes, what is new is looked at, in some milliseconds, and what of it is alive is
-set aside for good (``gc.freeze``). Reference counts free that all the same when its time comes;
-only what dies in a cycle after that stays, so what is numerous here has none. A process that does
-not grow, whoever comes and goes, sets nothing aside.
+CPython's full collection scans every object between two requests: 300 ms with 9,000 open
+partitions, while no client is served. The collector therefore disables automatic full collections.
+When the process has grown by some megabytes, it collects the new objects, which takes some
+milliseconds, and moves the survivors to the permanent generation (``gc.freeze``). Reference
+counting still frees those; only a cycle that becomes garbage later stays in memory, so numerous
+objects must not be part of cycles. If the process does not grow, nothing is frozen, however many
+clients connect and disconnect.
 
 A cycle of a few objects may hold a request of 100 MB. So a collection of the objects that are not
-set aside also follows each 64 MiB received and inflated.
+frozen also follows each 64 MiB received and decompressed.
 
-For a process that is the broker's own: the settings are those of the whole process.
+The settings apply to the whole process, so only a process that runs nothing but the broker may use
+this.
 """
 
 from __future__ import annotations
@@ -23,34 +25,35 @@ from typing import Any
 from fencepost.logcore.byte_count import TAKEN_IN
 
 GROWTH_BLOCKS = 100_000
-"""Blocks of memory, each an object or a part of one and about 100 bytes, by which the process grows
-from one full collection to the next. It looks at no more objects than that: about 10 ms."""
+"""Growth of the process between two full collections, in allocated blocks: each is an object or a
+part of one, about 100 bytes. A collection scans only objects of that many blocks, in about 10 ms.
+"""
 
 YOUNG_OBJECTS, YOUNG_ROUNDS = 10_000, 4
-"""New objects that are looked at together, half a millisecond, and how often that comes before
-those that are left are looked at once more. With CPython's 700 and 10 a Fetch over a thousand
-partitions spent a fifth of its time on a search among objects that all were in use."""
+"""New objects per collection of the youngest generation, which takes half a millisecond, and how
+many of these precede one of the middle generation. With CPython's 700 and 10 a Fetch over a
+thousand partitions spent a fifth of its time scanning objects that were all in use."""
 
 COLLECTED_BYTES = 64 << 20
-"""Bytes received and inflated from one full collection to the next. Garbage holds no more than that
-and the last request. At 100 MB a second it takes some 10 ms of each second."""
+"""Bytes received and decompressed from one full collection to the next. Garbage holds at most these
+and the last request. At 100 MB a second the collections take some 10 ms of each second."""
 
 NEVER = 1 << 30
-"""No count of collections gets there."""
+"""A threshold that no count of collections reaches."""
 
 
 class Collector:
-    """Sets the garbage collector of the process to this, from :meth:`start` to :meth:`stop`."""
+    """Configures the garbage collector of the process, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thresholds = gc.get_threshold()
         self._blocks = 0
         self._is_due = False
-        """Whether a collection will come with one of the next turns of the loop."""
+        """Whether a collection is scheduled on the loop."""
 
     def start(self) -> None:
-        """Set aside what there is now, and watch what comes."""
+        """Freeze all present objects, and watch the growth of the process."""
         gc.freeze()
         self._blocks = sys.getallocatedblocks()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, NEVER)
@@ -58,13 +61,13 @@ class Collector:
         TAKEN_IN.watch(COLLECTED_BYTES, self._after_bytes)
 
     def stop(self) -> None:
-        """Let it run as before; what was set aside stays so."""
+        """Restore the thresholds; frozen objects stay frozen."""
         TAKEN_IN.watch(0, None)
         gc.callbacks.remove(self._after)
         gc.set_threshold(*self._thresholds)
 
     def _after(self, phase: str, info: dict[str, Any]) -> None:
-        """Look how far the process has grown; any thread may have made the last object."""
+        """Check how far the process has grown; any thread may have triggered the collection."""
         if phase != "stop" or info["generation"] != 1 or self._is_due:
             return
         if sys.getallocatedblocks() - self._blocks >= GROWTH_BLOCKS:
@@ -77,15 +80,15 @@ class Collector:
             self._loop.call_soon_threadsafe(self.collect)
 
     def collect(self) -> None:
-        """Collect the objects that are not set aside, and set none aside.
+        """Collect the objects that are not frozen, and freeze none.
 
-        A request under way that was set aside, and then refused, could stay for good.
+        A frozen request that is refused later could stay in memory for good.
         """
         gc.collect()
         self._is_due = False
 
     def settle(self) -> None:
-        """Look at all that was made since the last time, and set the living aside."""
+        """Collect all objects allocated since the last call, and freeze the survivors."""
         gc.collect()
         gc.freeze()
         self._blocks = sys.getallocatedblocks()

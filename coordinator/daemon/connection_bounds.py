@@ -1,4 +1,4 @@
-"""What the configuration and the quotas say, for the server that keeps to it.
+"""Limits of connections, from the configuration and the quotas, for the server to enforce.
 
 Source: ``SocketServer.ConnectionQuotas``, ``SocketServerConfigs``, ``ClientQuotaMetadataManager``.
 """
@@ -22,12 +22,12 @@ _log = structlog.get_logger(__name__)
 
 
 def window_of(config: BrokerConfig) -> Window:
-    """What rates are taken over."""
+    """Return the window over which rates are measured."""
     return Window(config.int("quota.window.num"), 1000 * config.int("quota.window.size.seconds"))
 
 
 def bounds_of(config: BrokerConfig, listeners: Iterable[str]) -> Bounds:
-    """The bounds that hold now."""
+    """Return the limits in force now."""
     return Bounds(
         broker=Bound(config.int(TOO_MANY), config.int(TOO_FAST)),
         listeners={
@@ -52,10 +52,10 @@ def _number(value: Value) -> int:
 def keep_to(
     server: Server, config: BrokerConfig, quotas: ClientQuotas, listeners: Collection[str]
 ) -> None:
-    """Have the server keep to bounds and quotas, now and whenever they change."""
+    """Have the server enforce limits and quotas, now and after each change."""
 
     def limit_clients() -> None:
-        # Quotas are asked about only where there are any.
+        # Without any client quota, requests skip the check.
         server.throttles = quotas if quotas.limits_clients else None
 
     def limit_address(entity: Entity, key: str, value: float | None) -> None:
@@ -65,7 +65,7 @@ def keep_to(
         try:
             address = None if name is None else plain_address(name)
         except ValueError as error:
-            # A controller of Apache Kafka takes host names.
+            # A controller of Apache Kafka accepts host names.
             if value is not None:
                 _log.error("quota of an address is not used", address=name, cause=str(error))
             return

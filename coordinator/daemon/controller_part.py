@@ -1,8 +1,9 @@
-"""The controller of a cluster in the process of one of its brokers.
+"""The controller of a cluster, in the process of one of its brokers.
 
-It has listeners and a server of its own, and of the directory the metadata log. The broker beside
-it is a member as all others are: it registers, is heard of and reads the metadata through the
-controller's listener, so that there is one way of being a broker of a cluster.
+It has listeners and a server of its own, and the metadata log in the broker's directory. The broker
+beside it is an ordinary member of the cluster: it registers, sends heartbeats and reads the
+metadata through the controller's listener, so brokers behave the same with and without a controller
+beside them.
 
 Source: ``SharedServer``, ``ControllerServer``; the order of start and stop is
 ``KafkaRaftServer``'s.
@@ -34,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ControllerPart:
-    """Belongs to the broker's loop. ``storage`` has the metadata log alone until a broker loads."""
+    """Belongs to the broker's loop. ``storage`` is only the metadata log until a broker loads."""
 
     def __init__(self, listeners: Listeners, storage: Storage, services: Services) -> None:
         self.listeners, self.storage, self.services = listeners, storage, services
@@ -69,7 +70,7 @@ class ControllerPart:
         return cls(listeners, storage, services)
 
     async def serve(self, certificates: Certificates | None) -> None:
-        """Decide, for whoever joins. Raises BrokerError."""
+        """Start the active controller and accept brokers. Raises BrokerError."""
         self._server = self.listeners.prepare(self.services, controller_registry())
         await self.listeners.open(self._server, certificates)
         self.services.active_controller.start()
@@ -77,17 +78,17 @@ class ControllerPart:
         _log.info("controller started", address=f"{host}:{port}")
 
     def beside(self, broker: Services) -> None:
-        """Let the broker of this node write what was decided, and why."""
+        """Have this node's broker write the controller's decisions, and why, to the history."""
         broker.history.take_over(self.services.history)
         self.services.history = broker.history
 
     def reset(self) -> None:
-        """End all connections without a word."""
+        """Reset all connections without a response."""
         if self._server is not None:
             self._server.reset()
 
     def steps_of_a_stop(self) -> list[Step]:
-        """What ends once the broker of this node is gone, while the logs are still open."""
+        """Return the steps after the stop of this node's broker, while the logs are still open."""
         steps: list[Step] = []
         if self._server is not None:
             steps.append(("let no broker in", self._server.stop_accepting))

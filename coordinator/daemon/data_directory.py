@@ -1,4 +1,4 @@
-"""Whose a data directory is: one broker's of one cluster, at one time."""
+"""Ownership of a data directory: one broker of one cluster, and one process at a time."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ METADATA_DIRECTORY = f"{METADATA_TOPIC}-0"
 _BEFORE_ITS_METADATA = frozenset(
     {LOCK, META_PROPERTIES, META_PROPERTIES + TEMPORARY_SUFFIX, "lost+found"}
 )
-"""What a data directory may hold that no broker has been started on: a first start that was cut
-short leaves three of these, making a file system the last."""
+"""Names that may be in a data directory on which no broker has been started: an interrupted first
+start leaves three of them, and creating a file system leaves the last."""
 
 
 def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
-    """Make the directory and keep others out; returns what gives it up again.
+    """Create the directory and lock it; return the file descriptor that holds the lock.
 
-    ``is_member``: the controllers are elsewhere, and so are the metadata. Raises BrokerError.
+    ``is_member``: the controllers, and the metadata, are on other nodes. Raises BrokerError.
     """
     try:
         fs.make_directory(directory)
         if LOCK not in (fs.list_directory(directory) or ()):
-            _refuse_foreign(fs, directory, is_member)  # before anything is made in it
+            _refuse_foreign(fs, directory, is_member)  # before any file is created in it
         held = fs.lock(f"{directory}/{LOCK}")
         try:
             _refuse_foreign(fs, directory, is_member)
@@ -65,14 +65,14 @@ def lock(fs: FileSystem, directory: str, *, is_member: bool) -> int:
 
 
 def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
-    """Leave a directory alone that was never this broker's, and has something in it.
+    """Raise BrokerError for a directory with contents that never belonged to this broker.
 
-    What no topic explains is renamed at a start; here that would be all there is.
+    A start renames partition directories without a topic; here it would rename all of them.
     """
     names = set(fs.list_directory(directory) or ())
     metadata = f"{directory}/{METADATA_DIRECTORY}"
     if is_member and META_PROPERTIES in names:
-        return  # the first image says which partitions are its own
+        return  # the first image tells which partitions belong to this broker
     if is_of_apache_kafka(fs, metadata):
         raise BrokerError(
             f"the data directory {directory} is Apache Kafka's: {metadata} has {QUORUM_STATE}."
@@ -87,7 +87,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
     foreign = sorted(names - _BEFORE_ITS_METADATA)
     missing = META_PROPERTIES
     if META_PROPERTIES in names:
-        # Apache Kafka's, maybe: its small files are harmless where it has no partition.
+        # Perhaps Apache Kafka's; without partitions, its small files are harmless.
         missing = METADATA_DIRECTORY
         foreign = [one for one in foreign if fs.is_directory(f"{directory}/{one}")]
     if missing not in names and foreign:
@@ -99,7 +99,7 @@ def _refuse_foreign(fs: FileSystem, directory: str, is_member: bool) -> None:
 
 
 def _go_on_alone(fs: FileSystem, log: str) -> None:
-    """What controllers were given is not all any more."""
+    """Resume as a standalone broker: the promoted metadata are out of date from now on."""
     snapshot = promoted_as(fs, log)
     if snapshot is not None:
         stand_alone(fs, log)
@@ -111,9 +111,9 @@ def _go_on_alone(fs: FileSystem, log: str) -> None:
 
 
 def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
-    """What a broker knew while it stood alone; None if it never has, or has joined controllers.
+    """Return a standalone broker's metadata; None if there were none, or it has joined controllers.
 
-    Raises BrokerError if no controllers were given all of that; MetadataError, OSError.
+    Raises BrokerError if the controllers have not been given all of them; MetadataError, OSError.
     """
     log = f"{directory}/{METADATA_DIRECTORY}"
     if not is_ours(fs, log) or is_of_member(fs, log):
@@ -125,7 +125,7 @@ def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
         return None
     if promoted_as(fs, log) != (found.image.offset + 1, found.image.epoch):
         if not found.image.topics:
-            return None  # there is nothing to lose
+            return None  # no topics to lose
         raise BrokerError(
             f"the data directory {directory} is that of a broker that stands alone, and no"
             " controller knows what is in it: call `fencepost cluster promote`, and start the"
@@ -137,9 +137,9 @@ def metadata_of_before(fs: FileSystem, directory: str) -> MetadataImage | None:
 def note_joined(
     fs: FileSystem, directory: str, before: MetadataImage, after: MetadataImage
 ) -> None:
-    """Let the controllers' metadata be the truth from now on. Raises BrokerError, OSError.
+    """Make the controllers' metadata authoritative from now on. Raises BrokerError, OSError.
 
-    ``after`` are those with which the broker has joined. It has written nothing yet.
+    ``after`` is the image with which the broker has joined. It has written nothing yet.
     """
     reasons = left_behind(before, after)
     if reasons:
@@ -153,14 +153,14 @@ def note_joined(
 
 
 def has_identity(fs: FileSystem, directory: str) -> bool:
-    """Whether a broker has been started on the directory."""
+    """Return whether a broker has been started on the directory."""
     return META_PROPERTIES in (fs.list_directory(directory) or ())
 
 
 def identify(fs: FileSystem, directory: str, node_id: int, cluster_id: str = "") -> MetaProperties:
-    """Read who owns the directory, or write it down at the first start.
+    """Read the directory's identity, or write it at the first start. Raises BrokerError.
 
-    Without ``cluster_id`` that is the start of a cluster, too.
+    A first start without ``cluster_id`` draws the id of a new cluster.
     """
     try:
         meta = read_meta_properties(fs, directory)

@@ -1,7 +1,7 @@
-"""Why a broker can not start, or has to stop."""
+"""The error of a broker that cannot start, or must stop."""
 
 from __future__ import annotations
 
 
 class BrokerError(Exception):
-    """The broker can not start, or go on; the message says why and is for the operator."""
+    """The broker cannot start or continue; the message tells the operator why."""

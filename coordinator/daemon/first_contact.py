@@ -1,10 +1,10 @@
-"""What a first client needs is imported and compiled while nobody has asked for anything yet.
+"""Imports and compiles what the first client will need, before the client asks for it.
 
-Handlers and messages are loaded at their first use, so that a start is short. The first client of a
-fresh daemon would pay for that: 50 ms of its first requests, and librdkafka asks again, half a
-second later, for what takes longer than 50 ms. So the daemon loads them as soon as it listens, what
-comes first before what comes later, a piece a turn of the event loop. Whoever comes in the middle
-of that waits for one piece.
+Handlers and messages are loaded at their first use, which keeps the startup short. The first client
+of a fresh daemon would pay for that: 50 ms on its first requests, and librdkafka retries half a
+second later if a response takes more than 50 ms. The daemon therefore loads them as soon as it
+listens, in the order of their first use, one piece per turn of the event loop. A request that
+arrives meanwhile waits for one piece.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fencepost.coordinator.wire.codec import prepare
 
 
 class _Part(NamedTuple):
-    """Modules that handlers import when they are used, and then the messages of some requests."""
+    """Modules that handlers import on demand, followed by the messages of some requests."""
 
     modules: Sequence[str]
-    """Each a piece small enough for a turn."""
+    """Each is small enough for one turn of the loop."""
     messages: Sequence[tuple[ApiKey, int]]
 
 
 _PARTS = (
-    # How every client begins, and a transactional producer.
+    # The first requests of every client, and of a transactional producer.
     _Part((), ((ApiKey.API_VERSIONS, 3), (ApiKey.METADATA, 13))),
     _Part(
         (*TXN_MODULES, *CONTROLLER_MODULES),
@@ -46,9 +46,9 @@ _PARTS = (
             (ApiKey.END_TXN, 1),
         ),
     ),
-    # How a topic is made, also one that was only asked for.
+    # Creating a topic, also automatically on a Metadata request.
     _Part(NEW_TOPIC_MODULES, ((ApiKey.CREATE_TOPICS, 4),)),
-    # How a member of a group begins.
+    # Joining a group.
     _Part(
         GROUP_MODULES,
         (
@@ -64,11 +64,11 @@ _PARTS = (
 )
 
 MESSAGES = tuple(message for part in _PARTS for message in part.messages)
-"""The versions of librdkafka 2.16, the client that does not like to wait, in its order."""
+"""In the order and the versions of librdkafka 2.16, the client that retries after 50 ms."""
 
 
 async def prepare_first_contact(registry: Registry) -> None:
-    """Load modules, handlers and :data:`MESSAGES` in their order."""
+    """Load modules, handlers and :data:`MESSAGES`, in their order."""
     for part in _PARTS:
         for _ in load(part.modules):
             await asyncio.sleep(0)

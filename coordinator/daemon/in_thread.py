@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Served(Protocol):
-    """What clients may know of a broker."""
+    """The addresses of a broker: all that its clients may know of it."""
 
     @property
     def bootstrap(self) -> str:
@@ -36,7 +36,7 @@ class BrokerThread:
     def __init__(
         self,
         make: Callable[[], AbstractAsyncContextManager[Served]],
-        # Not of the kind that the program around has chosen for its own loops.
+        # RealTimeLoop regardless of the event loop policy of the program.
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = RealTimeLoop,
     ) -> None:
         self._make, self._loop_factory = make, loop_factory
@@ -46,12 +46,12 @@ class BrokerThread:
         self._stop: asyncio.Event
         self._thread: threading.Thread | None = None
         self.bootstrap = ""
-        """HOST:PORT, as soon as it is started."""
+        """HOST:PORT; empty before :meth:`start`."""
         self.address: tuple[str, int] = ("", 0)
-        """Host and port, as soon as it is started."""
+        """(host, port); ("", 0) before :meth:`start`."""
 
     def start(self) -> Self:
-        """Start and wait until it listens; raises what the broker's start raised."""
+        """Start the broker and wait until it listens. Raises what the broker's start raised."""
         self._started.clear()
         self._thread = threading.Thread(target=self._run, name="fencepost", daemon=True)
         self._thread.start()
@@ -60,7 +60,7 @@ class BrokerThread:
         return self
 
     def stop(self) -> None:
-        """Stop the broker in an orderly way and wait for it."""
+        """Stop the broker in an orderly way, and wait for it."""
         if self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._stop.set)
@@ -69,9 +69,9 @@ class BrokerThread:
         self._raise_failure()
 
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run ``work`` on the broker's loop, and return what comes of it.
+        """Run ``work`` on the broker's loop, and return its result.
 
-        Raises RuntimeError while the broker is not started, and on its own thread.
+        Raises RuntimeError while the broker is not started, and when called on the broker's thread.
         """
         if self._thread is None or self._thread is threading.current_thread():
             raise RuntimeError("the broker's loop can not be waited for from here")
@@ -91,7 +91,7 @@ class BrokerThread:
         try:
             with asyncio.Runner(loop_factory=self._loop_factory) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - told to whoever called start or stop
+        except BaseException as error:  # noqa: BLE001 - raised to the caller of start or stop
             self._failure = without_traceback(error)
         finally:
             self._started.set()

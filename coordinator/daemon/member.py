@@ -1,8 +1,8 @@
-"""This node as a broker of a cluster whose controllers are elsewhere.
+"""This node as a broker of a cluster whose controllers are other nodes.
 
-The order of a start is Kafka's: the ports are bound, the broker registers and catches up with the
-metadata, and only then its logs are opened, for the first image says which of them are its own.
-What it leads and follows is begun, it is unfenced, and clients are served.
+The startup order is Kafka's: bind the ports, register and catch up with the metadata, then open the
+logs, because the first image tells which partitions are this broker's. The broker then becomes
+leader and follower of its partitions, is unfenced, and serves clients.
 
 Source: ``BrokerServer.startup`` and ``shutdown``.
 """
@@ -75,31 +75,31 @@ _PROTOCOLS: Final = {
     SecurityProtocol.SASL_PLAINTEXT: 2,
     SecurityProtocol.SASL_SSL: 3,
 }
-"""How a registration names protocols."""
+"""The ids of security protocols in a broker registration."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Place(Protocol):
-    """What a member knows of its cluster; any thread may look."""
+    """A member's view of its cluster; any thread may read it."""
 
     @property
     def controller(self) -> tuple[str, int] | None:
-        """Where the active controller listens, as far as is known."""
+        """The (host, port) of the active controller, if the broker knows it."""
 
     @property
     def broker_epoch(self) -> int:
-        """-1 while the broker is not registered."""
+        """The broker epoch; -1 while the broker is not registered."""
 
     @property
     def in_controlled_shutdown(self) -> bool:
-        """Whether it asks to be let go."""
+        """Whether the broker has asked for a controlled shutdown."""
 
 
 class Member:
-    """What a broker of a cluster has that one alone has not. Belongs to the broker's loop.
+    """The parts of a broker that only a member of a cluster has. Belongs to the broker's loop.
 
-    ``on_lost`` is called if the broker has to stop by itself. Raises ConfigError.
+    Calls ``on_lost`` if the broker must stop by itself. The constructor raises ConfigError.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Member:
         self._config, self._listeners, self._on_lost = config, listeners, on_lost
         self._quorum = self._way_to_controllers(config, roles)
         self._beside_controller = roles.is_controller
-        """The controller of this process writes down what it decided, and why."""
+        """If set, the controller in this process writes its decisions, and why, to the history."""
         self._membership: Membership | None = None
         self._channels: list[RemoteControllerChannel] = []
         self._peers: Peers | None = None
@@ -131,11 +131,11 @@ class Member:
         self._verifier: Verifier | None = None
 
     def _listeners_within(self, config: BrokerConfig) -> dict[str, str]:
-        """The listeners that others of the cluster need, by what names them. Raises ConfigError."""
+        """Return listener names that other nodes use, by configuration key. Raises ConfigError."""
         return {BETWEEN_BROKERS: between_brokers(config)[0]}
 
     def _way_to_controllers(self, config: BrokerConfig, roles: Roles) -> Quorum:
-        """How controllers are found, and spoken with. Raises ConfigError."""
+        """Return how to find the controllers and connect to them. Raises ConfigError."""
         return Quorum.of(config, roles)
 
     @property
@@ -147,17 +147,17 @@ class Member:
 
     @property
     def place(self) -> Place:
-        """What is known of the cluster here. Raises RuntimeError before :meth:`join`."""
+        """The member's view of its cluster. Raises RuntimeError before :meth:`join`."""
         return self.membership
 
     def metadata(self, node_id: int) -> ObservedMetadata:
-        """What will be known of the cluster here."""
+        """Return an empty view of the cluster's metadata, for the images to be installed in."""
         return ObservedMetadata(self._config, node_id=node_id)
 
     # --- start ---
 
     async def find_cluster_id(self) -> str:
-        """The id of the cluster, as its controllers say. Raises MembershipError."""
+        """Return the cluster id that a controller reports. Raises MembershipError on timeout."""
         loop = asyncio.get_running_loop()
         limit_ms = self._config.int("initial.broker.registration.timeout.ms")
         until = loop.time() + limit_ms / 1000
@@ -192,7 +192,7 @@ class Member:
     ) -> MetadataImage:
         """Register with these addresses of the listeners, and catch up with the metadata.
 
-        Raises MembershipError.
+        Returns the first image. Raises MembershipError.
         """
         self._directory_id = meta.directory_id or UNASSIGNED
         registration = Registration(
@@ -211,14 +211,14 @@ class Member:
         return await self._membership.join()
 
     def end_points(self, addresses: Mapping[str, tuple[str, int]]) -> tuple[BrokerEndpoint, ...]:
-        """Where the broker says that it listens."""
+        """Return the endpoints that the broker registers."""
         return tuple(
             BrokerEndpoint(name, *addresses[name], _PROTOCOLS[one.protocol])
             for name, one in self._listeners.items()
         )
 
     def channel(self, retry_timeout_ms: int | None) -> ControllerChannel:
-        """Another connection to the active controller; None has requests tried for ever."""
+        """Open another connection to the active controller; None as timeout retries for ever."""
         found = RemoteControllerChannel(
             lambda: self.place.controller,
             client_id=str(self._config.int("node.id")),
@@ -231,11 +231,11 @@ class Member:
         return found
 
     def _controller_takes(self, _api_key: int) -> bool:
-        """Whether the active controller takes requests of an API that it says to serve."""
+        """Return whether the active controller accepts this API, which it lists as supported."""
         return True
 
     async def serve(self, services: Services, image: MetadataImage) -> None:
-        """Begin what the image asks of this broker, and go with each newer one.
+        """Apply the image to this broker, subscribe to later ones, and unfence the broker.
 
         The broker is unfenced when this returns. Raises MembershipError.
         """
@@ -243,20 +243,20 @@ class Member:
         if not self._beside_controller:
             services.metadata.subscribe(Subscriber.HISTORY, services.remember_cluster)
         self.membership.follow(services.metadata.install, image)
-        # With it comes which versions the controller knows.
+        # The connection's ApiVersions response tells which versions the controller supports.
         self._ask_about_controllers(services)
         await self.membership.unfence()
         services.logs.broker_epoch = self.membership.broker_epoch
 
     async def served(self, _services: Services) -> None:
-        """The listeners are open. Raises MembershipError."""
+        """Called once the listeners are open. Raises MembershipError."""
 
     def _ask_about_controllers(self, services: Services) -> None:
         if services.controller is not None:
             services.controller.send(_ABOUT_CONTROLLERS).add_done_callback(_passed_over)
 
     async def _begin(self, services: Services) -> None:
-        """Begin what the installed image asks of this broker."""
+        """Start following, replicating and coordinating, as the installed image says."""
         config, clock, place = self._config, cluster_clock(services.clock), self.place
         services.controller = self.channel(FORWARDING_TIMEOUT_MS)
         services.history.place = HistoryPlace(
@@ -294,11 +294,11 @@ class Member:
             replicas.stop_following(no_longer_followed(old, image, replicas.node_id))
 
     def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
-        """Tell the controller where replicas lie."""
+        """Report the log directories of replicas to the controller."""
         self._directories = Directories(replicas, channel, directory_id=self._directory_id)
 
     def _coordinate(self, services: Services, peers: Peers) -> None:
-        """Let the transaction coordinator work with those of the other brokers."""
+        """Connect the transaction coordinator with the coordinators on other brokers."""
         storage, txns = services.storage, services.txns
         self._verifier = Verifier(storage, peers, txns.coordinator_of)
         ids = ControllersProducerIds(
@@ -311,12 +311,12 @@ class Member:
     # --- stop ---
 
     async def leave(self) -> None:
-        """Hand over what is led, while everything still serves."""
+        """Run a controlled shutdown: move leadership away while the broker still serves."""
         if self._membership is not None and self._config.bool("controlled.shutdown.enable"):
             await self._membership.controlled_shutdown()
 
     async def go_silent(self) -> None:
-        """Say nothing to anybody any more; the stop has to follow."""
+        """Stop sending anything to other nodes; the broker must stop next."""
         if self._membership is not None:
             await self._membership.stop()
         for channel in self._channels:
@@ -325,7 +325,7 @@ class Member:
             self._peers.close()
 
     def steps_of_a_stop(self) -> list[Step]:
-        """What ends while the logs are still open."""
+        """Return the shutdown steps to run while the logs are still open."""
         steps: list[Step] = []
         if self._fetchers is not None:
             steps.append(("stop following", self._fetchers.close))
@@ -344,7 +344,7 @@ class Member:
 
 
 def _passed_over(answer: asyncio.Future[Entity]) -> None:
-    """Look at an answer that nobody waits for, so that it is not said to be lost."""
+    """Retrieve the exception of an ignored response, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()
 
@@ -352,7 +352,7 @@ def _passed_over(answer: asyncio.Future[Entity]) -> None:
 def no_longer_followed(
     old: MetadataImage, image: MetadataImage, broker_id: int
 ) -> list[tuple[UUID, int]]:
-    """Return the partitions that a broker in controlled shutdown must not fetch any longer.
+    """Return the partitions that a broker in controlled shutdown must stop fetching.
 
     Their fetches could bring it back into the ISR (KAFKA-14296).
     """

@@ -1,4 +1,4 @@
-"""Where the metrics are served, and to whom: the keys ``fencepost.metrics.*``."""
+"""The listener of the metrics: its address, TLS and users (the keys ``fencepost.metrics.*``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USERS, _INSECURE = "fencepost.metrics.users.file", "fencepost.metrics.insecure"
 
 @dataclass(frozen=True, slots=True)
 class MetricsListener:
-    """An address, and the files that say who may ask there; empty where there is none."""
+    """An address, and the files with certificate, key and users; empty where there is none."""
 
     host: str
     port: int
@@ -29,10 +29,10 @@ class MetricsListener:
 
     @classmethod
     def of(cls, config: BrokerConfig) -> Self | None:
-        """What the configuration says; None if nothing is served. Raises ConfigError.
+        """Return the configured listener; None if metrics are not served. Raises ConfigError.
 
-        Without a host it is for this machine only. For other machines it has to be encrypted and to
-        ask for a password, unless it is said that it need not.
+        The default host is loopback. A listener that other machines can reach must have TLS and
+        users, unless the configuration explicitly permits one without them.
         """
         text = config.text(_LISTEN)
         if not text:
@@ -46,7 +46,7 @@ class MetricsListener:
         certificate, key, users = (config.text(one) or "" for one in (_CERTIFICATE, _KEY, _USERS))
         if key and not certificate:
             raise ConfigError(_KEY, key, f"its certificate is wanted, {_CERTIFICATE}")
-        from fencepost.coordinator.net.http_messages import is_loopback  # noqa: PLC0415 - few serve metrics
+        from fencepost.coordinator.net.http_messages import is_loopback  # noqa: PLC0415 - few brokers serve metrics
 
         is_open = not (host.lower() == "localhost" or is_loopback(host))
         if is_open and not (config.bool(_INSECURE) or config.bool(INSECURE)):
@@ -62,8 +62,8 @@ class MetricsListener:
         return cls(host, port, certificate, key, users)
 
     async def serve(self, config: BrokerConfig) -> Endpoint:
-        """Tell how the broker does, from now on. Raises ConfigError for a file, and OSError."""
-        from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - few serve metrics
+        """Start the endpoint. Raises ConfigError for an unusable file, and OSError."""
+        from fencepost.coordinator.metrics.endpoint import Endpoint  # noqa: PLC0415 - few brokers serve metrics
         from fencepost.coordinator.net.http_access import AccessError, RenewedContext, Users  # noqa: PLC0415
         from fencepost.coordinator.wire.server_tls import ServerTlsError  # noqa: PLC0415
 

@@ -1,12 +1,12 @@
 """``fencepost serve``: one broker as a process.
 
-Standard output says one thing, ``listening HOST:PORT``, as soon as clients can connect, and with
-``--test-hooks`` another, ``test hooks HOST:PORT``; all else goes to standard error. SIGTERM and
-SIGINT stop it in an orderly way: no new connections, requests under way are answered, everything is
-flushed and closed, the clean-shutdown mark is written, exit status 0. A second signal is
-ignored until the process has ended: the first is being obeyed within seconds. SIGHUP has the
-settings read anew: see :meth:`BrokerConfig.reload`. A service manager that wants to know hears of
-all that (``systemd.py``).
+The process writes ``listening HOST:PORT`` to standard output as soon as clients can connect, and
+with ``--test-hooks`` also ``test hooks HOST:PORT``. Everything else goes to standard error. SIGTERM
+and SIGINT start an orderly shutdown: the broker accepts no new connections, completes the requests
+in flight, flushes and closes the logs, writes the clean-shutdown mark and exits with status 0.
+Further signals are ignored during the shutdown, which takes seconds at most. SIGHUP reloads the
+settings: see :meth:`BrokerConfig.reload`. The process reports these states to systemd if it runs as
+a service of ``Type=notify`` (``systemd.py``).
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ _log = light_imports.structlog.get_logger(__name__)
 DEFAULT_LISTEN = "127.0.0.1:9092"
 
 SWITCH_INTERVAL_S = 0.0001
-"""How long a thread computes on while the loop waits for the interpreter, as it does after each of
-the three calls of the system that a request takes. With CPython's 5 ms a small request beside the
-cleaner takes 15; two threads that compute all the time lose a tenth to it."""
+"""The interpreter's switch interval. The event loop waits this long for a computing thread to
+release the GIL after each of a request's three system calls. With CPython's default of 5 ms, a
+small request takes 15 ms while the cleaner runs; two threads that compute all the time lose a tenth
+of their speed to the shorter interval."""
 
 
 class Hooks(Protocol):
-    """What tests have of a broker in another process: its time, and a way in."""
+    """Control by tests of a broker in another process: its clock, and an RPC listener."""
 
     @property
     def clock(self) -> Clock:
-        """What the broker goes by."""
+        """The clock that the broker uses."""
 
     async def start(self, broker: Broker) -> str:
-        """Serve them, once the broker listens; where, as HOST:PORT. Raises OSError."""
+        """Serve the hooks once the broker listens; return HOST:PORT. Raises OSError."""
 
     async def stop(self) -> None:
-        """End that, before the broker stops."""
+        """Close the hooks, before the broker stops."""
 
 
 def serve(
@@ -72,9 +73,9 @@ def serve(
     log_format: str = "auto",
     hooks: Hooks | None = None,
 ) -> int:
-    """Run until a signal; returns the exit status: 1 if it can't start, 2 for bad settings.
+    """Run until a signal; return the exit status: 1 if it cannot start, 2 for bad settings.
 
-    Without ``data_dir`` it is ``log.dirs``, without ``listen`` what ``listeners`` says, or else
+    ``data_dir`` defaults to ``log.dirs``; ``listen`` to ``listeners``, or else to
     :data:`DEFAULT_LISTEN`. ``log_level`` is one of Kafka's, ``log_format`` one of
     :data:`logs.FORMATS`; ``add_scram`` is :class:`Broker`'s.
     """
@@ -116,9 +117,9 @@ def _directory(data_dir: Path | None, settings: dict[str, str]) -> Path:
 
 
 def _settings(pairs: Sequence[str], config_file: Path | None) -> dict[str, str]:
-    """The settings once more. Raises ConfigError."""
+    """Read the settings again. Raises ConfigError."""
     if config_file is not None and config_file.exists() and not config_file.is_file():
-        # From a pipe they come once; whoever opened it again might wait for ever.
+        # A pipe delivers the settings once; opening it again might block for ever.
         raise ConfigError(str(config_file), "", "it is no file, and can be read once only")
     settings = load(pairs, config_file)
     take_data_directory(settings)
@@ -134,7 +135,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     notifier = Notifier(loop)
-    # A signal that nobody waits for would end the process; settings are as they are just read.
+    # Without a handler SIGHUP would end the process; the settings have just been read.
     loop.add_signal_handler(signal.SIGHUP, _log.info, "settings are read again when it serves")
     lost: list[BrokerError] = []
 
@@ -173,9 +174,9 @@ async def _run(
 
 
 async def _started(broker: Broker, stop: asyncio.Event) -> bool:
-    """Start the broker; whether it was not told to stop before it served.
+    """Start the broker; return False if a signal stopped it before it served.
 
-    Who joins a cluster may wait for its controllers for a minute.
+    A broker that joins a cluster may wait a minute for its controllers.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     if task is None or not broker.roles.registers:
@@ -195,7 +196,7 @@ async def _started(broker: Broker, stop: asyncio.Event) -> bool:
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, *numbers: int) -> None:
-    """Not by the loop, which at its end would have the signals end the process."""
+    """Ignore signals. A handler of the loop would not do: closing the loop removes it."""
     for number in numbers:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
@@ -215,24 +216,24 @@ def _listening(broker: Broker) -> str:
 
 
 class _Reloads:
-    """Takes over what changed in the file of settings; all of it, or nothing if it is wrong."""
+    """Reloads the settings file: applies all changes, or none if any setting is invalid."""
 
     def __init__(
         self, broker: Broker, settings: Callable[[], Mapping[str, str]], notifier: Notifier
     ) -> None:
         self._broker, self._settings, self._notifier = broker, settings, notifier
-        # One thread, so that what was read last is taken over last.
+        # A single thread, so that the settings read last are also applied last.
         self._threads = Threads("settings")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Have the file read: by a thread, for a disk may keep it waiting."""
+        """Read the file in a thread, since the disk may block."""
         task = spawn(self._run(), "read the settings again")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Take over nothing more."""
+        """Cancel pending reloads."""
         for task in self._tasks:
             task.cancel()
         self._threads.close()
@@ -252,7 +253,7 @@ class _Reloads:
 
 
 def raise_file_limit() -> None:
-    """Allow this process as many open files as the system lets it: partitions and connections."""
+    """Raise the limit of open files to the hard limit: partitions and connections need them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or soft < hard:
         try:

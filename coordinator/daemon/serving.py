@@ -1,4 +1,4 @@
-"""Servers of listeners, as the configuration wants them, and where clients are told to find them.
+"""The servers of listeners, set up from the configuration, and their advertised addresses.
 
 Source: ``SocketServer``, ``KafkaConfig``.
 """
@@ -36,23 +36,23 @@ Address = tuple[str, int]
 
 
 class Listeners:
-    """Some listeners of a node: bound, then served by one server."""
+    """Listeners of a node that one server serves: first bound, then opened."""
 
     def __init__(
         self, listeners: Mapping[str, ListenerConfig], advertised: Mapping[str, ListenerConfig]
     ) -> None:
         self.all = listeners
-        """By name, in order."""
+        """Listeners by name, in order."""
         self.advertised = advertised
-        """What their clients are told instead of that."""
+        """Advertised listeners by name; a missing one is advertised as it is bound."""
         self._bound: dict[str, list[socket.socket]] = {}
-        """Sockets of listeners that are not served yet."""
+        """Sockets that are bound but not served yet."""
         self.server: Server | None = None
 
     def address_of(self, name: str | None = None) -> Address:
-        """Where those who came by this listener, or the first one, are told to connect to.
+        """Return the (host, port) advertised to clients of a listener, by default the first one.
 
-        Raises RuntimeError before it is bound.
+        Raises RuntimeError before the listener is bound.
         """
         name = next(iter(self.all)) if name is None else name
         told = self.advertised.get(name)
@@ -70,7 +70,7 @@ class Listeners:
         return (socket.gethostname() if host in ANY_ADDRESS else host), port
 
     async def bind(self) -> None:
-        """Take the ports; whoever connects has to wait. Raises BrokerError."""
+        """Bind the ports; clients wait in the backlog until :meth:`open`. Raises BrokerError."""
         for name, listener in self.all.items():
             try:
                 self._bound[name] = await bind(listener)
@@ -78,7 +78,7 @@ class Listeners:
                 raise _not_bound(listener, error) from error
 
     def prepare(self, services: Services, registry: Registry) -> Server:
-        """The server of these listeners; it listens nowhere yet."""
+        """Return the server of these listeners; it does not listen yet."""
         config = services.config
         idle_ms = config.int("connections.max.idle.ms")
         limits = ConnectionLimits(
@@ -99,7 +99,7 @@ class Listeners:
         return server
 
     async def open(self, server: Server, certificates: Certificates | None) -> None:
-        """Serve whoever comes. Raises BrokerError."""
+        """Accept connections on all listeners. Raises BrokerError."""
         if certificates is not None:
             try:
                 await certificates.load()
@@ -115,7 +115,7 @@ class Listeners:
                 raise _not_bound(one, error) from error
 
     def unbind(self) -> None:
-        """Give up the ports of what was not served."""
+        """Close the sockets that were bound but never served."""
         for sockets in self._bound.values():
             for one in sockets:
                 one.close()
@@ -127,12 +127,12 @@ def _not_bound(listener: ListenerConfig, error: OSError) -> BrokerError:
 
 
 def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -> None:
-    """Refuse what can not be served, or is open to strangers. Raises ConfigError."""
+    """Refuse listeners that cannot be served, or are open to strangers. Raises ConfigError."""
     listeners = list(listeners)
     check_closed(config, listeners)
     for one in listeners:
         if one.is_sasl:
-            from fencepost.coordinator.security.logins import check_logins  # noqa: PLC0415 - most brokers let anybody in
+            from fencepost.coordinator.security.logins import check_logins  # noqa: PLC0415 - most brokers have no SASL listener
 
             check_logins(config, one.name)
 
@@ -140,24 +140,24 @@ def check_listeners(config: BrokerConfig, listeners: Iterable[ListenerConfig]) -
 def certificates_of(
     config: BrokerConfig, listeners: Iterable[ListenerConfig], clock: Clock
 ) -> Certificates | None:
-    """What listeners encrypt with; None where none does. Raises ConfigError."""
+    """Return the certificates of TLS listeners; None without any. Raises ConfigError."""
     encrypted = [one for one in listeners if one.is_tls]
     if not encrypted:
         return None
-    # Most brokers need none of it.
+    # Few brokers have TLS listeners.
     from fencepost.coordinator.daemon.certificates import Certificates  # noqa: PLC0415
 
     return Certificates(config, encrypted, clock)
 
 
 def _logins(services: Services, listeners: Iterable[ListenerConfig]) -> Logins | None:
-    """How clients log in, where any have to."""
+    """Return the SASL logins; None without a SASL listener."""
     with_sasl = [one for one in listeners if one.is_sasl]
     for one in filter(tells_passwords, with_sasl):
         _log.warning("PLAIN without TLS: others can read the passwords", listener=one.name)
     if not with_sasl:
         return None
-    from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers let anybody in
+    from fencepost.coordinator.security.logins import Logins  # noqa: PLC0415 - most brokers have no SASL listener
 
     names = [one.name for one in with_sasl]
     return Logins.of_listeners(

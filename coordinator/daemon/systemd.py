@@ -1,7 +1,7 @@
-"""What systemd is told of a service of ``Type=notify``: that it serves, reloads, lives, stops.
+"""Notifications to systemd about a service of ``Type=notify``: ready, reloading, alive, stopping.
 
-Without ``NOTIFY_SOCKET`` in the environment nothing is told to anybody. The watchdog is fed by the
-event loop, so that a loop that hangs is a service that hangs.
+Without ``NOTIFY_SOCKET`` in the environment nothing is sent. The event loop feeds the watchdog, so
+a hanging loop is reported as a hanging service.
 
 Source: sd_notify(3), systemd.service(5).
 """
@@ -16,11 +16,11 @@ from fencepost.coordinator.runtime.background import call_later
 from fencepost.logcore.clock import monotonic_ns
 
 FEEDS_PER_WATCHDOG = 3
-"""How often the watchdog is fed within the time after which it bites."""
+"""How often the watchdog is fed within its timeout."""
 
 
 class Notifier:
-    """Tells the service manager of this process about it; a manager that is gone is no error."""
+    """Notifies the service manager of this process; errors in sending are ignored."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -28,17 +28,17 @@ class Notifier:
         self._watchdog: asyncio.TimerHandle | None = None
 
     def ready(self, status: str) -> None:
-        """The broker serves; from now on the watchdog is fed."""
+        """Report that the broker serves, and start feeding the watchdog."""
         self._tell("READY=1", f"STATUS={status}")
         if self._watchdog is None and (wait_ms := _watchdog_ms()) is not None:
             self._feed(wait_ms / FEEDS_PER_WATCHDOG)
 
     def reloading(self) -> None:
-        """The settings are read anew; :meth:`ready` follows."""
+        """Report that the settings are being reloaded; :meth:`ready` follows."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The broker stops, which may take its time."""
+        """Report that the broker stops; one last feed of the watchdog gives it time for that."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._tell("STOPPING=1", "WATCHDOG=1")
@@ -60,7 +60,7 @@ class Notifier:
 
 
 def _watchdog_ms() -> float | None:
-    """After how long without a word the manager ends this process; None if it does not."""
+    """Return the watchdog's timeout in milliseconds; None if the manager set none."""
     text, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     if not text.isdecimal() or int(text) == 0 or pid not in {"", str(os.getpid())}:
         return None

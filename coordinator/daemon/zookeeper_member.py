@@ -1,7 +1,7 @@
 """This node as a broker of a cluster whose brokers elect their controller on ZooKeeper.
 
-The controller tells brokers by connecting to them, so the order of a start is another one: what
-ZooKeeper holds says which logs are this broker's, its listeners are opened, and then it registers.
+The controller connects to the brokers to send them metadata, so the startup order differs: load
+from ZooKeeper which partitions are this broker's, open the listeners, and then register.
 
 Source: ``KafkaServer.startup`` and ``controlledShutdown``.
 """
@@ -47,14 +47,15 @@ _log = structlog.get_logger(__name__)
 
 
 SHUTDOWN_ATTEMPT_MS: Final = 5_000
-"""How long a controller may take over; one that nobody reaches must not hold up a stop for long."""
+"""How long one attempt at a controlled shutdown may take: a controller that cannot be reached must
+not delay the stop for long."""
 
 
 class ZooKeeperMember(Member):
-    """A :class:`Member` whose place in the cluster is a session of ZooKeeper."""
+    """A :class:`Member` whose registration is a session of ZooKeeper."""
 
     def open(self, clock: Clock) -> None:
-        """Make the session, which is not begun yet."""
+        """Create the ZooKeeper session without connecting it."""
         self._node = ZooKeeperNode(
             self._config,
             clock,
@@ -82,7 +83,7 @@ class ZooKeeperMember(Member):
 
     @property
     def place(self) -> ZooKeeperNode:
-        """What is known of the cluster here."""
+        """The member's view of its cluster."""
         return self._node
 
     def metadata(self, node_id: int) -> ZooKeeperMetadata:
@@ -92,7 +93,7 @@ class ZooKeeperMember(Member):
     # --- start ---
 
     async def find_cluster_id(self) -> str:
-        """The id of the cluster, as ZooKeeper has it. Raises MembershipError."""
+        """Return the cluster id that ZooKeeper holds. Raises MembershipError."""
         self._cluster_id = await self._node.find_cluster_id()
         return self._cluster_id
 
@@ -100,9 +101,9 @@ class ZooKeeperMember(Member):
         self,
         meta: MetaProperties,
         addresses: Mapping[str, tuple[str, int]],
-        previous_broker_epoch: int,  # noqa: ARG002 - no controller asks for it
+        previous_broker_epoch: int,  # noqa: ARG002 - ZooKeeper mode has no use for it
     ) -> MetadataImage:
-        """What there is, for the logs to be opened by it. Raises MembershipError."""
+        """Return the image that the logs are opened by, from ZooKeeper. Raises MembershipError."""
         if meta.cluster_id != self._cluster_id:
             raise MembershipError(
                 f"the data directory is of the cluster {meta.cluster_id}, and ZooKeeper has"
@@ -111,14 +112,14 @@ class ZooKeeperMember(Member):
         return await self._node.join(self.end_points(addresses))
 
     async def serve(self, services: Services, image: MetadataImage) -> None:
-        """Begin, without an office in the cluster; :meth:`served` has to follow."""
+        """Start the replicas before the broker is registered; :meth:`served` must follow."""
         services.zookeeper = self._node
         self._node.remember = services.decided
         await self._begin(services)
         self._node.follow(services.metadata.install, image)
 
     async def served(self, services: Services) -> None:
-        """Register: the controller can connect. Raises MembershipError."""
+        """Register, now that the controller can connect. Raises MembershipError."""
         await self._node.enter(partial(self._take_office, services))
         services.logs.broker_epoch = self._node.broker_epoch
         self._ask_about_controllers(services)
@@ -151,12 +152,12 @@ class ZooKeeperMember(Member):
         )
 
     def _place_replicas(self, replicas: Replicas, channel: ControllerChannel) -> None:
-        """Nobody wants to know the directory."""
+        """Do nothing: a controller on ZooKeeper does not track log directories."""
 
     # --- stop ---
 
     async def leave(self) -> None:
-        """Hand over what is led, while everything still serves."""
+        """Run a controlled shutdown: move leadership away while the broker still serves."""
         node = self._node
         if node.broker_epoch < 0 or not self._config.bool("controlled.shutdown.enable"):
             return
@@ -177,7 +178,7 @@ class ZooKeeperMember(Member):
         _log.warning("stops though it could not hand over everything that it leads")
 
     async def _hand_over(self, channel: ControllerChannel, asked: Newest) -> bool:
-        """Whether nothing is left that this broker leads, and another one could."""
+        """Return whether no partition led by this broker could be led by another one."""
         if self._node.controller is None:
             _log.info("no controller is known to take over")
             return False
@@ -195,10 +196,10 @@ class ZooKeeperMember(Member):
         return not remaining
 
     async def go_silent(self) -> None:
-        """Say nothing to anybody any more; the stop has to follow."""
+        """Stop sending anything to other nodes; the broker must stop next."""
         await self._node.stop()
         await super().go_silent()
 
     def steps_of_a_stop(self) -> list[Step]:
-        """What ends while the logs are still open."""
+        """Return the shutdown steps to run while the logs are still open."""
         return [("end the session of ZooKeeper", self._node.stop), *super().steps_of_a_stop()]

@@ -1,10 +1,10 @@
-"""The active controller: carries out what the controller machine decides.
+"""The active controller: carries out the decisions of the controller machine.
 
-A decision is appended to the metadata log, installed and then answered, in one turn of the loop, so
-that the next one is made in view of it. Whoever answers waits for the disk first.
+A decision is appended to the metadata log and installed in one turn of the loop, so that the next
+decision sees it. The caller must wait for the disk before it sends the response.
 
-Nothing goes off by itself before :meth:`ActiveController.start`: a broker that stands alone asks
-for decisions and needs no timer.
+No timer runs before :meth:`ActiveController.start`: a standalone broker asks for decisions and
+needs none.
 
 Source: ``QuorumController``.
 """
@@ -36,31 +36,31 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 LATE_MS: Final = 100
-"""A timer that goes off later than this was held up by this very process. The time that it lost
-counts against no broker, whose heartbeats lie unread in their sockets."""
+"""A timer that fires later than this was delayed by this process. The delay is added to the
+sessions of all brokers, whose heartbeats were waiting in their sockets."""
 
 LOGGED_EVENTS: Final = 20
-"""Causes of one decision that are logged one by one."""
+"""Events of one decision that are logged one by one."""
 
 RETRY_MS: Final = 1_000
-"""Until the next try of what could not be written."""
+"""Delay before a timer's decision is tried again if it could not be written."""
 
 Remember = Callable[[Event, Origin | None, str | None], None]
-"""Keeps a cause for the history: an event, who asked for it, by which API."""
+"""Records an event for the history, with the request's origin and the API that caused it."""
 
 
 class Decide(Protocol):
-    """Has the active controller decide; see :meth:`ActiveController.decide`."""
+    """Has the active controller make a decision; see :meth:`ActiveController.decide`."""
 
     def __call__(self, decision: Callable[[Controller], Outcome[T]], /) -> T:
-        """Carry the decision out; returns its answer."""
+        """Carry out the decision, and return its answer."""
 
 
 class ActiveController:
-    """``services.active_controller``. The loop that made it is the only one that may call it.
+    """``services.active_controller``. Only the event loop that created it may call it.
 
-    ``log`` is the one that brokers read; a controller on ZooKeeper has none. ``own_broker`` is set
-    where this process is a broker as well: its life is the controller's.
+    ``log`` is the metadata log that brokers read; None for a controller on ZooKeeper.
+    ``own_broker`` is set if this process is also a broker, which then needs no heartbeats.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ActiveController:
         self._due_ms = 0
 
     def _sync(self) -> None:
-        """Look at the newest image; the own broker has applied it, and needs no heartbeats."""
+        """Load the newest image into the machine; a broker in this process needs no heartbeats."""
         machine, node_id = self.machine, self.settings.node_id
         machine.image = self.store.image
         own = machine.image.brokers.get(node_id)
@@ -96,19 +96,19 @@ class ActiveController:
 
     @property
     def log(self) -> QuorumLog:
-        """The metadata log that brokers read. RuntimeError for a controller that has none."""
+        """The metadata log that brokers read. Raises RuntimeError for a controller on ZooKeeper."""
         if self._log is None:
             raise RuntimeError("a controller on ZooKeeper has no log of metadata")
         return self._log
 
     def observers(self) -> list[Observer]:
-        """The brokers that read the metadata log."""
+        """Return the brokers that read the metadata log."""
         return [] if self._log is None else self._log.observers()
 
     # --- decisions ---
 
     def look(self) -> Controller:
-        """The machine, with the newest image, for what changes nothing."""
+        """Return the machine with the newest image, for reading only."""
         self._sync()
         return self.machine
 
@@ -119,10 +119,11 @@ class ActiveController:
         origin: Origin | None = None,
         trigger: str | None = None,
     ) -> T:
-        """Have the machine decide, and carry it out; returns the answer.
+        """Have the machine decide, carry the decision out, and return the answer.
 
-        The records may not be on disk yet: the answer must wait for them. Raises what the machine
-        does, and LogError where they could not be written; nothing has changed then.
+        The records may not be on disk yet: the response must wait for
+        :meth:`MetadataStore.durable`. Raises the machine's errors, and LogError if the records
+        could not be written; the metadata are unchanged then.
         """
         self._sync()
         outcome = decision(self.machine)
@@ -137,14 +138,14 @@ class ActiveController:
         return outcome.answer
 
     def learned(self, records: Sequence[MetadataRecord]) -> None:
-        """These, the latest ones, are somebody else's: they may be a reason to decide something."""
+        """Replay the latest records, written by another controller; they may trigger decisions."""
         image = self.store.image
         self.machine.install(image, records, image.offset - len(records) + 1, self.now_ms())
         self._sync()
         self._arm()
 
     def _tell(self, events: Sequence[Event], origin: Origin | None, trigger: str | None) -> None:
-        """Keep the causes, and log them: one broker may take thousands of partitions along."""
+        """Record the events, and log the first ones: a broker's failure can cause thousands."""
         for event in events:
             self._remember(event, origin, trigger)
         for event in events[:LOGGED_EVENTS]:
@@ -153,11 +154,11 @@ class ActiveController:
             _log.info("and so on", count=len(events) - LOGGED_EVENTS)
 
     def now_ms(self) -> int:
-        """The machine's time: that of sessions."""
+        """Return the monotonic time in milliseconds, by which sessions expire."""
         return self._clock.monotonic_ms()
 
     def register_broker(self, request: Registration) -> Callable[[Controller], Outcome[int | None]]:
-        """The decision to let a broker join. Raises DuplicateBrokerRegistrationError."""
+        """Return the decision to register a broker. Raises DuplicateBrokerRegistrationError."""
         if self.has_own_broker and request.broker_id == self.settings.node_id:
             raise DuplicateBrokerRegistrationError("the controller's node is the broker of that id")
         return lambda one: one.register_broker(request, self.store.next_offset, self.now_ms())
@@ -165,39 +166,39 @@ class ActiveController:
     # --- by itself ---
 
     def start(self) -> None:
-        """Begin to look after sessions, and to serve observers: a controller listener opens."""
+        """Start the timers of sessions, and serve observers: a controller listener opens."""
         self._loop = asyncio.get_running_loop()
         self._sync()
         self.machine.begin(self.now_ms())
         self._sync()
         if not self.has_own_broker and self.settings.node_id in self.store.image.brokers:
-            # It had this directory, which is locked by this process now.
+            # It was a broker on this directory, which this process has locked now.
             self.machine.heartbeats.lapse(self.settings.node_id)
         if self._log is not None:
             self._log.start()
         self._arm()
 
     async def stop(self) -> None:
-        """Decide nothing more by itself, and let observers wait no longer."""
+        """Stop all timers, and complete the observers' delayed fetches."""
         self.rest()
         if self._log is not None:
             await self._log.stop()
 
     def rest(self) -> None:
-        """Decide nothing more by itself, from now on."""
+        """Stop all timers."""
         self._loop = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def observed(self) -> None:
-        """Somebody has fetched the metadata log."""
+        """Note that an observer has fetched the metadata log."""
         if not self.machine.has_listeners:
             self.machine.has_listeners = True
             self._arm()
 
     def _arm(self) -> None:
-        """Wake up for what is due next; a later timer is left as it is."""
+        """Set the timer for the next task, unless it is set for an earlier time."""
         if self._loop is None:
             return
         due_ms = self.machine.next_task_ms()
@@ -222,7 +223,8 @@ class ActiveController:
             self.machine.heartbeats.extend(late_ms)
         self.machine.has_listeners = self._log is not None and self._log.has_observers()
         try:
-            # Nobody waits for it; the log hears of its appends and has them forced to disk.
+            # No caller waits for it; the metadata log hears of its appends and has them forced to
+            # disk.
             with self.store.unforced():
                 is_more = self.decide(lambda one: one.run_task(now_ms), trigger="timer controller")
         except LogError as error:

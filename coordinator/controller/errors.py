@@ -1,4 +1,4 @@
-"""What observers of the metadata log are refused."""
+"""Errors returned to observers of the metadata log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metadata log as its observers read it: fetches, snapshots, and who reads how far.
+"""The metadata log for its observers: fetches, snapshots, and how far each observer has read.
 
 Source: ``KafkaRaftClient.handleFetchRequest``/``handleFetchSnapshotRequest``,
 ``KafkaMetadataLog.validateOffsetAndEpoch``, ``LeaderState``; KIP-595, KIP-630, KIP-1166.
@@ -33,30 +33,31 @@ from fencepost.logcore.values import dataclass
 _log = structlog.get_logger(__name__)
 
 MAX_FETCH_BYTES: Final = 8 << 20
-"""Records in one answer, whatever is asked for; a larger batch comes alone."""
+"""Maximum bytes of records in one response; a larger batch is sent alone."""
 
 MAX_SNAPSHOT_PIECE_BYTES: Final = 8 << 20
-"""Bytes of a snapshot in one answer, whatever is asked for."""
+"""Maximum bytes of a snapshot in one response."""
 
 MAX_OBSERVERS: Final = 1_000
-"""Observers that are remembered; the one that was heard of first is forgotten for one more."""
+"""Observers that are tracked; beyond that the one whose last fetch is oldest is dropped."""
 
 OBSERVER_TIMEOUT_MS: Final = 300_000
-"""An observer that has not fetched for so long is none any more (kafka: ``LeaderState``)."""
+"""A replica without a fetch for this long is no longer an observer (Kafka: ``LeaderState``)."""
 
 CUT_MS: Final = 60_000
-"""How often it is looked whether the log has grown so far that a snapshot should take its place."""
+"""Interval between checks whether the log has grown enough to be replaced by a snapshot."""
 
 LISTENS_MS: Final = 10_000
-"""Nobody listens where the last fetch is older than this: the high watermark may rest."""
+"""Without a fetch in this interval there are no observers, and the high watermark need not advance.
+"""
 
 
 _NEVER_A_RANGE: Final = 1 << 62
-"""Bytes that stay in their file: the log is small, and so are its answers."""
+"""Minimum size for sending bytes straight from the file; never reached, since fetches are small."""
 
 
 class Diverging(NamedTuple):
-    """The reader's log has something else than this one from ``end_offset`` on."""
+    """The log of the observer diverges from this one at ``end_offset``."""
 
     epoch: int
     end_offset: int
@@ -64,7 +65,7 @@ class Diverging(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a fetch brings: records, or what the reader has to do first."""
+    """The result of a fetch: records, or a truncation point, or a snapshot to fetch first."""
 
     records: bytes = b""
     diverging: Diverging | None = None
@@ -73,19 +74,19 @@ class Read:
 
 @dataclass(slots=True)
 class Observer:
-    """A reader, by its replica id."""
+    """A replica that reads the metadata log."""
 
     replica_id: int
     directory_id: UUID | None
     log_end_offset: int
     last_fetch_ms: int
-    """Wall clock."""
+    """Wall-clock time, ms."""
     last_caught_up_ms: int
-    """When it had last read all that there was; -1 for never."""
+    """Wall-clock time of the last fetch that reached the log end, ms; -1 if there was none."""
 
 
 class QuorumLog:
-    """What lies behind :class:`MetadataLog`, for others to read."""
+    """The log of a :class:`MetadataLog`, for other nodes to read."""
 
     def __init__(
         self, metadata: MetadataLog, fs: FileSystem, clock: Clock, flusher: Flusher
@@ -96,14 +97,14 @@ class QuorumLog:
         self._clock = clock
         self._flusher = flusher
         self._snapshot: tuple[int, SnapshotId | None] = -1, None
-        """The newest one, and where the log began when it was looked for."""
+        """The newest snapshot, and the log start offset for which it was looked up."""
         self._observers: dict[int, Observer] = {}
         self.delayed = DelayedFetches()
-        """Fetches that wait for news."""
+        """Fetches in purgatory."""
         self.delayed.close()
         self._unlisten: Callable[[], None] | None = None
         self._sent: tuple[SnapshotId, bytes] | None = None
-        """The snapshot that is being sent in pieces."""
+        """The snapshot that is being sent in pieces, with its bytes."""
         self._cut_ms = 0
         self._cutting: asyncio.Task[None] | None = None
         self._threads = Threads("snapshot")
@@ -111,12 +112,12 @@ class QuorumLog:
     # --- life ---
 
     def start(self) -> None:
-        """Hear of appends, for the observers."""
+        """Start to complete delayed fetches when records are appended."""
         self.delayed.closed = False
         self._unlisten = self.partition.marks.listen(self._appended)
 
     async def stop(self) -> None:
-        """Finish a snapshot that is being written, and let nobody wait any longer."""
+        """Finish the snapshot that is being written, and complete all delayed fetches."""
         if self._cutting is not None:
             await asyncio.wait({self._cutting})
         self._threads.close()
@@ -132,11 +133,11 @@ class QuorumLog:
 
     def _flushed(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
-            done.exception()  # Whoever changed something tells of the disk.
+            done.exception()  # The request that made the change reports the error.
         self.delayed.high_watermark_moved(self.high_watermark)
 
     async def _forced(self) -> None:
-        """Return once all that is there now is on disk. Raises StorageError."""
+        """Return once all present records are on disk. Raises StorageError."""
         flushed = self._flusher.forced(self.partition)
         if flushed is not None:
             await flushed
@@ -145,16 +146,19 @@ class QuorumLog:
 
     @property
     def epoch(self) -> int:
-        """The quorum's."""
+        """The epoch of the quorum."""
         return self._metadata.epoch
 
     @property
     def high_watermark(self) -> int:
-        """What is on the disk of the only voter is committed."""
+        """The high watermark: a record is committed once it is on the disk of the only voter."""
         return min(self.partition.recovery_point, self.partition.log_end_offset)
 
     def read(self, offset: int, last_fetched_epoch: int, max_bytes: int) -> Read:
-        """Read from an offset on, for whose log ends there in that epoch. Raises StorageError."""
+        """Read from ``offset``, for an observer whose log ends there in that epoch.
+
+        Raises StorageError.
+        """
         partition, snapshot = self.partition, self._find_snapshot()
         start = partition.log_start_offset
         if snapshot is not None and (
@@ -177,7 +181,7 @@ class QuorumLog:
         return Read(bytes(read.records))  # type: ignore[arg-type]
 
     def _end_of(self, epoch: int) -> Diverging:
-        """Where the largest epoch that is not above ``epoch`` ends."""
+        """Return the largest epoch up to ``epoch``, and its end offset."""
         reader = self.partition.reader
         found = Diverging(*reader.offset_for_leader_epoch(epoch))
         if found.epoch < 0:
@@ -185,7 +189,7 @@ class QuorumLog:
         return found
 
     def is_worth_an_answer(self, read: Read, known_high_watermark: int) -> bool:
-        """Whether a read has something to tell to whom knows that high watermark."""
+        """Return whether a read has news for an observer that knows this high watermark."""
         return bool(
             read.records
             or read.diverging is not None
@@ -194,7 +198,7 @@ class QuorumLog:
         )
 
     def wait(self, offset: int, known_high_watermark: int, max_wait_ms: int) -> Work[None]:
-        """Wait for records at an offset, or for a high watermark above the known one."""
+        """Wait for records at ``offset``, or for a high watermark above the known one."""
         poll = DelayedFetch(
             self.delayed,
             Isolation.LOG_END,
@@ -211,7 +215,7 @@ class QuorumLog:
     # --- snapshots ---
 
     def _find_snapshot(self) -> SnapshotId | None:
-        """The newest; with each one that is written the log begins elsewhere."""
+        """Return the newest snapshot; the log start offset changes with each one written."""
         start = self.partition.log_start_offset
         if self._snapshot[0] != start:
             found = snapshots(self._fs, self.partition.log.directory)
@@ -225,14 +229,14 @@ class QuorumLog:
         return self._fs.read_file(f"{directory}/{asked.file_name}") or b""
 
     def look_after(self, now_ms: int) -> None:
-        """Let a snapshot take the place of a log that has grown far beyond it, now and then."""
+        """Replace a log that has grown far beyond its snapshot; checked every :data:`CUT_MS`."""
         if now_ms >= self._cut_ms and self._cutting is None:
             self._cut_ms = now_ms + CUT_MS
             if self._metadata.has_grown():
                 self._cutting = spawn(self._cut(), "cut the metadata log")
 
     async def _cut(self) -> None:
-        """Thousands of records are written, and the disk is waited for, while others are served."""
+        """Write a snapshot in a thread, so that neither encoding nor the disk blocks the loop."""
         write = self._metadata.plan_snapshot()
         try:
             await self._forced()
@@ -243,7 +247,7 @@ class QuorumLog:
             self._cutting = None
 
     def snapshot_piece(self, asked: SnapshotId, position: int, max_bytes: int) -> tuple[int, bytes]:
-        """The size of a snapshot, and its bytes from ``position`` on.
+        """Return the size of a snapshot, and its bytes from ``position`` on.
 
         Raises SnapshotNotFoundError, PositionOutOfRangeError.
         """
@@ -261,7 +265,7 @@ class QuorumLog:
     # --- observers ---
 
     def fetched(self, replica_id: int, directory_id: UUID | None, offset: int) -> None:
-        """A replica has asked for what comes at ``offset``: it has all before that."""
+        """Record a fetch at ``offset``: the replica has all records before it."""
         now_ms = self._clock.now_ms()
         known = self._observers.pop(replica_id, None)
         caught_up_ms = -1 if known is None else known.last_caught_up_ms
@@ -274,12 +278,12 @@ class QuorumLog:
             del self._observers[next(iter(self._observers))]
 
     def observers(self) -> list[Observer]:
-        """Those that were heard of lately, by id."""
+        """Return the observers that have fetched lately, by id."""
         since_ms = self._clock.now_ms() - OBSERVER_TIMEOUT_MS
         recent = (one for one in self._observers.values() if one.last_fetch_ms >= since_ms)
         return sorted(recent, key=lambda one: one.replica_id)
 
     def has_observers(self) -> bool:
-        """Whether somebody reads now."""
+        """Return whether an observer has fetched within :data:`LISTENS_MS`."""
         since_ms = self._clock.now_ms() - LISTENS_MS
         return any(one.last_fetch_ms >= since_ms for one in self._observers.values())

@@ -1,4 +1,4 @@
-"""The part of a controller that handlers work with."""
+"""The controller as request handlers see it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ControllerServices:
-    """Decisions that this broker makes on ZooKeeper's znodes, which it has no log of.
+    """Decisions that this broker writes to ZooKeeper's znodes.
 
     Either it is the elected controller, or it changes znodes that every broker may change.
     """
 
     active: ActiveController
     metadata: Metadata
-    """The image with all decisions; brokers and this one learn of them once they are written."""
+    """The image after all decisions; brokers, this one included, learn of them once written."""
     is_elected: bool
     acls: AclIndex | None = None
-    """The ACLs of the image with which the decisions began; set where they are about ACLs."""
+    """The ACLs of the image before the decisions; set only for decisions on ACLs."""

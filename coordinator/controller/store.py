@@ -1,9 +1,9 @@
-"""The store of a controller's decisions: what a decision looks at, and how its records are kept.
+"""The store of a controller's decisions: the image to decide on, and the log of its records.
 
-There are two: the node's own log of metadata, and the znodes of a cluster on ZooKeeper. A change
-that was appended is visible to the next decision at once; an answer that depends on it waits for
-:meth:`MetadataStore.durable`. Where the controllers are other nodes there is none: requests are
-checked in view of :class:`ReadOnlyStore` and forwarded.
+There are two: the node's own metadata log, and the znodes of a cluster on ZooKeeper. An appended
+change is visible to the next decision at once; a response that depends on it waits for
+:meth:`MetadataStore.durable`. A broker whose controllers are other nodes has no store: it checks
+requests against :class:`ReadOnlyStore` and forwards them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fencepost.coordinator.metadata.metadata import Metadata
 
 
 class MetadataStore(Protocol):
-    """Belongs to the loop of the controller; nothing else changes the metadata meanwhile."""
+    """Belongs to the controller's loop; nothing else changes the metadata meanwhile."""
 
     @property
     def image(self) -> MetadataImage:
-        """All changes that were appended, durable or not."""
+        """The image after all appended changes, durable or not."""
 
     @property
     def epoch(self) -> int:
@@ -35,15 +35,15 @@ class MetadataStore(Protocol):
         """The offset of the next record."""
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
-        """Append the records of one change, and install the image with them.
+        """Append the records of one change, and install the resulting image.
 
-        Raises LogError or a DomainError; nothing has changed then.
+        Raises LogError or a DomainError; the metadata are unchanged then.
         """
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Done once all that was appended by now is durable; None if it is already.
+        """Return a future that is done once all appended records are durable; None if they are.
 
-        The future raises StorageError, or NotControllerError where another controller was elected.
+        The future raises StorageError, or NotControllerError if another controller was elected.
         """
 
     def unforced(self) -> AbstractContextManager[None]:
@@ -58,17 +58,17 @@ class ReadOnlyStore:
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as the controller has told them."""
+        """The latest image received from the controller."""
         return self._metadata.image
 
     @property
     def epoch(self) -> int:
-        """The controller's epoch, as far as it has told."""
+        """The controller's epoch in the latest image."""
         return self.image.epoch
 
     @property
     def next_offset(self) -> int:
-        """The offset of the next record, as far as the controller has told."""
+        """The offset after the latest image."""
         return self.image.offset + 1
 
     def append(self, _records: Sequence[MetadataRecord]) -> None:
@@ -76,9 +76,9 @@ class ReadOnlyStore:
         raise MetadataUnavailableError("the controller is elsewhere")
 
     def durable(self) -> asyncio.Future[None] | None:
-        """None: nothing is written here."""
+        """Return None: this broker writes no metadata."""
         return None
 
     def unforced(self) -> AbstractContextManager[None]:
-        """Nothing is written here."""
+        """Return a context that does nothing: this broker writes no metadata."""
         return nullcontext()

@@ -1,6 +1,6 @@
-"""Decisions on topics: what this process adds to the controller's rules.
+"""Decisions on topics: the parts of them that the controller's rules leave to the process.
 
-That is chance (ids, the places of replicas), the table of keys, and lines of the log.
+These are random topic ids and replica placement, the table of keys, and log lines.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def create_topic(
 def create_internal_topic(
     decide: Decide, metadata: Metadata, config: BrokerConfig, name: str
 ) -> None:
-    """Create an internal topic as the broker that stands alone needs it, unless it is there.
+    """Create an internal topic with the settings of a standalone broker, unless it exists.
 
     Raises PolicyViolationError.
     """
@@ -72,7 +72,7 @@ def create_internal_topic(
 
 
 def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> None:
-    """Delete a topic; its directories are left for the caller.
+    """Delete a topic, without its directories.
 
     Raises what :func:`fencepost.cluster.controller.topics.delete_topic` does.
     """
@@ -83,7 +83,7 @@ def delete_topic(decide: Decide, topic: TopicImage, take: Take = unlimited) -> N
 def with_fixed_configs(
     metadata: Metadata, name: str, configs: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return a new topic's settings: those asked for, before those that an internal topic needs."""
+    """Return a new topic's settings: those requested, before the ones an internal topic needs."""
     return {**(metadata.internal_configs(name) if is_internal(name) else {}), **configs}
 
 

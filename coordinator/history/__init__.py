@@ -1,1 +1,1 @@
-"""Why things happened, kept for people to read."""
+"""The history: a record of decisions and their causes, for people to read."""

@@ -1,7 +1,7 @@
-"""What brought an event about, in one of a few words: what can be counted of a cause.
+"""The cause of an event, reduced to a word from a fixed set, so that causes can be counted.
 
-The history keeps a cause as it was told, with names and numbers. A count needs a word that comes
-again, and never more of them than this module has: clients give reasons, too.
+The history keeps causes verbatim, with names and numbers, and some come from clients. A metric's
+label must be one of a bounded set of words: those in this module.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ TRANSACTION_CAUSES: Final[Mapping[str, str]] = {
     "timeout": "timeout",
     "InitProducerId": "new-producer",
 }
-"""By what the transaction machine says that it was: the client's own wish, a transaction that took
-too long, or another producer that took over the transactional id."""
+"""By the cause that the transaction machine reports: an EndTxn of the client, the transaction
+timeout, or another producer that took over the transactional id."""
 
 REBALANCES: Final = frozenset({"rebalance-started", "group-epoch-bumped"})
-"""Events of either protocol that make members give up or get partitions."""
+"""Events of either group protocol that make members revoke or receive partitions."""
 
 _REBALANCE_WORDS: Final = (
     ("new member ", "member-joined"),
@@ -43,15 +43,16 @@ _REBALANCE_WORDS: Final = (
     ("joins", "member-joined"),
     ("answered", "assignor-answered"),
 )
-"""Words of a reason, the first that is found counts, and what they stand for."""
+"""Phrases in a reason, and the cause for each; the first phrase that occurs counts."""
 
 REBALANCE_CAUSES: Final = frozenset({word for _, word in _REBALANCE_WORDS} | {OTHER})
 
 
 def cause_of(event: Event, trigger: str | None) -> str:
-    """The word for an event that ``trigger`` set off; see ``Entry.trigger``.
+    """Return the cause of an event that ``trigger`` set off; see ``Entry.trigger``.
 
-    Of an event of no interest it is the trigger's own, of which there are as many as commands.
+    For an event without a cause of its own this is the trigger, of which there are as many as
+    commands.
     """
     if event.kind in REBALANCES:
         reason = str(event.detail.get("reason", ""))

@@ -1,4 +1,4 @@
-"""One entry of the history: what it says, and its form in the log.
+"""One entry of the history, and its encoding in the log.
 
 Key: msgpack ``[scope, subject]``, so that a reader knows the entries of one group or transactional
 id without decoding the others. Value: a msgpack map with the fields of :class:`Entry`.
@@ -17,20 +17,21 @@ from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from fencepost.logcore.values import dataclass
 
 GROUP, TRANSACTION, PARTITION, CLUSTER = "group", "transaction", "partition", "cluster"
-"""The scopes: what a subject is the id of; a partition's is topic and index, as its directory's,
-the cluster's a broker, a feature, a topic that is deleted, or the controller."""
+"""Scopes. The subject is the id of a group, a transactional id, a partition's topic and index as in
+its directory's name, or, for the cluster, a broker, a feature, a deleted topic or the controller.
+"""
 
 ENTRY_VERSION = 1
-"""The layout of the values. Readers pass over a higher number."""
+"""Version of the values. Readers skip values of a later version."""
 
 MAX_TEXT_CHARACTERS = 1_000
-"""Characters of one text in an entry: a reason that a client gave may be as long as it likes."""
+"""Characters of one text in an entry: clients can give reasons of any length."""
 
 MAX_ITEMS = 50
 """Elements of one list or map in an entry."""
 
 _WHY = ("reason", "cause", "during", "error")
-"""Where an event has its cause, the first of them that it has."""
+"""Fields of an event that may hold its cause; the first non-empty one counts."""
 
 _MAX_DEPTH = 3
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -38,12 +39,12 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that was decided, and why.
+    """A decision and its cause.
 
-    ``what`` is the kind of the machine's event, ``client_id`` and ``client_host`` are those of the
-    request that brought it about; None where it was a timer or another broker's doing. ``trigger``
-    is what set it off, as ``request JoinGroup``, ``timer session``, ``report TargetComputed`` or
-    ``upkeep ExpireOffsets``; None where a load did, and in entries of earlier releases.
+    ``what`` is the kind of the machine's event. ``client_id`` and ``client_host`` are those of the
+    request that caused it; None for a timer or another broker's action. ``trigger`` names the
+    command: ``request JoinGroup``, ``timer session``, ``report TargetComputed`` or
+    ``upkeep ExpireOffsets``; None for a load, and in entries of earlier releases.
     """
 
     at_ms: int
@@ -63,13 +64,13 @@ class Entry:
 
 
 def encode_key(scope: str, subject: str) -> bytes:
-    """The key of all entries of one subject; a very long subject is cut like any text."""
+    """Return the key of all entries of one subject; a very long subject is truncated."""
     packed: bytes = msgpack.packb([scope, _plain(subject)])
     return packed
 
 
 def encode_value(entry: Entry) -> bytes:
-    """The value; texts and lists are cut to their bounds, so an entry has one, too."""
+    """Return the value; texts and lists are truncated, so the size of an entry is bounded."""
     packed: bytes = msgpack.packb(
         {
             "version": ENTRY_VERSION,
@@ -88,7 +89,7 @@ def encode_value(entry: Entry) -> bytes:
 
 
 def decode_value(raw: bytes) -> Entry | None:
-    """Read a value; None for one of a later release. Raises ValueError if it can't be read."""
+    """Decode a value; None for one of a later version. Raises ValueError if it is corrupt."""
     try:
         value = msgpack.unpackb(raw)
         if value["version"] > ENTRY_VERSION:
@@ -109,7 +110,7 @@ def decode_value(raw: bytes) -> Entry | None:
 
 
 def _plain(value: object, depth: int = 0) -> Any:
-    """The nearest thing that msgpack knows, within the bounds."""
+    """Convert a value to types that msgpack can encode, within the bounds."""
     if isinstance(value, Enum):
         return value.name
     if value is None or isinstance(value, (bool, float)):
@@ -122,6 +123,6 @@ def _plain(value: object, depth: int = 0) -> Any:
     if depth < _MAX_DEPTH and isinstance(value, (list, tuple, frozenset, set)):
         return [_plain(one, depth + 1) for one in list(value)[:MAX_ITEMS]]
     text = str(value)
-    # A lone surrogate, which a decoder may have let through, can not be written as UTF-8.
+    # A lone surrogate, which a decoder may have let through, cannot be encoded as UTF-8.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[: MAX_TEXT_CHARACTERS - 1]}…"

@@ -1,10 +1,10 @@
-"""Why things happened: the events of the coordinators' decisions, kept in a log of their own.
+"""Records the events of the coordinators' decisions, and their causes, in a log of their own.
 
-A decision hands its events over in its own turn, which costs an append to a queue; some
-milliseconds later the queue is written to ``__fencepost_history-0``, a topic that clients can read
-and not write, bounded by size and age. Nobody waits for it: a full queue drops and counts, a failed
-write is logged and forgotten, and a crash loses the events of the last :data:`FLUSH_MS`. The
-history is for people; no decision is ever based on it.
+A decision appends its events to a queue in the same turn of the loop; some milliseconds later the
+queue is written to ``__fencepost_history-0``, a topic that clients can read but not write, bounded
+by size and age. No request waits for the write: events that do not fit the queue are dropped and
+counted, a failed write is logged and not retried, and a crash loses the events of the last
+:data:`FLUSH_MS`. The history is for people; no decision is ever based on it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from fencepost.logcore.partition import Partition
 
 FLUSH_MS = 50
-"""From an event to its write: short for a person who follows, long enough to write many at once."""
+"""From an event to its write: short for a person who follows, long enough to batch many."""
 
 PLACE_RETRY_MS = 200
-"""Between two looks for a place to write to, while there is none."""
+"""Interval between attempts while there is no partition to write to."""
 
 COMPLAINT_INTERVAL_MS = 60_000
-"""The time between two log lines that say that the history can not be written."""
+"""Minimum time between two log lines that report lost history entries."""
 
 _SCOPES = {CONSUMER_OFFSETS: GROUP, TRANSACTION_STATE: TRANSACTION}
 
@@ -57,18 +57,18 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
-    """What the history may take of memory and of the event loop."""
+    """Limits on the memory and the event loop time that the history uses."""
 
     max_queued: int = 10_000
-    """Events that wait for their write; about 5 MiB. Beyond it the newest are dropped and counted:
-    the first ones say how it began."""
+    """Events that wait for their write, about 5 MiB. If the queue is full, new events are dropped
+    and counted: the oldest show how the trouble began."""
 
     max_batch_bytes: int = 256 << 10
-    """Bytes of one write, after which others get their turn."""
+    """Bytes of one write, after which other callbacks get their turn."""
 
 
 class History:
-    """``services.history``. It belongs to the running loop; switched off it takes nothing."""
+    """``services.history``. Belongs to the running loop; if disabled, it only counts events."""
 
     def __init__(
         self,
@@ -82,16 +82,18 @@ class History:
         self.dropped = 0
         """Events that were never written, since the start."""
         self.counts: Counter[tuple[str, str, str]] = Counter()
-        """Events since the start by topic, kind and word for the cause, also those not kept."""
+        """Events since the start by topic, kind and cause, including those that are not
+        recorded."""
         self._internal_topic = internal_topic
         self._logs = logs
         self._clock = clock
         self._queue: deque[Entry] = deque()
         self.place: Callable[[], Partition | None] | None = None
-        """Where a broker of a cluster writes to, None while that is not there: entries wait then.
-        It must not fail. Who stands alone has a topic of its own."""
+        """Returns the partition to which a broker of a cluster writes; None until it exists, while
+        entries stay queued. Must not raise. A standalone broker has no such function, and writes to
+        partition 0."""
         self.listener: Callable[[Entry], None] | None = None
-        """Told of each entry in the turn that it is about; it must not fail."""
+        """Called with each entry in the turn of its event; it must not raise."""
         is_on = config.bool("fencepost.history.enable")
         self._loop = asyncio.get_running_loop() if is_on else None
         self._timer: asyncio.TimerHandle | None = None
@@ -100,11 +102,11 @@ class History:
 
     @property
     def waiting(self) -> int:
-        """Events that are not written yet."""
+        """The number of events that are not written yet."""
         return len(self._queue)
 
     def take_over(self, other: History) -> None:
-        """Write what waits in ``other``, which takes no more."""
+        """Take over the queue and the counts of ``other``, which records nothing more."""
         self.counts += other.counts
         waiting, other._queue = other._queue, deque()
         other.stop()
@@ -116,19 +118,19 @@ class History:
             self._timer = call_later(self._loop, FLUSH_MS, "history", self._flush)
 
     def stop(self) -> None:
-        """Write what waits, and take no more."""
+        """Write all queued entries, and record nothing more."""
         self._loop = None
         self.write_now()
 
     def write_now(self) -> None:
-        """Write what waits without waiting for more; for those who read the history next."""
+        """Write all queued entries without waiting for more, before a caller reads the history."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.write_all()
 
     def write_all(self) -> None:
-        """Write what waits, now; for those who want to see it."""
+        """Write all queued entries now; stops at a failure to find the partition."""
         while self._queue and self._write_some():
             pass
 
@@ -140,7 +142,7 @@ class History:
         origin: Origin | None,
         trigger: str | None = None,
     ) -> None:
-        """Keep an event of the shard of ``topic``; never raises, and never writes by itself."""
+        """Queue an event of a shard of ``topic``, and count it; never raises, and never writes."""
         self.counts[topic, event.kind, cause_of(event, trigger)] += 1
         if self._loop is None or event.routine:
             return
@@ -165,14 +167,14 @@ class History:
         self._arm()
 
     def _flush(self) -> None:
-        """Write one batch; what is left comes after others had their turn."""
+        """Write one batch, and schedule the next one behind other callbacks."""
         self._timer = None
         pause_ms = 0 if self._write_some() else PLACE_RETRY_MS
         if self._queue and self._loop is not None:
             self._timer = call_later(self._loop, pause_ms, "history", self._flush)
 
     def _write_some(self) -> bool:
-        """Take one batch off the queue; False where there is no place for it yet."""
+        """Write one batch off the queue; return False if there is no partition to write to yet."""
         partition = None if self.place is None else self.place()
         if partition is None and self.place is not None:
             return False
@@ -189,7 +191,7 @@ class History:
                 self._internal_topic(HISTORY_TOPIC)
                 partition = self._logs.partition(HISTORY_TOPIC, 0)
             partition.append_records(records, now_ms=self._clock.now_ms())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the history stops nothing
+        except Exception as error:  # noqa: BLE001 - no failure of the history may stop the broker
             self.dropped += taken
             self._untold += taken
             self._complain(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Entries of which several brokers wrote one each: what they learned of their cluster."""
+"""Removal of duplicate entries: each broker writes one for what it learns of the cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from fencepost.coordinator.history.entries import CLUSTER, Entry
 
 _IDENTITY: Final = ("broker_epoch", "topic_id", "from", "to")
-"""What tells two events of one kind and subject apart; the causes may be put differently."""
+"""Details that distinguish two events of one kind and subject; causes may be worded differently."""
 
 
 class Repeats:
-    """Drops what another broker has told already.
+    """Drops entries that another broker has already written.
 
-    The n-th entry of its kind, subject and epoch that one broker wrote is the n-th one of each
-    other broker. A broker that was away has fewer, and adds none.
+    The n-th entry of its kind, subject and details that one broker wrote equals the n-th such entry
+    of every other broker. A broker that was down has fewer, and adds none.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Repeats:
         self._of_broker: Counter[Hashable] = Counter()
 
     def is_new(self, entry: Entry) -> bool:
-        """Whether no other broker has told this; to be asked once for each entry."""
+        """Return whether no other broker has written this entry; call once for each entry."""
         if entry.scope != CLUSTER:
             return True
         identity = tuple(entry.detail.get(name) for name in _IDENTITY)

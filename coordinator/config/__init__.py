@@ -1,1 +1,1 @@
-"""Settings: which there are, what they mean here, and what holds now."""
+"""The configuration: keys, their defaults, and their current values."""

@@ -1,9 +1,9 @@
 """The broker's configuration: Kafka's keys, read from a file and KEY=VALUE pairs.
 
-What holds for a broker key is, the strongest first: the dynamic setting of this broker, the dynamic
-default of all brokers (both kept in the metadata log), the static setting (command line before
-file), the key's default. A topic key is looked up in the topic's own settings and then through its
-broker synonyms in that order.
+The value of a broker key comes from the strongest level that sets it: the dynamic setting of this
+broker, the dynamic default of all brokers (both kept in the metadata log), the static setting
+(command line before file), the key's default. A topic key is looked up in the topic's own settings
+and then through its broker synonyms in that order.
 
 Source: ``KafkaConfig``, ``DynamicBrokerConfig``, ``LogConfig``, ``ConfigHelper``.
 """
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 _Int = int
 _Bool = bool
-# BrokerConfig has methods of these names, which would hide the types in its annotations.
+# Aliases: BrokerConfig has methods of these names, which would hide the types in its annotations.
 
 _LOG_FIELDS = frozenset(LogConfig.__dataclass_fields__)
 
@@ -67,18 +67,18 @@ HIDDEN_SEGMENT_BYTES = "internal.segment.bytes"
 
 
 def shown_topic_keys(overrides: Mapping[str, str]) -> list[ConfigKey]:
-    """The keys of a topic with these settings that are shown: the hidden one only if it is set."""
+    """Return the topic keys that DescribeConfigs shows: the hidden one only if it is set."""
     return [
         key for name, key in TOPIC_KEYS.items() if name != HIDDEN_SEGMENT_BYTES or name in overrides
     ]
 
 
 LISTENER_PREFIX = "listener.name."
-"""What begins the key of a value that is for one listener."""
+"""Prefix of the keys that set a value for one listener."""
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from; the numbers are those of DescribeConfigs."""
+    """The level a value comes from; the numbers are those of DescribeConfigs."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -90,7 +90,7 @@ class ConfigSource(IntEnum):
 
 
 class Setting(NamedTuple):
-    """One place where a value is set."""
+    """A key's value on one level."""
 
     name: str
     text: str | None
@@ -101,11 +101,11 @@ class Setting(NamedTuple):
 
 
 def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str, str]:
-    """The settings of a file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
+    """Return the settings of a file, overridden by KEY=VALUE ``pairs``. Raises ConfigError.
 
-    A file is TOML, or has Java's properties format as Apache Kafka's own; its content decides. Only
-    the form is checked; :class:`BrokerConfig` checks keys and values. In ``pairs``, times may be
-    durations such as 1h.
+    The file is TOML, or in Java's properties format like Apache Kafka's own; its content decides.
+    Only the syntax is checked; :class:`BrokerConfig` checks keys and values. In ``pairs``, times
+    may be durations such as 1h.
     """
     settings = {} if config_file is None else read_file(config_file)
     for pair in pairs:
@@ -120,9 +120,9 @@ def load(pairs: Sequence[str] = (), config_file: Path | None = None) -> dict[str
 
 
 def take_data_directory(settings: dict[str, str]) -> Path | None:
-    """Take ``log.dirs`` and ``log.dir`` out of ``settings``: the first that is set, or None.
+    """Remove ``log.dirs`` and ``log.dir`` from ``settings``; return the first one set, or None.
 
-    Raises ConfigError where several directories are named.
+    Raises ConfigError if a value names several directories.
     """
     given = {key: settings.pop(key, "").strip() for key in ("log.dirs", "log.dir")}
     for key, text in given.items():
@@ -137,10 +137,10 @@ def take_data_directory(settings: dict[str, str]) -> Path | None:
 
 
 class BrokerConfig:
-    """All broker keys with what holds for them now.
+    """All broker keys and their current values.
 
-    ``settings`` are the static ones, as texts or as the numbers, booleans and lists that they mean.
-    A topic key in it (``flush.messages``) is taken as the broker key of its default
+    ``settings`` are the static ones, as texts or as the numbers, booleans and lists that the texts
+    stand for. A topic key (``flush.messages``) sets the broker key that gives its default
     (``log.flush.interval.messages``). Raises :class:`ConfigError` for unknown keys, for bad values,
     and for values that contradict each other.
     """
@@ -168,9 +168,9 @@ class BrokerConfig:
         _check_together(self._values)
 
     def reload(self, settings: Mapping[str, str]) -> tuple[list[str], list[str]]:
-        """Take over static settings that were read anew, where a key may change at run time.
+        """Apply a new version of the static settings, for keys that may change at run time.
 
-        Returns the keys that changed, and those whose change waits for the next start. Raises
+        Returns the keys that changed, and those whose change takes effect at the next start. Raises
         ConfigError, and changes nothing then.
         """
         fresh = BrokerConfig(settings)
@@ -191,38 +191,38 @@ class BrokerConfig:
     # --- values ---
 
     def _typed(self, name: str, kind: type[T]) -> T:
-        """The value of a key that is of that type. Raises TypeError for another, or for none."""
+        """Return the value of a key. Raises TypeError if it is unset or of another type."""
         value = self._values[name]
         if not isinstance(value, kind) or type(value) is not kind:  # True is an int otherwise
             raise TypeError(f"{name} is no {kind.__name__}: {value!r}")
         return value
 
     def int(self, name: str) -> _Int:
-        """The value of an integer key."""
+        """Return the value of an integer key."""
         return self._typed(name, _Int)
 
     def bool(self, name: str) -> _Bool:
-        """The value of a boolean key."""
+        """Return the value of a boolean key."""
         return self._typed(name, _Bool)
 
     def number(self, name: str) -> float:
-        """The value of a key with a fraction."""
+        """Return the value of a DOUBLE key."""
         return self._typed(name, float)
 
     def items(self, name: str) -> tuple[str, ...]:
-        """The value of a list key."""
+        """Return the value of a list key."""
         return self._typed(name, tuple)
 
     def text(self, name: str) -> str | None:
-        """The value of a text key; None if it is not set."""
+        """Return the value of a text key; None if it is not set."""
         return None if self._values[name] is None else self._typed(name, str)
 
     def get(self, name: str) -> Value:
-        """The value of any key. Raises KeyError for a name that is no broker key."""
+        """Return the value of any key. Raises KeyError if it is not a broker key."""
         return self._values[name]
 
     def on_listener(self, listener: str, name: str, mechanism: str = "") -> Value:
-        """What holds for a key of ``OF_LISTENERS`` on a listener, and for a mechanism of SASL."""
+        """Return the value of an ``OF_LISTENERS`` key for a listener and a SASL mechanism."""
         layers = (*self._dynamic.values(), self._static)
         prefix = f"{LISTENER_PREFIX}{listener.lower()}."
         for full in (f"{prefix}{mechanism.lower()}.{name}", prefix + name):
@@ -232,17 +232,17 @@ class BrokerConfig:
         return self._values[name]
 
     def is_set_on_listener(self, listener: str, name: str) -> _Bool:
-        """Whether a listener has a value of its own."""
+        """Return whether a key is set for this listener in particular."""
         full = f"{LISTENER_PREFIX}{listener.lower()}.{name}"
         return any(full in layer for layer in (*self._dynamic.values(), self._static))
 
     def settings(self, name: str) -> list[Setting]:
-        """Where a broker key is set, the strongest first; the last one is its default."""
+        """Return the levels that set a broker key, the strongest first; the last is its default."""
         default = Setting(name, BROKER_KEYS[name].default, ConfigSource.DEFAULT)
         return [*self._places([name]), default]
 
     def _places(self, names: Collection[str]) -> list[Setting]:
-        """Where these keys are set, level by level, and on each level in the order of ``names``."""
+        """Return where these keys are set, by level, then in the order of ``names``."""
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         return [
             Setting(name, layer[name], source)
@@ -252,13 +252,13 @@ class BrokerConfig:
         ]
 
     def static_text(self, name: str) -> str | None:
-        """What holds for a broker key where no dynamic setting does."""
+        """Return the static setting of a broker key, or its default."""
         return self._static.get(name, BROKER_KEYS[name].default)
 
     def synonyms(self, name: str) -> list[Setting]:
-        """Where a broker key and its synonyms are set, level by level, the strongest first.
+        """Return the settings of a broker key and its synonyms, by level, the strongest first.
 
-        As in Kafka the list begins with the key itself: a value in hours is shown behind the one in
+        As in Kafka the list begins with the key itself: a value in hours is shown after the one in
         milliseconds, and not alone.
 
         Source: ``ConfigHelper.configSynonyms``.
@@ -272,9 +272,10 @@ class BrokerConfig:
         return list(dropwhile(lambda item: item.name != name, found))
 
     def other_keys(self) -> dict[str, tuple[ConfigKey, list[Setting]]]:
-        """The keys that are set and not in ``BROKER_KEYS``, and where, by their whole names.
+        """Return the settings whose keys are not in ``BROKER_KEYS``, by their full names.
 
-        They are for single listeners, or unknown here: a controller of Apache Kafka keeps any key.
+        They are for single listeners, or unknown here: a controller of Apache Kafka accepts any
+        key.
         """
         layers = (*self._dynamic.items(), (ConfigSource.STATIC_BROKER, self._static))
         found: dict[str, tuple[ConfigKey, list[Setting]]] = {}
@@ -287,7 +288,7 @@ class BrokerConfig:
         return found
 
     def without_effect(self) -> list[tuple[str, str]]:
-        """(key, reason) of the static settings that change nothing, for a warning."""
+        """Return (key, reason) of the static settings that have no effect, for a warning."""
         inert = {name: _key(name).inert for name in self._static if _key(name).inert}
         if not self._values["zookeeper.connect"]:
             reason = "the controllers are not on ZooKeeper: zookeeper.connect is not set"
@@ -297,7 +298,7 @@ class BrokerConfig:
     # --- topic level ---
 
     def topic_settings(self, name: str, overrides: Mapping[str, str]) -> list[Setting]:
-        """Where a topic key is set, the strongest first; text is in the unit of its own key."""
+        """Return where a topic key is set, the strongest first; texts are in their keys' units."""
         found = []
         if name in overrides:
             found.append(Setting(name, overrides[name], ConfigSource.TOPIC))
@@ -307,12 +308,12 @@ class BrokerConfig:
         return [*found, Setting(name, key.default, ConfigSource.DEFAULT)]
 
     def topic_source(self, name: str, overrides: Mapping[str, str]) -> ConfigSource:
-        """What level the value of a topic key comes from."""
+        """Return the level that the value of a topic key comes from."""
         settings = self.topic_settings(name, overrides)
         return settings[0].source if settings else ConfigSource.DEFAULT
 
     def topic_value(self, name: str, overrides: Mapping[str, str]) -> Value:
-        """What holds for a topic key, in its own unit."""
+        """Return the value of a topic key, in its own unit."""
         key = TOPIC_KEYS[name]
         if name in overrides:
             return key.parse(overrides[name])
@@ -328,15 +329,15 @@ class BrokerConfig:
     # --- dynamic settings ---
 
     def dynamic(self, source: ConfigSource) -> Mapping[str, str]:
-        """The dynamic settings of one level."""
+        """Return the dynamic settings of one level."""
         return self._dynamic[source]
 
     def check_dynamic(self, settings: Mapping[str, str], before: Mapping[str, str] = {}) -> None:
         """Check the dynamic settings that differ from those ``before``.
 
-        A setting that stays as it was refuses no other: a controller of Apache Kafka keeps any key.
-        Raises ConfigError for unknown keys, and InvalidRequestError for bad values and for keys
-        that are fixed while the broker runs.
+        An unchanged setting is not checked: a controller of Apache Kafka accepts any key. Raises
+        ConfigError for unknown keys, and InvalidRequestError for bad values and for keys that
+        cannot change while the broker runs.
         """
         for name, text in settings.items():
             if before.get(name) == text:
@@ -350,7 +351,7 @@ class BrokerConfig:
             try:
                 key.parse(text)
             except ConfigError as error:
-                # So answers ``ConfigAdminManager.validateBrokerConfigChange`` (KAFKA-13609).
+                # As ``ConfigAdminManager.validateBrokerConfigChange`` does (KAFKA-13609).
                 raise InvalidRequestError(str(error)) from error
             if not key.updatable:
                 raise InvalidRequestError(f"Cannot update these configs dynamically: {name}")
@@ -361,17 +362,17 @@ class BrokerConfig:
                 )
 
     def proposed(self, source: ConfigSource, settings: Mapping[str, str]) -> BrokerConfig:
-        """What would hold with these dynamic settings of one level, less unusable ones."""
+        """Return a copy with these dynamic settings at one level, without the unusable ones."""
         made = BrokerConfig(self._static)
         made._dynamic = {**self._dynamic, source: _usable(settings)}
         made._refresh()
         return made
 
     def set_dynamic(self, source: ConfigSource, settings: Mapping[str, str]) -> None:
-        """Replace the dynamic settings of one level and tell the listeners.
+        """Replace the dynamic settings of one level and call the listeners.
 
-        A value that this broker cannot use is logged and left out: a controller of Apache Kafka
-        may have kept it. Source: ``DynamicBrokerConfig.removeInvalidConfigs``.
+        A value that this broker cannot use is logged and ignored: a controller of Apache Kafka may
+        have accepted it. Source: ``DynamicBrokerConfig.removeInvalidConfigs``.
         """
         self._dynamic[source] = _usable(settings)
         self._changed()
@@ -393,7 +394,7 @@ class BrokerConfig:
 
 
 def _key(name: str) -> ConfigKey:
-    """The key of a setting that was accepted."""
+    """Return the key of an accepted setting. Raises KeyError for another name."""
     found = _find_key(name)
     if found is None:
         raise KeyError(name)
@@ -401,7 +402,7 @@ def _key(name: str) -> ConfigKey:
 
 
 def _find_key(name: str) -> ConfigKey | None:
-    """Return the key of a broker's setting, also of one for a single listener; None if unknown."""
+    """Return the key of a broker setting, possibly for a single listener; None if unknown."""
     return BROKER_KEYS.get(name) or _key_of_listener(name)
 
 
@@ -421,7 +422,10 @@ def _is_usable(name: str, text: str) -> bool:
 
 
 def _key_of_listener(name: str) -> ConfigKey | None:
-    """The key of ``listener.name.LISTENER.KEY``, or of one with a mechanism before KEY."""
+    """Return the key of ``listener.name.LISTENER.KEY`` or ``listener.name.LISTENER.MECHANISM.KEY``.
+
+    None for any other name.
+    """
     if not name.startswith(LISTENER_PREFIX):
         return None
     _, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
@@ -439,7 +443,7 @@ _UNITS = tuple(
 
 
 def _synonyms(name: str) -> tuple[str, ...]:
-    """The broker keys of the same meaning, the strongest first.
+    """Return the broker keys of the same meaning, the strongest first.
 
     Source: ``DynamicBrokerConfig.brokerConfigSynonyms``.
     """
@@ -452,7 +456,7 @@ def _synonyms(name: str) -> tuple[str, ...]:
 
 
 def is_password(name: str) -> bool:
-    """Whether a broker's setting of this name is a password."""
+    """Return whether a broker setting of this name is a password."""
     key = _find_key(name)
     return key is not None and key.type is ConfigType.PASSWORD
 
@@ -467,12 +471,12 @@ def _broker_name(given: str, text: str) -> str:
         return SYNONYMS[given]
     if given in REPLACED:
         raise ConfigError(given, text, REPLACED[given])
-    # Without the value: perhaps it is a password, under a name with a mistake in it.
+    # Without the value: it may be a password under a misspelt name.
     raise ConfigError(given, None, _unknown(given))
 
 
 def _unknown(name: str) -> str:
-    """What is said of a key that is unknown, with the nearest one."""
+    """Return the reason for refusing an unknown key, with the most similar known key."""
     known: Iterable[str] = (*BROKER_KEYS, *IGNORED_KEYS, *TOPIC_KEYS)
     if name.startswith(LISTENER_PREFIX):
         listener, _, _ = name.removeprefix(LISTENER_PREFIX).partition(".")
@@ -481,7 +485,7 @@ def _unknown(name: str) -> str:
 
 
 def _reason_to_ignore(name: str) -> str:
-    """Why a key of Apache Kafka's is accepted and kept nowhere; empty for every other name."""
+    """Return why a key of Apache Kafka is accepted but ignored; empty for any other name."""
     if name in IGNORED_KEYS:
         return IGNORED_KEYS[name]
     for prefix, reason in IGNORED_PREFIXES.items():
@@ -500,7 +504,7 @@ def _reason_to_ignore(name: str) -> str:
 
 
 def _check_together(values: Mapping[str, Value]) -> None:
-    """Raise ConfigError where two bounds contradict each other, so that no client could get in."""
+    """Raise ConfigError if two bounds contradict each other."""
     for low, high in (
         ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
         ("log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"),
@@ -523,7 +527,7 @@ def _check_together(values: Mapping[str, Value]) -> None:
 
 
 def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> None:
-    """Check settings that a topic shall have. Raises ConfigError."""
+    """Check the settings of a topic. Raises ConfigError."""
     for name, text in overrides.items():
         if name not in TOPIC_KEYS:
             raise ConfigError(name, text, "unknown topic configuration")
@@ -537,10 +541,10 @@ def check_topic_configs(config: BrokerConfig, overrides: Mapping[str, str]) -> N
 
 
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
-    """The configuration of the logs of a topic with these settings of its own.
+    """Return the configuration of a topic's logs.
 
-    The broker's settings may have changed since the topic's were checked, so that they contradict
-    each other. A log bears that.
+    Since the topic's settings were checked, the broker's may have changed, so the two may
+    contradict each other. A log tolerates that.
     """
     values: dict[str, Any] = {
         name.replace(".", "_"): config.topic_value(name, overrides)

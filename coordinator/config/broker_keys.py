@@ -1,8 +1,8 @@
-"""Every broker-level configuration key, with Kafka's names and defaults.
+"""All broker-level configuration keys, with Kafka's names and defaults.
 
-A key is here for one of two reasons: it has an effect, or it says why it has none (``inert``) and
-is accepted with a warning. Everything else is refused by name. Where a default differs from
-Kafka's, its description says so.
+A key is listed if it has an effect, or to say why it has none (``inert``), in which case it is
+accepted with a warning. Any other key is refused. Where a default differs from Kafka's, the
+description says so.
 
 Source of names, types and defaults: ``LogConfig``, ``ServerLogConfigs``, ``TopicConfig``,
 ``GroupCoordinatorConfig``, ``TransactionLogConfig``, ``TransactionStateManagerConfig``,
@@ -242,10 +242,10 @@ REPLACED: Mapping[str, str] = {
     "log.dir": "the data directory is said with --data-dir",
     "log.dirs": "the data directory is said with --data-dir",
 }
-"""Kafka keys that do not fit this broker, and what to do instead.
+"""Kafka keys that the broker refuses, and the reason.
 
-``fencepost serve`` takes the directory of ``log.dirs`` before it gets here.
+``fencepost serve`` removes ``log.dir`` and ``log.dirs`` from the settings before.
 """
 
 SYNONYMS: Mapping[str, str] = {"broker.id": "node.id"}
-"""Older names that Kafka still takes."""
+"""Older names that Kafka still accepts."""

@@ -1,4 +1,4 @@
-"""Keys of a node's roles, and of its way to the controllers, with Kafka's names and defaults.
+"""Keys of a node's roles and of its connection to controllers, with Kafka's names and defaults.
 
 Source: ``KRaftConfigs``, ``QuorumConfig``, ``ReplicationConfigs``.
 """

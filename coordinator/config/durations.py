@@ -1,7 +1,7 @@
 """Durations as people write them: 500ms, 90s, 1h, 7d, 1h30m.
 
-On a command line they may stand wherever a number of milliseconds, seconds, minutes or hours does,
-also for the settings whose names say one of these units. Files have plain numbers, as Kafka's.
+On a command line they may replace a number of milliseconds, seconds, minutes or hours, also in
+settings whose names end in one of these units. Files have plain numbers, as Kafka's do.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _KEY_UNITS_MS = {"ms": 1, "seconds": 1_000, "secs": 1_000, "minutes": 60_000, "h
 
 
 def duration_ms(text: str) -> int | None:
-    """Return the milliseconds that ``text`` says with units, None for every other text."""
+    """Return the duration ``text`` in milliseconds; None for any other text."""
     if not re.fullmatch(PARTS, text):
         return None
     return sum(int(count) * UNITS_MS[unit] for count, unit in _PART.findall(text))
 
 
 def setting_value(key: str, value: str) -> str:
-    """Return ``value``, as a number of the unit that ``key`` names if it is a duration.
+    """Return ``value``; a duration is converted to the unit that ends the name of ``key``.
 
-    Raises ValueError for a duration that is no whole number of that unit, or has no such units.
+    Raises ValueError for a duration that is not a whole number of that unit, or has unknown units.
     """
     unit, spent = _UNIT_OF_KEY.search(key), duration_ms(value.strip())
     if unit is not None and spent is None and _LIKE_DURATION.fullmatch(value.strip()):

@@ -1,4 +1,4 @@
-"""Keys of the group coordinator: ``GroupCoordinatorConfig``; of single groups: ``GroupConfig``."""
+"""Keys of the group coordinator (``GroupCoordinatorConfig``) and of groups (``GroupConfig``)."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ consumer.assignment.interval.ms INT - unit=ms low=0
 GROUP_KEYS = read_keys(_BROKER)
 
 GROUP_OWN_KEYS = {key.name: key for key in (*read_keys(_OWN), *UNUSED_GROUP_KEYS)}
-"""What a single group may have set for itself, by name.
+"""Keys that can be set for a single group, by name.
 
-The default of a key is the broker's key of the same name behind ``group.``, its bounds are
-``group.KIND.min.*`` and ``group.KIND.max.*``, each where there is one. Share and streams groups are
-not served here; their keys are described, checked and kept all the same, so that what sets up the
-groups of an Apache Kafka runs here too.
+The default of a key is the broker key ``group.KEY``, its bounds are ``group.KIND.min.*`` and
+``group.KIND.max.*``, where these exist. Share and streams groups are not served here; their keys
+are described, checked and stored all the same, so that tools that set up groups of an Apache Kafka
+work here too.
 """

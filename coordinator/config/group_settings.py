@@ -1,4 +1,4 @@
-"""Settings of single groups: their checks, and what follows from them.
+"""Settings of single groups: checks, defaults and effective values.
 
 Source: ``GroupConfig.validate`` and ``GroupConfigManager``.
 """
@@ -26,12 +26,12 @@ FIELDS = {
     "consumer.heartbeat.interval.ms": "heartbeat_interval_ms",
     "consumer.assignment.interval.ms": "assignment_interval_ms",
 }
-"""The keys of consumer groups, and what they are of :class:`ConsumerSettings`."""
+"""The keys of consumer groups, and their fields in :class:`ConsumerSettings`."""
 
 OFFSET_RESET = "share.auto.offset.reset"
 
 KINDS = ("consumer", "share", "streams")
-"""What the keys of a group begin with; each kind has a session and a heartbeat."""
+"""Prefixes of group keys; each kind has a session timeout and a heartbeat interval."""
 
 _DURATION = re.compile(
     r"by_duration:(?P<sign>[-+]?)P(?:(?P<d>[-+]?\d+)D)?"
@@ -43,7 +43,7 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def broker_key(name: str) -> str:
-    """The broker key that is the default of a group's key."""
+    """Return the broker key that gives the default of a group's key."""
     return f"group.{name}"
 
 
@@ -80,7 +80,7 @@ def _check_bounds(config: BrokerConfig, name: str, value: int) -> None:
 
 
 def _is_offset_reset(text: str) -> bool:
-    """Whether a share group can begin there; durations are as ``java.time.Duration`` reads them."""
+    """Return whether this is a reset policy; durations are those of ``java.time.Duration``."""
     if text in {"earliest", "latest"}:
         return True
     match = _DURATION.fullmatch(text)
@@ -92,13 +92,13 @@ def _is_offset_reset(text: str) -> bool:
 
 
 def applied(base: ConsumerSettings, settings: Mapping[str, str]) -> ConsumerSettings:
-    """The broker's settings with a group's own in their place."""
+    """Return the broker's settings, overridden by a group's own."""
     own: dict[str, Any] = {FIELDS[key]: int(settings[key]) for key in FIELDS if key in settings}
     return replace(base, **own)
 
 
 def places(config: BrokerConfig, name: str, settings: Mapping[str, str]) -> list[Setting]:
-    """Where a group's key is set, the strongest first; the broker's own places follow."""
+    """Return where a group's key is set, the strongest first, then the levels of its broker key."""
     found: list[Setting] = []
     if name in settings:
         text = text_of(GROUP_OWN_KEYS[name].parse(settings[name]))

@@ -1,7 +1,7 @@
-"""Keys of Apache Kafka's brokers that are taken from a file with a warning, and kept nowhere.
+"""Keys of Apache Kafka's brokers that are accepted with a warning, and not stored.
 
-With those of ``unused_keys.py``, which tools may also ask for, they are all that Kafka 3.9 and 4.3
-have beside the keys that have an effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
+With the keys in ``unused_keys.py``, which tools may query, these are all keys of Kafka 3.9 and 4.3
+that have no effect here. Source: ``AbstractKafkaConfig.CONFIG_DEF``.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ this way of encryption or authentication is not served
 
 
 def _read(table: str) -> dict[str, str]:
-    """The reason of each key: a line of its own, above the indented lines with the keys."""
+    """Return the reason for each key; in the table a reason is followed by its keys, indented."""
     found, reason = {}, ""
     for line in table.strip().splitlines():
         if line.startswith(" "):
@@ -133,11 +133,11 @@ def _read(table: str) -> dict[str, str]:
 
 
 IGNORED_KEYS: Mapping[str, str] = _read(_TABLE)
-"""Why a key changes nothing here, by its name."""
+"""The reason why a key has no effect here, by key."""
 
 IGNORED_PREFIXES: Mapping[str, str] = {
     "config.providers.": IGNORED_KEYS["config.providers"],
     "rlmm.config.": IGNORED_KEYS["remote.log.storage.system.enable"],
     "rsm.config.": IGNORED_KEYS["remote.log.storage.system.enable"],
 }
-"""Why keys change nothing here that plugins of Apache Kafka's brokers are given, by prefix."""
+"""The reason why a key for a plugin of Apache Kafka has no effect here, by prefix."""

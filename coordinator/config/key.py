@@ -1,7 +1,7 @@
-"""What a configuration key is: its type, bounds and words; and how its text becomes a value.
+"""Configuration keys: their types, bounds and choices, and how a text becomes a value.
 
-Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks do not count, ``true`` and
-``false`` in any case, lists split at commas.
+Texts are parsed as Kafka's ``ConfigDef`` does: surrounding blanks are stripped, ``true`` and
+``false`` may be in any case, lists split at commas.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ MAX_VALUE_CHARACTERS = 32_768
 bytes in its older versions."""
 
 HIDDEN = "[hidden]"
-"""What is shown of a value that nobody may see, as in Kafka."""
+"""Shown instead of a sensitive value, as in Kafka."""
 
 SHOWN_CHARACTERS = 100
 """Characters of a refused value that its error shows."""
 
 
 class ConfigError(DomainError):
-    """A key is unknown, or its value is not acceptable (INVALID_CONFIG).
+    """A key is unknown, or its value is invalid (INVALID_CONFIG).
 
-    ``value`` is None where the error is not about a value.
+    ``value`` is None if the error is not about a value.
     """
 
     def __init__(self, key: str, value: object, reason: str) -> None:
@@ -64,7 +64,7 @@ _BITS = {ConfigType.SHORT: 16, ConfigType.INT: 32, ConfigType.LONG: 64}
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """A broker key behind a topic key; ``factor`` turns its unit into the topic's."""
+    """A broker key that gives a topic key's default; ``factor`` converts the unit."""
 
     name: str
     factor: int = 1
@@ -72,7 +72,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key. ``default`` is text, as DescribeConfigs shows it; None means "not set"."""
+    """One key. ``default`` is text, as DescribeConfigs shows it; None if the key has no default."""
 
     name: str
     type: ConfigType
@@ -85,17 +85,17 @@ class ConfigKey:
     updatable: bool = False
     """Whether it can be changed while the broker runs (broker keys; topic keys always can)."""
     inert: str = ""
-    """Why setting it changes nothing here. Such keys are accepted with a warning, so that a
-    configuration made for Apache Kafka works; empty for all others."""
+    """Why the key has no effect here; empty for all others. Such keys are accepted with a warning,
+    so that a configuration made for Apache Kafka works."""
     synonyms: tuple[Synonym, ...] = ()
-    """Topic keys: the broker keys behind it, the strongest first."""
+    """For a topic key, the broker keys that give its default, the strongest first."""
     any_case: bool = False
-    """Whether its choices may be written in upper case."""
+    """Whether the choices may be written in upper case."""
     form: str = ""
-    """Which of :data:`FORMS` its text has."""
+    """The name in :data:`FORMS` of the function that checks the text; empty for none."""
 
     def parse(self, text: str) -> Value:
-        """The value of ``text``. Raises :class:`ConfigError`."""
+        """Return the value that ``text`` stands for. Raises :class:`ConfigError`."""
         text = text.strip()
         if len(text) > MAX_VALUE_CHARACTERS:
             raise self._refuse(text, f"it is longer than {MAX_VALUE_CHARACTERS} characters")
@@ -110,7 +110,7 @@ class ConfigKey:
             self._check_form(text)
             return text
         if self.type is ConfigType.LIST:
-            # As in ``ConfigDef.parseValue``, an item that is repeated counts once (KIP-1161).
+            # As in ``ConfigDef.parseValue``, a repeated item counts once (KIP-1161).
             items = tuple(dict.fromkeys(map(str.strip, text.split(",")))) if text else ()
             self._check_choice(text, items)
             self._check_form(text)
@@ -125,7 +125,7 @@ class ConfigKey:
                 raise self._refuse(text, str(error)) from error
 
     def value_of(self, text: str | None) -> Value:
-        """The value of ``text``, or of the default where ``text`` is None."""
+        """Return the value of ``text``, or of the default if ``text`` is None."""
         if text is not None:
             return self.parse(text)
         return None if self.default is None else self.parse(self.default)
@@ -158,7 +158,7 @@ class ConfigKey:
 
     @property
     def is_sensitive(self) -> bool:
-        """Whether clients must not see its value: a key that is unknown here may be a password.
+        """Whether clients must not see the value: an unknown key may be a password.
 
         Source: ``KafkaConfig.maybeSensitive``.
         """
@@ -166,9 +166,9 @@ class ConfigKey:
 
 
 def counts_of_addresses(text: str) -> dict[str, int]:
-    """Numbers by address, of HOST:COUNT with commas between; addresses have the form of clients'.
+    """Parse HOST:COUNT entries separated by commas; return the counts by client address.
 
-    No name is looked up but ``localhost``. Raises ValueError.
+    ``localhost`` is the only host name that is accepted. Raises ValueError.
     """
     counts: dict[str, int] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
@@ -182,7 +182,7 @@ def counts_of_addresses(text: str) -> dict[str, int]:
 
 
 def plain_address(host: str) -> str:
-    """An address in the form that clients' ones have here. Raises ValueError for any other text."""
+    """Return an IP address in the form of client addresses. Raises ValueError."""
     try:
         found = ip_address(host)
     except ValueError:
@@ -193,18 +193,19 @@ def plain_address(host: str) -> str:
 
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 LEADER_ALONE = "org.apache.kafka.common.replica.LeaderSelector"
-"""The classes for ``replica.selector.class``: consumers read near to them, or from leaders."""
+"""Classes for ``replica.selector.class``: consumers fetch from a replica in their rack, or from the
+leader."""
 
 
 def replica_selector(text: str) -> str:
-    """A class of Apache Kafka's that is known here by its name. Raises ValueError."""
+    """Return ``text`` if it names a class of Apache Kafka that is built in. Raises ValueError."""
     if text not in {"", LEADER_ALONE, RACK_AWARE}:
         raise ValueError(f"classes of Java are not loaded; there is {RACK_AWARE}")
     return text
 
 
 def throttled_replicas(text: str) -> frozenset[tuple[int, int]] | None:
-    """(partition, broker) of each entry of PARTITION:BROKER; None, all of them, for ``*``.
+    """Parse PARTITION:BROKER entries; return the pairs, or None for ``*``, which means all.
 
     Raises ValueError. Source: ``ThrottledReplicaListValidator``.
     """
@@ -224,21 +225,21 @@ FORMS: Mapping[str, Callable[[str], object]] = {
     "replica-selector": replica_selector,
     "throttled-replicas": throttled_replicas,
 }
-"""What raises ValueError for a text of another form."""
+"""Functions that raise ValueError for a text of another form, by name."""
 
 
 def read_keys(table: str) -> tuple[ConfigKey, ...]:
-    """The keys of a table: each has a line for :func:`read_key`, and its description below it."""
+    """Return the keys of a table: each is a line for :func:`read_key` above its description."""
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
     return tuple(read_key(head, " ".join(map(str.strip, doc))) for head, *doc in entries)
 
 
 def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
-    """A key from its line of a table: name, type, default (``-`` for none), and what bounds it.
+    """Parse a line of a table: name, type, default (``-`` for none), and constraints.
 
-    That is ``unit=``, ``low=``, ``high=``, ``form=``, ``of=`` whose choices have commas between.
-    ``dynamic`` says that the key can be changed while the broker runs, ``any-case`` that its
-    choices may be written in upper case.
+    The constraints are ``unit=``, ``low=``, ``high=``, ``form=``, and ``of=`` with choices
+    separated by commas. ``dynamic`` means that the key can be changed while the broker runs,
+    ``any-case`` that its choices may be written in upper case.
     """
     name, kind, default, *rest = line.split()
     given = dict(item.partition("=")[::2] for item in rest)
@@ -260,7 +261,7 @@ def read_key(line: str, doc: str, inert: str = "") -> ConfigKey:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown ``name``: which of the ``known`` ones may be meant."""
+    """Return the end of an error about an unknown ``name``: the most similar ``known`` name."""
     import difflib  # noqa: PLC0415 - only errors need it
 
     spelling = {one.lower(): one for one in known}
@@ -269,7 +270,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def setting_text(key: str, value: object) -> str:
-    """The text of a setting that is given as what it means: a number, true, a list of texts.
+    """Return the text of a setting given as a text, number, boolean or list of texts.
 
     Raises ConfigError for anything else.
     """
@@ -283,7 +284,7 @@ def setting_text(key: str, value: object) -> str:
 
 
 def text_of(value: Value) -> str | None:
-    """A value as DescribeConfigs shows it."""
+    """Return a value as DescribeConfigs shows it."""
     if value is None:
         return None
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What a listener is: a name, where it listens, and how its clients speak.
+"""The configuration of one listener: name, address, protocol and SASL mechanisms.
 
 Source: ``Endpoint``, ``SecurityProtocol``.
 """
@@ -11,7 +11,7 @@ from fencepost.logcore.values import dataclass
 
 
 class SecurityProtocol(StrEnum):
-    """How clients of a listener speak, by Kafka's names and in the order of its numbers."""
+    """The security protocols of listeners, by Kafka's names and in the order of its ids."""
 
     PLAINTEXT = "PLAINTEXT"
     SSL = "SSL"
@@ -21,23 +21,23 @@ class SecurityProtocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ListenerConfig:
-    """One listener for clients, as the configuration has it."""
+    """One listener, as configured."""
 
     name: str = SecurityProtocol.PLAINTEXT.value
     """In upper case."""
     host: str = "127.0.0.1"
     port: int = 0
-    """0 for any free one."""
+    """0 for an ephemeral port."""
     protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
     mechanisms: tuple[str, ...] = ()
-    """How clients may log in (``sasl.enabled.mechanisms``); none where they need not."""
+    """The enabled SASL mechanisms (``sasl.enabled.mechanisms``); empty without SASL."""
 
     @property
     def is_tls(self) -> bool:
-        """Whether its bytes are encrypted."""
+        """Whether the listener uses TLS."""
         return self.protocol in {SecurityProtocol.SSL, SecurityProtocol.SASL_SSL}
 
     @property
     def is_sasl(self) -> bool:
-        """Whether its clients have to log in."""
+        """Whether clients must authenticate by SASL."""
         return self.protocol in {SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL}

@@ -1,6 +1,6 @@
-"""Listeners out of Kafka's ``listeners``: those for clients are opened.
+"""The listeners of Kafka's ``listeners``, separated into those for clients and for controllers.
 
-Each listener tells its clients its own address: services of a compose file and programs on the host
+Each listener has its own advertised address: services of a compose file and programs on the host
 reach a broker by different names.
 
 Source: ``SocketServerConfigs.listenerListToEndPoints``, ``KafkaConfig``, ``CoreUtils``.
@@ -25,7 +25,7 @@ CONTROL_PLANE = "control.plane.listener.name"
 INSECURE = "fencepost.insecure"
 CONTROLLER_LISTENERS = "controller.listener.names"
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - what a listener without a host asks for, as in Kafka
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the meaning of a listener without a host, as in Kafka
 ANY_ADDRESS = frozenset({EVERYWHERE, "::"})
 
 _IPV6_SELF = bytes(15) + b"\x01"
@@ -36,7 +36,7 @@ Address = tuple[str, int]
 
 
 def parse_address(text: str) -> Address:
-    """(host, port) of HOST:PORT or [HOST]:PORT. Raises ValueError."""
+    """Return (host, port) of HOST:PORT or [HOST]:PORT. Raises ValueError."""
     host, found, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -46,9 +46,9 @@ def parse_address(text: str) -> Address:
 
 
 def client_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
-    """The listeners of ``listeners``, by name and in order; empty if it is not set.
+    """Return the client listeners of ``listeners``, by name and in order; empty if it is not set.
 
-    A missing host means everywhere. Raises ConfigError.
+    A missing host stands for all interfaces. Raises ConfigError.
     """
     found = _of_clients(config, LISTENERS)
     _check_ports(config, found.values())
@@ -56,9 +56,9 @@ def client_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
 
 def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
-    """What ``advertised.listeners`` tells the clients of each listener to connect to.
+    """Return the addresses of ``advertised.listeners``, by listener name.
 
-    A listener that is not in it tells its own address. Raises ConfigError.
+    A listener that is missing there advertises its own address. Raises ConfigError.
     """
     found = _of_clients(config, ADVERTISED)
     text = _text(config, ADVERTISED)
@@ -78,9 +78,9 @@ def advertised_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
 
 def between_brokers(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
-    """Name and protocol of the listener over which brokers speak to each other. ConfigError.
+    """Return name and protocol of the inter-broker listener. Raises ConfigError.
 
-    It is named, or it has the name of its protocol.
+    Its name is configured, or is that of ``security.inter.broker.protocol``.
     """
     name = config.text(BETWEEN_BROKERS)
     if name is None:
@@ -97,9 +97,9 @@ def _named(config: BrokerConfig, key: str, name: str) -> tuple[str, SecurityProt
 
 
 def control_plane(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
-    """Name and protocol of the listener for brokers and a controller on ZooKeeper. ConfigError.
+    """Return name and protocol of the control plane listener (ZooKeeper). Raises ConfigError.
 
-    It is that of the brokers among themselves unless it is named.
+    It is the inter-broker listener unless ``control.plane.listener.name`` is set.
     """
     name = config.text(CONTROL_PLANE)
     if name is None:
@@ -112,12 +112,12 @@ def control_plane(config: BrokerConfig) -> tuple[str, SecurityProtocol]:
 
 
 def controller_listeners(config: BrokerConfig) -> dict[str, ListenerConfig]:
-    """The listeners of ``listeners`` that are for controllers and brokers. Raises ConfigError."""
+    """Return the controller listeners of ``listeners``, by name. Raises ConfigError."""
     return _listeners(config, LISTENERS, of_controllers=True)
 
 
 def advertised_controllers(config: BrokerConfig) -> dict[str, ListenerConfig]:
-    """Where brokers are told to find the controller, if that is not where it listens (KIP-853).
+    """Return the controller addresses of ``advertised.listeners``, by listener name (KIP-853).
 
     Raises ConfigError.
     """
@@ -125,17 +125,17 @@ def advertised_controllers(config: BrokerConfig) -> dict[str, ListenerConfig]:
 
 
 def listener_names(config: BrokerConfig) -> list[str]:
-    """The names of ``listeners``, those of controllers among them. Raises ConfigError."""
+    """Return the names in ``listeners``, controllers' included. Raises ConfigError."""
     return [name for name, _ in _entries(LISTENERS, _text(config, LISTENERS))]
 
 
 def protocols_of_listeners(config: BrokerConfig) -> dict[str, SecurityProtocol]:
-    """The protocol of each listener that has one, by its name. Raises ConfigError."""
+    """Return the protocols of listeners by name. Raises ConfigError."""
     return _protocols(config)
 
 
 def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) -> None:
-    """Refuse listeners that let strangers of other machines in, unless that is asked for.
+    """Refuse listeners that other machines reach without authentication, unless configured.
 
     Raises ConfigError.
     """
@@ -154,7 +154,7 @@ def check_closed(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
 
 
 def tells_passwords(listener: ListenerConfig) -> bool:
-    """Whether others in the network can read the passwords of its clients."""
+    """Return whether clients send passwords unencrypted over the network."""
     return (
         "PLAIN" in listener.mechanisms and not listener.is_tls and not _is_loopback(listener.host)
     )
@@ -169,7 +169,7 @@ def _is_loopback(host: str) -> bool:
 
 def _authenticates(config: BrokerConfig, listener: ListenerConfig) -> bool:
     if listener.is_sasl:
-        # A token that nobody has signed says whatever a client likes.
+        # An unsigned token proves nothing: a client can claim any name.
         key = "sasl.oauthbearer.jwks.endpoint.url"
         is_signed = config.on_listener(listener.name, key, "OAUTHBEARER") is not None
         return is_signed or "OAUTHBEARER" not in listener.mechanisms
@@ -177,7 +177,7 @@ def _authenticates(config: BrokerConfig, listener: ListenerConfig) -> bool:
 
 
 def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
-    """``ssl.client.auth`` of a listener: one with SASL goes by its own setting only.
+    """Return ``ssl.client.auth`` of a listener; one with SASL ignores the broker-wide setting.
 
     Source: ``ChannelBuilders``.
     """
@@ -188,7 +188,7 @@ def client_auth(config: BrokerConfig, listener: ListenerConfig) -> str:
 
 
 def _text(config: BrokerConfig, key: str) -> str:
-    """The value of a key that is a list of listeners; empty if it is not set."""
+    """Return the value of a key that lists listeners, as text; empty if it is not set."""
     value = config.get(key)
     return ",".join(value) if isinstance(value, tuple) else ""
 
@@ -208,7 +208,7 @@ def _of_controllers(config: BrokerConfig) -> set[str]:
 def _listeners(
     config: BrokerConfig, key: str, *, of_controllers: bool
 ) -> dict[str, ListenerConfig]:
-    """Those of controllers, or the others; by name and in order."""
+    """Return the controllers' listeners, or all others, by name and in order."""
     text = _text(config, key)
     if not text:
         return {}
@@ -244,7 +244,7 @@ def _listener(
 
 
 def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:
-    """(name, address) of each entry."""
+    """Yield (name, address) of each entry. Raises ConfigError."""
     for entry in map(str.strip, text.split(",") if text else ()):
         parts = _FORM.fullmatch(entry)
         if parts is None:
@@ -254,16 +254,17 @@ def _entries(key: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def mapped_protocols(config: BrokerConfig) -> list[str]:
-    """The entries of ``listener.security.protocol.map``; none if it is not set."""
+    """Return the entries of ``listener.security.protocol.map``; none if it is not set."""
     is_set = len(config.settings(PROTOCOLS)) > 1
     text = (config.text(PROTOCOLS) or "") if is_set else ""
     return list(filter(None, map(str.strip, text.split(","))))
 
 
 def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
-    """The protocol of each listener that has one, by its name.
+    """Return the protocols of listeners by name.
 
-    Where nobody says anything, and nothing else is in use, controllers speak PLAINTEXT.
+    Without a map, and if no listener is named after another protocol, controller listeners default
+    to PLAINTEXT.
     """
     protocols = {one.value: one for one in SecurityProtocol}
     entries = mapped_protocols(config)
@@ -287,7 +288,7 @@ def _protocols(config: BrokerConfig) -> dict[str, SecurityProtocol]:
 
 
 def _check_ports(config: BrokerConfig, listeners: Collection[ListenerConfig]) -> None:
-    """Two listeners have one port only if one is of IPv4 and the other of IPv6.
+    """Refuse a shared port, except between one IPv4 and one IPv6 listener.
 
     Raises ConfigError.
     """
@@ -317,7 +318,7 @@ def _check_ports(config: BrokerConfig, listeners: Collection[ListenerConfig]) ->
 
 
 def _ip_version(host: str) -> int:
-    """4, 6, or 0 for a name."""
+    """Return 4, 6, or 0 for a host name."""
     if _packed(socket.AF_INET, host) is not None:
         return 4
     return 0 if _packed(socket.AF_INET6, host) is None else 6

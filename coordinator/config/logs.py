@@ -1,7 +1,7 @@
-"""What the broker writes to standard error: key=value on a terminal, JSON lines otherwise.
+"""The broker's log on standard error: key=value on a terminal, JSON lines otherwise.
 
-Texts come from clients (topic names, client ids), so control characters are escaped and long values
-cut: one event is one line, whatever it says.
+Clients choose some of the texts (topic names, client ids), so control characters are escaped and
+long values truncated: one event is always one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 from fencepost.logcore.printable import printable
 
 MAX_VALUE_CHARACTERS = 1_000
-"""Characters of one value; what is longer ends in an ellipsis."""
+"""Characters of one value; a longer one is truncated and ends in an ellipsis."""
 
 MAX_TRACE_CHARACTERS = 20_000
 """Characters of a stack trace, of which the end is kept."""
@@ -32,13 +32,13 @@ LEVELS: Mapping[str, int] = {
     "DEBUG": logging.DEBUG,
     "TRACE": logging.DEBUG,
 }
-"""Kafka's names of the levels, as BROKER_LOGGER configs have them."""
+"""Kafka's names of the levels, as in BROKER_LOGGER configs."""
 
 FORMATS: Mapping[str, bool | None] = {"auto": None, "text": True, "json": False}
-"""Whether lines are for a terminal; "auto" asks standard error."""
+"""Whether to write lines for a terminal; None for "auto" decides by standard error."""
 
 ROOT = "root"
-"""The one logger, by its name in BROKER_LOGGER configs."""
+"""The name of the only logger in BROKER_LOGGER configs."""
 
 Event = MutableMapping[str, Any]
 
@@ -54,7 +54,7 @@ _level = _Level()
 
 
 def level() -> str:
-    """Kafka's name of the level in force."""
+    """Return Kafka's name of the level in force."""
     return _level.name
 
 
@@ -65,7 +65,7 @@ def set_level(name: str) -> None:
 
 
 def configure(*, terminal: bool | None = None) -> None:
-    """Set up logging of this process; ``terminal`` None asks standard error itself."""
+    """Set up logging of this process; by default the format depends on standard error."""
     if terminal is None:
         terminal = sys.stderr.isatty()
     structlog.configure(
@@ -84,7 +84,7 @@ def configure(*, terminal: bool | None = None) -> None:
 
 
 def configure_quietly() -> None:
-    """Set up logging for a broker inside somebody else's program, unless that did so itself.
+    """Set up logging for a broker inside another program, unless the program has done so itself.
 
     structlog's own default would print to standard output.
     """
@@ -95,7 +95,7 @@ def configure_quietly() -> None:
 
 @contextmanager
 def only_errors() -> Iterator[None]:
-    """Leave out warnings for a while, unless the program around has set up logging itself."""
+    """Suppress warnings in a block, unless the embedding program has set up logging itself."""
     configure_quietly()
     before = level()
     if before != "WARN":
@@ -122,7 +122,7 @@ def _with_trace(_logger: object, _method: str, event: Event) -> Event:
 
 
 def _clean(_logger: object, _method: str, event: Event) -> Event:
-    """Make every value a number, a truth value or a cut text."""
+    """Convert every value to a number, a boolean or a truncated text."""
     return {key: _plain(value, key) for key, value in event.items()}
 
 
@@ -135,15 +135,15 @@ def _plain(value: object, key: str) -> object:
 
 
 def _as_json(_logger: object, _method: str, event: Event) -> str:
-    """One line of JSON, which escapes control characters by itself."""
+    """Return one line of JSON, which escapes control characters."""
     return json.dumps(event)
 
 
 def _as_text(_logger: object, _method: str, event: Event) -> str:
-    """``time level event key=value …``; the lines of a stack trace are set off.
+    """Return ``time level event key=value …``, followed by an indented stack trace.
 
-    The message of an exception may hold lines that a client chose. Behind a margin none of them
-    looks like an event.
+    A client may have chosen lines in the message of an exception. Indented, none of them looks like
+    an event.
     """
     head = (
         f"{event.pop('timestamp')} {event.pop('level'):<8} {printable(str(event.pop('event', '')))}"
@@ -157,7 +157,7 @@ def _as_text(_logger: object, _method: str, event: Event) -> str:
 
 def _quoted(value: object) -> str:
     text = printable(str(value))
-    if '"' in text:  # a value must not end itself and go on with keys of ours
+    if '"' in text:  # a client's value must not be able to close the quotes and add keys
         return '"' + printable(str(value).replace("\\", "\\\\").replace('"', '\\"')) + '"'
     is_list = text.startswith("[") and text.endswith("]")
     return f'"{text}"' if " " in text or not text or is_list else text

@@ -1,4 +1,4 @@
-"""Files of Java properties, as Apache Kafka's ``server.properties`` is one.
+"""Files in Java's properties format, such as Apache Kafka's ``server.properties``.
 
 Source: the format of ``java.util.Properties.load``.
 """
@@ -19,10 +19,10 @@ _LETTER_OF = {char: letter for letter, char in _LETTERS.items()}
 
 
 def parse(raw: bytes) -> dict[str, str]:
-    r"""The keys and values of a file; of a key that stands there twice, the last value.
+    r"""Return the keys and values of a file; the last value of a repeated key counts.
 
     Bytes are ISO 8859-1, as Java reads them; other characters are written ``\uXXXX``. Raises
-    ValueError for an escape that is none.
+    ValueError for an invalid escape.
     """
     found: dict[str, str] = {}
     for line in _logical_lines(raw.decode("latin-1")):
@@ -34,13 +34,13 @@ def parse(raw: bytes) -> dict[str, str]:
 
 
 def text_of(settings: Mapping[str, str]) -> bytes:
-    r"""A file that :func:`parse` reads as these settings, and Java as well."""
+    r"""Return a file that :func:`parse`, and Java, read as these settings."""
     lines = [f"{_escaped(key, ' =:#!')}={_escaped(value)}\n" for key, value in settings.items()]
     return "".join(lines).encode("ascii")
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """With a backslash where needed: at the beginning a blank would be lost."""
+    """Escape a key or value; a leading blank is escaped too, since it would be stripped."""
     out: list[str] = []
     for at, char in enumerate(text):
         if char == "\\" or char in more or (char in _BLANKS and at == 0):
@@ -56,7 +56,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones, those that end in a backslash with what follows."""
+    """Yield lines without comments and blank lines, with continuation lines joined."""
     begun = ""
     is_continued = False
     for natural in _LINE_END.split(text):

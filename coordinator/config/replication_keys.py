@@ -1,4 +1,4 @@
-"""Keys of what brokers do among themselves, with Kafka's names and defaults.
+"""Keys of replication between brokers, with Kafka's names and defaults.
 
 Source: ``ReplicationConfigs``, ``ReplicationQuotaManagerConfig``, ``BrokerSecurityConfigs``,
 ``QuotaConfig``.

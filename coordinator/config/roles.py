@@ -1,4 +1,4 @@
-"""What a node is, and whether its configuration says so without contradicting itself.
+"""The roles of a node, and checks that its configuration does not contradict them.
 
 Source: ``KafkaConfig.validateValues``, ``QuorumConfig.parseVoterConnections``, KIP-853.
 """
@@ -28,36 +28,36 @@ BOOTSTRAP, VOTERS = "controller.quorum.bootstrap.servers", "controller.quorum.vo
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a node is."""
+    """The roles of a node, and how it reaches its controllers."""
 
     is_broker: bool
     is_controller: bool
     bootstrap: tuple[Address, ...] = ()
-    """Where controllers listen, as far as the configuration knows."""
+    """Addresses of controllers, as configured."""
     voters: tuple[tuple[int, Address], ...] = ()
-    """The ids of controllers, and where they listen, where the quorum stays the same."""
+    """(id, address) of the voters of a static quorum."""
     controller_listener: str = ""
-    """How controllers are connected to: the first of their listeners; empty without any."""
+    """The listener for connections to controllers: the first of theirs; empty without any."""
     controller_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
-    """How that speaks."""
+    """The security protocol of that listener."""
     elects: bool = False
     """Whether the brokers elect the controller among themselves, on ZooKeeper."""
     decides_for_others: bool = False
-    """Whether it is the controller of whoever joins: it has a listener for that."""
+    """Whether it is the controller of other brokers: it has a controller listener."""
 
     @property
     def is_member(self) -> bool:
-        """Whether the controllers are elsewhere."""
+        """Whether it is a broker whose controllers are other nodes."""
         return self.is_broker and not self.is_controller
 
     @property
     def registers(self) -> bool:
-        """Whether it is a broker among others, known to a controller that they all have."""
+        """Whether it is a broker that registers with a controller over the network."""
         return self.is_member or (self.is_broker and self.decides_for_others)
 
 
 def roles_of(config: BrokerConfig) -> Roles:
-    """What the configuration makes of this node. Raises ConfigError."""
+    """Return the roles that the configuration gives this node. Raises ConfigError."""
     roles = config.items(ROLES)
     if config.text(ZOOKEEPER):
         if set(roles) != {BROKER, CONTROLLER}:
@@ -98,7 +98,7 @@ def _check_member(
     names: list[str],
     protocols: dict[str, SecurityProtocol],
 ) -> None:
-    """Of a broker whose controllers are elsewhere."""
+    """Check the settings of a broker whose controllers are other nodes. Raises ConfigError."""
     if not roles.bootstrap:
         raise ConfigError(
             ROLES,
@@ -135,7 +135,7 @@ def _check_member(
 
 
 def _check_controller(config: BrokerConfig, roles: Roles, names: list[str]) -> None:
-    """Of a controller, which is the only one of its cluster."""
+    """Check the settings of a controller, the only one of its cluster. Raises ConfigError."""
     node_id = config.int("node.id")
     ids = {voter for voter, _ in roles.voters}
     if ids and node_id not in ids:
@@ -163,7 +163,7 @@ def _check_controller(config: BrokerConfig, roles: Roles, names: list[str]) -> N
 
 
 def _check_controllers_listeners(config: BrokerConfig, names: list[str]) -> None:
-    """Of a node that is nothing but a controller."""
+    """Check the listeners of a node that is only a controller. Raises ConfigError."""
     present = listener_names(config)
     if not names or any(name not in present for name in names):
         raise ConfigError(

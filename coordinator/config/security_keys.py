@@ -1,8 +1,8 @@
-"""Keys of encryption, authentication, authorization and quotas, with Kafka's names and defaults.
+"""Keys of TLS, authentication, authorization and quotas, with Kafka's names and defaults.
 
-Those of :data:`OF_LISTENERS` may be set for one listener: ``listener.name.NAME.KEY`` with the name
-in lower case, and those of SASL for one of its mechanisms as well,
-``listener.name.NAME.MECHANISM.KEY``. What is most specific holds.
+Those in :data:`OF_LISTENERS` may be set for one listener, ``listener.name.NAME.KEY`` with the name
+in lower case, and SASL keys also for one of its mechanisms, ``listener.name.NAME.MECHANISM.KEY``.
+The most specific setting wins.
 
 Source: ``BrokerSecurityConfigs``, ``SslConfigs``, ``SaslConfigs``, ``SocketServerConfigs``,
 ``QuotaConfig``, ``StandardAuthorizer``.
@@ -121,4 +121,4 @@ _LISTENER_KEYS = read_keys(_LISTENERS)
 SECURITY_KEYS = (*_LISTENER_KEYS, *read_keys(_BROKER))
 
 OF_LISTENERS: Mapping[str, ConfigKey] = {key.name: key for key in _LISTENER_KEYS}
-"""Keys that a listener may have a value of its own of, by name."""
+"""Keys that can also be set for one listener, by name."""

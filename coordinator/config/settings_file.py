@@ -1,7 +1,7 @@
-"""Configuration files in TOML or in Java's properties format, told apart by what is in them.
+"""Configuration files in TOML or in Java's properties format, distinguished by their content.
 
-Almost every ``server.properties`` has a value without quotes, which is no TOML; a file whose values
-are all numbers, true or false means the same in both formats.
+Almost every ``server.properties`` has a value without quotes, which is not valid TOML. A file whose
+values are all numbers, true or false means the same in both formats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOML_LINE = re.compile(
 
 
 def read_file(path: Path) -> dict[str, str]:
-    """The settings of a file. Raises ConfigError, also where it cannot be read."""
+    """Return the settings of a file. Raises ConfigError, also for an unreadable file."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_CONFIG_FILE_BYTES + 1)
@@ -40,10 +40,10 @@ def read_file(path: Path) -> dict[str, str]:
 
 
 def parse(raw: bytes, suffix: str = "") -> dict[str, str]:
-    """The settings of a file's content. Raises ValueError, and ConfigError for a value of no use.
+    """Parse a file's content. Raises ValueError, and ConfigError for a value of a wrong type.
 
-    ``suffix`` only decides how a file is reported that is no TOML but has lines as TOML has them:
-    as broken TOML, unless its name says that it is Java's.
+    ``suffix`` only matters for a file that is not valid TOML but has lines that look like TOML: the
+    error is about TOML unless the name ends in ``.properties``.
     """
     try:
         return dict(_flatten(tomllib.loads(raw.decode()), ""))
@@ -61,7 +61,7 @@ def parse(raw: bytes, suffix: str = "") -> dict[str, str]:
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    """Dotted keys from nested tables: ``log.retention.hours = 1`` is three tables in TOML."""
+    """Yield dotted keys of nested tables: ``log.retention.hours = 1`` is three tables in TOML."""
     for name, value in tree.items():
         key = prefix + name
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Every topic-level configuration key, tied to the broker keys that give its default.
+"""All topic-level configuration keys, with the broker keys that give their defaults.
 
 Source: ``LogConfig``, ``ServerTopicConfigSynonyms``.
 """
@@ -16,7 +16,7 @@ _MINUTE_MS = 60_000
 
 
 def _topic(name: str, broker: str, *others: Synonym) -> ConfigKey:
-    """A topic key that takes type, bounds and words from the broker key of its default."""
+    """Return a topic key with type, bounds and choices of the broker key that gives its default."""
     base = BROKER_KEYS[broker]
     strongest_default = others[-1] if base.default is None and others else None
     default = base.default

@@ -1,6 +1,6 @@
-"""Keys that are accepted with a warning and change nothing, each with its reason.
+"""Keys that are accepted with a warning and have no effect, each with its reason.
 
-A configuration that was made for Apache Kafka works without an edit, and says what it loses.
+A configuration made for Apache Kafka works unchanged, and the warnings tell what it loses.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ streams groups are not served
 
 
 def _keys(table: str) -> tuple[ConfigKey, ...]:
-    """The keys of a table, each in a line below the reason that it shares with others."""
+    """Return the keys of a table; in the table a reason is followed by its keys, indented."""
     keys, reason = [], ""
     for line in table.strip().splitlines():
         if line.startswith(" "):
@@ -102,4 +102,4 @@ def _keys(table: str) -> tuple[ConfigKey, ...]:
 
 UNUSED_BROKER_KEYS = _keys(_BROKER)
 UNUSED_GROUP_KEYS = _keys(_GROUP)
-"""Of what single groups may have for themselves."""
+"""Keys that can be set for a single group."""

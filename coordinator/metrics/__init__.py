@@ -1,1 +1,1 @@
-"""What an operator sees of a running broker: metrics for Prometheus, and whether it is well."""
+"""Monitoring of a running broker: metrics for Prometheus, health and readiness."""

@@ -1,7 +1,7 @@
-"""`/metrics`, `/healthz` and `/readyz` of one broker, from before its start to behind its stop.
+"""`/metrics`, `/healthz` and `/readyz` of one broker, from before its startup until after its stop.
 
-One scrape at a time looks at the broker; whoever comes meanwhile, and asks for the same format,
-gets its answer. A scrape works in slices of a millisecond, and its text is sent piece by piece.
+Only one scrape at a time collects samples; a request that arrives meanwhile, for the same format,
+gets the same response. A scrape works in slices of a millisecond, and streams its text.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ COMPAT: Final[Mapping[str, str]] = {
     "kminion": "kminion",
     "jmx": "jmx",
 }
-"""Modules with the names of other exporters, by how they are called in settings."""
+"""Modules with the metric names of other exporters, by their names in the configuration."""
 
 TICK_MS: Final = 100
-"""Between two looks at how late the event loop is."""
+"""Interval between measurements of the event loop's lag."""
 
 ABOUT_ITSELF: Final = 4
-"""Samples that a scrape adds about itself, whatever there is room for."""
+"""Samples that a scrape adds about itself, beyond the limit."""
 
 LAG_BOUNDS: Final = (0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-"""Seconds; a turn is meant to end before 0.05."""
+"""Seconds; a turn of the loop should take less than 0.05."""
 
 
 class Endpoint:
-    """Answers for the broker that fills in ``services``, ``server`` and ``stage`` as it goes."""
+    """Serves HTTP for a broker, which updates ``services``, ``server`` and ``stage``."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Endpoint:
     ) -> None:
         self._users, self._tls = users, tls
         self.stage = health.STARTING
-        """What the broker is doing: :data:`health.SERVING`, or why it is not ready."""
+        """The stage of the broker: :data:`health.SERVING`, or the reason why it is not ready."""
         self.services: Services | None = None
         self.server: Server | None = None
         self._compat = tuple(compat)
@@ -78,7 +78,7 @@ class Endpoint:
         self._loop_lag = Histogram(LAG_BOUNDS)
         self._lags, self._rates = Lags(), Rates()
         self._scrapes: dict[str, tuple[asyncio.Task[None], Page]] = {}
-        """Those under way, by format."""
+        """Scrapes in progress, by format."""
         self._one_at_a_time = asyncio.Lock()
         self._began = own.began()
         self._scraped, self._took = 0, 0.0
@@ -92,26 +92,26 @@ class Endpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens. Raises RuntimeError where it does not."""
+        """The (host, port) of the listener. Raises RuntimeError if it is closed."""
         if self._http is None:
             raise RuntimeError("metrics are not served")
         return self._http.host, self._http.port
 
     def serves(self, services: Services, server: Server) -> None:
-        """Tell of a broker that clients can ask now."""
+        """Collect metrics of a broker that accepts clients from now on."""
         self.services, self.server = services, server
         self.stage = health.SERVING
 
     def stops(self) -> None:
-        """Tell that the broker is about to go; its figures are not looked at any more."""
+        """Report that the broker is stopping, and stop collecting its metrics."""
         self.stage, self.services, self.server = health.STOPPING, None, None
 
     def watch(self, server: Server) -> None:
-        """Have the requests of a server counted, from the first one on."""
+        """Count all requests to a server from its first one on."""
         server.watch = RequestWatch()
 
     async def close(self) -> None:
-        """Answer nobody any more."""
+        """Cancel the scrapes and close the listener."""
         if self._tick is not None:
             self._tick.cancel()
         tasks = [task for task, _ in self._scrapes.values()]
@@ -157,14 +157,14 @@ class Endpoint:
             self._scrapes[wanted] = task, page
             task.add_done_callback(lambda _: self._scrapes.pop(wanted))
         task, page = self._scrapes[wanted]
-        # Who goes does not take the scrape along: others may wait for it.
+        # A client that disconnects does not cancel the scrape: other requests may wait for it.
         await asyncio.shield(task)
         return Response(200, wanted, _sent(page.pieces))
 
     # --- a scrape ---
 
     async def _scrape(self, page: Page) -> None:
-        """Look at everything and write it down."""
+        """Collect all samples and write them to the page."""
         async with self._one_at_a_time:
             since = monotonic_s()
             pace = Pace(SLICE_MS)
@@ -230,7 +230,7 @@ def _version() -> str:
 
 
 def _format(accept: str) -> str:
-    """The format that an Accept header asks for: OpenMetrics if that is named before plain text."""
+    """Return the format an Accept header asks for: OpenMetrics if it precedes plain text."""
     for one in accept.lower().split(","):
         kind = one.partition(";")[0].strip()
         if kind == "application/openmetrics-text":

@@ -1,4 +1,4 @@
-"""Samples as text, in slices: Prometheus' format, or OpenMetrics' where it is asked for."""
+"""Samples as text, produced in slices, in Prometheus' format or in OpenMetrics'."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 LINES_PER_LOOK: Final = 10
-"""Lines that are made between two looks at the time; some take a walk over a group's members."""
+"""Samples between two checks of the time; some require a walk over a group's members."""
 
 LINES_PER_PIECE: Final = 200
 """Lines that are kept as one piece of text: about 16 KiB."""
 
 SLICE_MS: Final = 1
-"""How long a scrape keeps the loop before others get their turn, in milliseconds: short, for what
-it does is never urgent."""
+"""How long a scrape may occupy the loop before it yields, in milliseconds: short, because its work
+is never urgent."""
 
 
 @dataclass(slots=True)
 class Page:
-    """The answer to one scrape in the making, of ``max_series`` samples at most."""
+    """The response to a scrape, while it is collected; ``max_series`` samples at most."""
 
     content_type: str
     max_series: int
     pieces: list[bytes] = field(default_factory=list)
-    """The text, to be sent one after the other."""
+    """The text, in order."""
     series: int = 0
-    """Samples in it."""
+    """Samples in the text."""
     dropped: int = 0
-    """Samples for which there was no room."""
+    """Samples left out because of the limit."""
     _lines: list[str] = field(default_factory=list)
 
     async def add(self, all_series: Iterable[Series], pace: Pace) -> None:
-        """Write families with all their samples, and let others have their turn meanwhile."""
+        """Write families with all their samples, and yield to other tasks meanwhile."""
         for family, samples in all_series:
             self._lines += self._head(family)
             for number, (written, value) in enumerate(samples):
@@ -58,14 +58,14 @@ class Page:
         self._cut()
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Write the end of the text."""
         if self.content_type == OPENMETRICS:
             self.pieces.append(b"# EOF\n")
 
     def _head(self, family: Family) -> list[str]:
         name, kind = family.name, family.kind
         if self.content_type == OPENMETRICS:
-            # There a counter is called as its sample less the ending.
+            # In OpenMetrics the name of a counter has no suffix, unlike its samples.
             name = name.removesuffix("_total") if kind == "counter" else name
             kind = "unknown" if kind == "untyped" else kind
         text = family.help.replace("\\", r"\\").replace("\n", r"\n")
@@ -80,7 +80,7 @@ class Page:
         self._lines.append(f"{name}{{{written}}} {shown}\n" if written else f"{name} {shown}\n")
 
     def _histogram(self, name: str, written: str, value: Histogram) -> None:
-        """All of it or nothing: some of its buckets would be wrong."""
+        """Write a histogram completely or not at all: without some buckets it would be wrong."""
         if self.series + len(value.counts) + 2 > self.max_series:
             self.dropped += len(value.counts) + 2
             return

@@ -1,4 +1,4 @@
-"""What a metric is: its name, its type, what it says, its labels; and the table they are read from.
+"""Metric families: name, type, labels and help text, read from a table.
 
 Source: the text format 0.0.4 of Prometheus and OpenMetrics 1.0.
 """
@@ -14,16 +14,16 @@ from fencepost.coordinator.runtime.histogram import Histogram
 from fencepost.logcore.values import dataclass
 
 MAX_LABEL_CHARACTERS: Final = 250
-"""Of the value of a label: a topic's name fits, and a group's may be as long as it likes."""
+"""Length of a label value: a topic's name fits, while a group id may be of any length."""
 
 Number = int | float
 Sample = tuple[str, Number]
-"""The labels as they are written, without braces, and a value."""
+"""The encoded labels, without braces, and a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Series of one name."""
+    """All series of one name."""
 
     name: str
     kind: str
@@ -33,11 +33,11 @@ class Family:
 
 
 Series = tuple[Family, Iterable[Sample | tuple[str, Histogram]]]
-"""A family and all its samples; a histogram's are whole."""
+"""A family and its samples; a histogram stands for all of its samples."""
 
 
 def read_families(table: str) -> Mapping[str, Family]:
-    """The families of a table by name: each has a line with name, type and labels, and its text."""
+    """Return the families of a table by name: a line with name, type and labels, then the help."""
     entries = (entry.splitlines() for entry in re.split(r"\n(?! )", table.strip()))
     found = {}
     for head, *text in entries:
@@ -50,7 +50,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def label(value: object) -> str:
-    """The value of a label as it is written: short, valid, and still its own."""
+    """Escape a label value, and truncate a long one to a unique text with a checksum."""
     text = str(value)
     if len(text) > MAX_LABEL_CHARACTERS:
         digest = zlib.crc32(text.encode("utf-8", "surrogatepass"))
@@ -61,5 +61,5 @@ def label(value: object) -> str:
 
 
 def labels(**values: object) -> str:
-    """Labels as they are written between the braces."""
+    """Return labels as written between the braces."""
     return ",".join(f'{name}="{label(value)}"' for name, value in values.items())

@@ -1,4 +1,4 @@
-"""Whether the broker is ready: what `/readyz` says, and why not."""
+"""Readiness of the broker: the response of `/readyz`, and its reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN: Final = 3
 
 
 def unready(stage: str, services: Services | None) -> str:
-    """Why nobody should be sent here now; empty if all is well."""
+    """Return the reason why clients should not be sent here now; empty if the broker is ready."""
     if stage != SERVING or services is None:
         return STARTING if stage == SERVING else stage
     offline = [one.name for one in services.logs if one.offline is not None]

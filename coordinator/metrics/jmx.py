@@ -1,7 +1,7 @@
 """The names that Prometheus' JMX exporter gives to Apache Kafka's MBeans.
 
-What one event loop has none of, queues between threads, is told as 0. What nobody measures here is
-left out.
+Metrics of queues between threads are 0: one event loop has no such queues. Metrics that this broker
+does not measure are left out.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _STATES: Final = ("Stable", "Empty", "Dead", "PreparingRebalance", "CompletingRe
 
 
 def series(view: View) -> Iterator[Series]:
-    """All of them."""
+    """Yield all families."""
     yield from _of_traffic(view)
     yield from _of_requests(view)
     yield from _of_node(view)
@@ -203,7 +203,7 @@ def _of_requests(view: View) -> Iterator[Series]:
 
 
 def _name(key: int) -> str:
-    # Kafka tells the fetches of consumers from those of replicas, of which there are none here.
+    # Kafka distinguishes consumers' fetches from followers'; here all count as consumers'.
     return "FetchConsumer" if key == ApiKey.FETCH else KNOWN_APIS[key].name
 
 
@@ -242,7 +242,7 @@ def _of_node(view: View) -> Iterator[Series]:
 
 
 def _of_controller(view: View) -> Iterator[Series]:
-    """What controllers tell; a broker whose controllers are apart does not know."""
+    """Yield the controller's metrics; none on a broker whose controllers are other nodes."""
     if view.controller is None:
         return
     snapshot, (active, fenced) = view.snapshot, view.brokers

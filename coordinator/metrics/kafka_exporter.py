@@ -1,4 +1,4 @@
-"""The names of kafka_exporter, which Grafana's dashboard 7589 asks for; its lag is of offsets."""
+"""kafka_exporter's metric names, for Grafana's dashboard 7589; its lag is in offsets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ kafka_consumergroup_members gauge consumergroup
 
 
 def series(view: View) -> Iterator[Series]:
-    """All of them."""
+    """Yield all families."""
     snapshot, node_id = view.snapshot, view.services.node_id
     host, port = view.services.advertised()
     rows = snapshot.partitions.values()
@@ -94,7 +94,7 @@ def series(view: View) -> Iterator[Series]:
 
 
 def _of(one: PartitionRegistration | None, alone: tuple[int, ...]) -> tuple[int, ...]:
-    """Leader, replicas, those in sync, and whether the first one leads, and any is missing."""
+    """Return leader, replica count, ISR count, and whether it is preferred or under-replicated."""
     if one is None:
         return alone
     replicas, in_sync = len(one.replicas), len(one.isr)

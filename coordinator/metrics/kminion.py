@@ -1,4 +1,4 @@
-"""The names of KMinion, which the dashboards 14012 to 14014 ask for; its lag is of offsets."""
+"""KMinion's metric names, for the dashboards 14012 to 14014; its lag is in offsets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ VERSION: Final = "v4.3"
 
 
 def series(view: View) -> Iterator[Series]:
-    """All of them."""
+    """Yield all families."""
     yield FAMILIES["kminion_exporter_up"], [(labels(version="fencepost"), 1)]
     yield from _of_cluster(view)
     yield from _of_topics(view)
@@ -136,7 +136,7 @@ def _replication(view: View, topic: str) -> int:
 
 @dataclass(slots=True)
 class _Assigned:
-    """How many members of a group have partitions, in all and by topic."""
+    """The number of members without partitions; members and partitions by topic."""
 
     empty: int = 0
     members: Counter[str] = field(default_factory=Counter)

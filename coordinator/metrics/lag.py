@@ -1,9 +1,9 @@
-"""How far groups are behind, in records that a reader can really still get, and in time.
+"""Consumer lag in records that a consumer can still receive, and in time.
 
-High watermark minus committed offset, which others tell, counts markers of transactions, records of
-aborted ones, and what retention has removed; and while a transaction is open it grows though there
-is nothing to read. The broker knows better. What has to be looked at for that is bounded: so much
-time per scrape, so much memory; what is left counts as records until a later scrape gets to it.
+The usual lag, high watermark minus committed offset, counts transaction markers, aborted records
+and what retention has removed; while a transaction is open it grows although no record can be read.
+The broker knows which offsets hold records. Scanning for them is bounded in time per scrape and in
+memory; offsets that are not scanned count as records until a later scrape.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fencepost.coordinator.runtime.background import Pace
 from fencepost.logcore.clock import monotonic_s
 
 LOOK_MS: Final = 200
-"""Time that a scrape may spend on batch headers, in milliseconds."""
+"""Time that a scrape may spend on scanning batch headers, in milliseconds."""
 
 MAX_RUNS: Final = 200_000
-"""Runs of offsets that are no records, which all partitions together keep; 32 bytes each."""
+"""Runs of offsets without records that are kept for all partitions together; 32 bytes each."""
 
 
 class Lags:
-    """What was learned of all partitions that groups read; from one scrape to the next."""
+    """The tallies of all partitions with committed offsets, kept from scrape to scrape."""
 
     def __init__(self) -> None:
         self.unseen = 0
-        """Offsets that the last scrape counted as records without a look."""
+        """Offsets that the last scrape counted as records without scanning them."""
         self._decided: dict[TopicPartition, Tally] = {}
         self._held: dict[TopicPartition, Tally] = {}
 
@@ -71,7 +71,7 @@ class Lags:
         until: float,
         pace: Pace,
     ) -> None:
-        """Learn what there is to learn of a partition from its slowest reader on."""
+        """Scan a partition from the lowest committed offset on."""
         partition = at.partition
         if partition is None:
             return
@@ -118,7 +118,7 @@ class Lags:
 
 
 MAX_TIMES: Final = 64
-"""Timestamps that are kept of a partition: as many as groups that read it, as a rule."""
+"""Timestamps kept per partition: usually enough for all groups that read it."""
 
 
 def _in_time(steps: Iterator[None], until: float) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Fencepost's own metrics: all of them by name, and where each figure comes from."""
+"""Fencepost's own metrics: all families by name, and how to collect their samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.services import Services
 
 MAX_CLIENTS: Final = 500
-"""Users and clients of each quota that are told of: those who used it last."""
+"""Users and clients shown per quota: the most recently active ones."""
 
 FAMILIES: Final = read_families("""
 fencepost_info gauge version cluster_id node_id
@@ -215,7 +215,7 @@ fencepost_metrics_dropped_series gauge
 
 
 def of_process(start_time: float) -> Iterator[Series]:
-    """What any process tells, by the names that all exporters use."""
+    """Yield the process metrics, by the names that all exporters use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     yield one("process_start_time_seconds", start_time)
     yield one("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
@@ -227,17 +227,17 @@ def of_process(start_time: float) -> Iterator[Series]:
 
 
 def one(name: str, value: float) -> Series:
-    """A family of one sample without labels."""
+    """Return a family with one sample and no labels."""
     return FAMILIES[name], [("", value)]
 
 
 def some(name: str, *samples: Sample | tuple[str, Histogram]) -> Series:
-    """A family of a few samples."""
+    """Return a family with these samples."""
     return FAMILIES[name], samples
 
 
 def of_server(server: Server) -> Iterator[Series]:
-    """Connections, requests and the memory that they hold."""
+    """Yield connections, requests, and the memory of requests and responses."""
     yield one("fencepost_connections", len(server.connections))
     yield one("fencepost_connections_accepted_total", server.accepted)
     refused = {limit: server.refusals[limit] for limit in REASONS}
@@ -304,12 +304,12 @@ def _of_logins(logins: Logins | None) -> Iterator[Series]:
 
 
 def _named(name: str | None) -> str:
-    """Who shares the budget of those that are too many is told of by Kafka's name for a default."""
+    """Return the label value; a quota shared by the rest is named ``<default>``, as in Kafka."""
     return "<default>" if name is None else name
 
 
 def of_quotas(services: Services) -> Iterator[Series]:
-    """Users and clients that have quotas, each by itself."""
+    """Yield the quota use of each user and client."""
     services.quotas.forget()
     told = [
         (labels(quota=key, user=_named(names[0]), client_id=_named(names[1])), budget)
@@ -328,7 +328,7 @@ def of_quotas(services: Services) -> Iterator[Series]:
 
 
 def of_broker(services: Services, version: str) -> Iterator[Series]:
-    """What is neither of a topic, nor of a group or a transaction."""
+    """Yield the metrics of the broker that are not of a topic, group or transaction."""
     who = labels(version=version, cluster_id=services.cluster_id, node_id=services.node_id)
     yield some("fencepost_info", (who, 1))
     authorizer = services.authorizer
@@ -355,7 +355,7 @@ def of_broker(services: Services, version: str) -> Iterator[Series]:
 
 
 def of_transactions(services: Services, snapshot: Snapshot) -> Iterator[Series]:
-    """Transactions: how many are how, and what became of them and why."""
+    """Yield transactions by state, and the counts of their outcomes and causes."""
     yield some(
         "fencepost_transactions",
         *((labels(state=state), count) for state, count in sorted(snapshot.transactions.items())),
@@ -397,7 +397,7 @@ def _events(counts: Counter[tuple[str, str]]) -> Iterator[Sample]:
 
 
 def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[Series]:
-    """Groups: how many are how, why they rebalanced, and then each by itself."""
+    """Yield groups by state, the causes of their rebalances, and then each group's metrics."""
     rebalances, rest = Counter[str](), Counter[tuple[str, str]]()
     for (topic, kind, cause), count in services.history.counts.items():
         if topic != CONSUMER_OFFSETS:
@@ -458,7 +458,7 @@ def of_groups(services: Services, snapshot: Snapshot, unseen: int) -> Iterator[S
 
 
 def of_topics(snapshot: Snapshot) -> Iterator[Series]:
-    """What went in and out, in all and by topic."""
+    """Yield bytes and records in and out, in total and by topic."""
     yield one("fencepost_topics", len(snapshot.topics))
     yield one("fencepost_partitions", len(snapshot.partitions))
     yield one("fencepost_partitions_offline", snapshot.offline)
@@ -473,7 +473,7 @@ def of_topics(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def of_partitions(snapshot: Snapshot) -> Iterator[Series]:
-    """Offsets, sizes and open transactions."""
+    """Yield offsets, sizes and open transactions of partitions."""
     rows = snapshot.partitions.values()
     for name, value in (
         ("log_start_offset", "start"),
@@ -507,9 +507,9 @@ def _age(row: PartitionRow, snapshot: Snapshot) -> float:
 
 
 def began() -> float:
-    """When this process began, in seconds since 1970; about now, where that is not known."""
+    """Return the start time of this process in seconds since 1970; now, if it is not known."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
-        # Field 22 of the line, behind the name in brackets: clock ticks since the machine started.
+        # Field 22, the start in clock ticks since boot; the name in brackets may hold blanks.
         ticks = int(
             Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
         )

@@ -1,7 +1,7 @@
-"""The broker as it stands while a scrape looks at it, piece by piece: rows for all who tell of it.
+"""The state of the broker during a scrape, collected piece by piece as rows for all exporters.
 
-Rows are taken down in slices of the loop's time, so two of them may be of different moments; each
-by itself is of one. Nothing is kept from one scrape to the next but what :mod:`tally` has learned.
+Rows are collected in slices of the loop's time, so two rows may show different moments; a single
+row is consistent. Between scrapes only the tallies of :mod:`tally` are kept.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 TopicPartition = tuple[str, int]
 
 LOOKED_AT = 1_000
-"""Open transactions of one partition that are asked about at the coordinator."""
+"""Open transactions of one partition that are compared with the coordinator's."""
 
 
 @dataclass(slots=True)
 class PartitionRow:
-    """A partition. One that was never used has no log, and is at 0.
+    """A partition. An unused partition has no log, and its offsets are 0.
 
-    Where another broker has it, nothing is known of its offsets here.
+    If only other brokers have replicas, its offsets are not known here.
     """
 
     topic: str
@@ -57,17 +57,17 @@ class PartitionRow:
     open_transactions: int = 0
     hanging: int = 0
     held_since_ms: int | None = None
-    """When the transaction began that holds the last stable offset back."""
+    """Start time of the transaction that holds back the last stable offset."""
     partition: Partition | None = None
     is_here: bool = True
     """Whether this broker has a replica."""
     is_in_sync: bool = True
-    """Whether that replica has all that is committed, so that lags can be counted by it."""
+    """Whether that replica is in the ISR, so that lags can be computed from it."""
 
 
 @dataclass(slots=True)
 class TopicRow:
-    """A topic and what its partitions add up to."""
+    """A topic and the sums over its partitions."""
 
     topic: TopicImage
     written: str
@@ -78,7 +78,7 @@ class TopicRow:
 
 @dataclass(slots=True)
 class OffsetRow:
-    """A group's committed offset. The figures behind it are filled in by :mod:`lag`."""
+    """A group's committed offset. :mod:`lag` fills in the figures after ``committed``."""
 
     group: str
     written: str
@@ -89,18 +89,18 @@ class OffsetRow:
     held_back: int = 0
     uncommitted: int = 0
     seconds: float | None = 0.0
-    """None if the first record has no time."""
+    """None if the first record has no timestamp."""
     is_progress: bool = False
-    """It is the progress of a Spark query, from which nothing is read: no lag."""
+    """Whether it is the progress of a Spark query, which reads no records and so has no lag."""
 
     @property
     def has_lag(self) -> bool:
-        """Whether its lag is known here."""
+        """Whether the lag is known on this broker."""
         return self.at.is_in_sync and not self.is_progress
 
     @property
     def offsets(self) -> int:
-        """What others call lag: high watermark minus committed offset."""
+        """The lag as other tools define it: high watermark minus committed offset."""
         return max(0, self.at.high - self.committed)
 
 
@@ -119,18 +119,19 @@ class GroupRow:
     commits: int
     group: Group
     assigned: list[frozenset[TopicPartition]] = field(default_factory=list)
-    """What each member has; empty for a group of another protocol type."""
+    """The partitions of each member; empty for a group of another protocol type."""
     offsets: list[OffsetRow] = field(default_factory=list)
     sums: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    """By topic, what the committed offsets and the known lags in offsets add up to."""
+    """By topic, the sum of committed offsets, and the sum of the known lags in offsets."""
     unknown: int = 0
-    """Partitions whose lag is not known: of another broker, or assigned, without a commit and not
-    empty. The reset policy of the members decides where they begin in these."""
+    """Partitions whose lag is not known: those without an in-sync replica here, and those assigned
+    and not empty but without a commit, where the members' reset policy decides the starting
+    offset."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """Everything, row by row."""
+    """The collected state, as rows."""
 
     now_ms: int
     topics: list[TopicRow] = field(default_factory=list)
@@ -139,29 +140,29 @@ class Snapshot:
     transactions: Counter[str] = field(default_factory=Counter)
     """Transactional ids by Kafka's name of their state."""
     oldest_ms: int | None = None
-    """When the transaction began that is open for longest."""
+    """Start time of the longest open transaction."""
     shards: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By topic and state."""
+    """Shards by topic and state."""
     traffic: Traffic = field(default_factory=Traffic)
     offline: int = 0
     missed: int = 0
-    """Committed offsets that were left out, for want of room."""
+    """Committed offsets left out because of the limit."""
 
     def offsets(self) -> Iterator[OffsetRow]:
-        """The committed offsets of all groups."""
+        """Return the committed offsets of all groups."""
         return itertools.chain.from_iterable(one.offsets for one in self.groups)
 
     def lags(self) -> Iterator[OffsetRow]:
-        """Those of them whose lag is known."""
+        """Return the committed offsets whose lag is known."""
         return (one for one in self.offsets() if one.has_lag)
 
     def here(self) -> Iterator[PartitionRow]:
-        """The partitions of which this broker has a replica."""
+        """Return the partitions of which this broker has a replica."""
         return (one for one in self.partitions.values() if one.is_here)
 
 
 async def take(services: Services, max_rows: int, pace: Pace) -> Snapshot:
-    """Look at everything; at ``max_rows`` committed offsets at most."""
+    """Collect a snapshot, with at most ``max_rows`` committed offsets."""
     snapshot = Snapshot(services.clock.now_ms())
     suspects = await _partitions(services, snapshot, pace)
     await _transactions(services, snapshot, suspects, pace)
@@ -172,7 +173,7 @@ async def take(services: Services, max_rows: int, pace: Pace) -> Snapshot:
 async def _partitions(
     services: Services, snapshot: Snapshot, pace: Pace
 ) -> dict[TopicPartition, dict[int, int]]:
-    """Fill in topics and partitions. Returns (producer id → first offset) of open transactions."""
+    """Fill in topics and partitions; return (producer id → first offset) of open transactions."""
     snapshot.traffic.add(services.logs.past_traffic)
     suspects: dict[TopicPartition, dict[int, int]] = {}
     for topic in list(services.metadata.topics.values()):
@@ -218,10 +219,11 @@ async def _transactions(
     suspects: Mapping[TopicPartition, Mapping[int, int]],
     pace: Pace,
 ) -> None:
-    """Count transactions, and find those that are open in a log but not at their coordinator.
+    """Count transactions, and find those that are open in a log but unknown to their coordinator.
 
-    They were open before we ask the coordinator. If it does not know them, and they are open still,
-    nobody will ever end them: a marker is written before a transaction is over.
+    They were open before the coordinator's transactions are read. If they are unknown there, and
+    still open afterwards, no request will ever end them: a coordinator writes the markers before it
+    completes the transaction.
     """
     known: dict[int, TransactionMetadata] = {}
     knows_all = True
@@ -254,7 +256,7 @@ async def _transactions(
 
 
 def timestamp_at(partition: Partition, offset: int) -> int | None:
-    """The time of the batch that holds an offset, in ms; None if it has none or can't be read."""
+    """Return the timestamp of the batch that holds an offset, in ms; None if there is none."""
     try:
         for segment in partition.log.from_offset(offset)[:2]:
             position = segment.locate(offset)
@@ -297,7 +299,7 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
             for (topic, index), one in committed.items():
                 at = snapshot.partitions.get((topic, index))
                 if at is None:
-                    continue  # the topic is gone, or about to come
+                    continue  # the topic has been deleted, or is being created
                 if count >= max_rows:
                     snapshot.missed += 1
                     continue
@@ -313,12 +315,12 @@ async def _groups(services: Services, snapshot: Snapshot, max_rows: int, pace: P
 
 
 def _is_unread(at: PartitionRow) -> bool:
-    """Whether a group that has not committed may have something to read in a partition."""
+    """Return whether a group without a commit may have records to read in a partition."""
     return not at.is_in_sync or at.start < at.stable
 
 
 def assigned(group: Group, topics: Mapping[bytes, str]) -> Iterator[frozenset[TopicPartition]]:
-    """What each member has; nothing of a group whose protocol type is not that of consumers."""
+    """Yield the partitions of each member; none unless the protocol type is that of consumers."""
     if isinstance(group, ForeignGroup):
         return
     if not isinstance(group, ClassicGroup):
@@ -331,7 +333,7 @@ def assigned(group: Group, topics: Mapping[bytes, str]) -> Iterator[frozenset[To
 
 
 def _decoded(assignment: bytes) -> frozenset[TopicPartition]:
-    """The partitions of an assignment; none where a client has written something else."""
+    """Return the partitions of an assignment; none if the client used another format."""
     if not assignment:
         return frozenset()
     try:

@@ -1,11 +1,13 @@
-"""How many of a partition's offsets are no records that a reader gets, learned step by step.
+"""Counts the offsets of a partition that consumers do not receive, learned step by step.
 
-An offset is *hidden* if nobody gets a record for it: markers of transactions, and what compaction
-has removed. It is *aborted* if only a read_uncommitted reader does. Both come in runs, which are
-taken down as batch headers are looked at; all other offsets are records. What this process has
-appended since the last marker needs no look: no offset of it is hidden.
+An offset is *hidden* if no consumer receives a record for it: it holds a transaction marker, or
+compaction has removed the record. It is *aborted* if only read_uncommitted consumers receive the
+record. Both come in runs, which are collected from batch headers; all other offsets are records.
+Batches that this process has appended since the last marker are not scanned: none of their offsets
+is hidden.
 
-What is not looked at yet counts as records. So a figure is exact or too large, never too small.
+Offsets that are not scanned yet count as records, so a figure is exact or too large, never too
+small.
 """
 
 from __future__ import annotations
@@ -21,47 +23,47 @@ from fencepost.logcore.errors import LogError
 from fencepost.logcore.partition import Partition
 
 BATCHES_PER_STEP: Final = 200
-"""Headers that are looked at before others may have their turn: about half a millisecond."""
+"""Headers to scan before yielding to other tasks: about half a millisecond."""
 
 OFFSETS_PER_PART: Final = 50_000
-"""Offsets whose aborted transactions are looked up together."""
+"""Offsets for which aborted transactions are looked up together."""
 
 MIN_RUNS: Final = 64
-"""Runs that every tally may keep, however many tallies there are."""
+"""Runs that every tally may keep, regardless of the number of tallies."""
 
 
 class Tally:
-    """What is known of the offsets from ``start`` to ``end`` of a partition.
+    """Hidden and aborted offsets of a partition from ``start`` to ``end``.
 
-    ``aborts``: whether the outcome of all transactions is known there. Beyond the last stable
-    offset it is not, and nothing counts as aborted.
+    ``aborts``: whether all transactions in the range have ended. Beyond the last stable offset they
+    have not, and no offset counts as aborted.
     """
 
     def __init__(self, partition: Partition, start: int, cleaned: int, *, aborts: bool) -> None:
         self.partition = partition
         self.start = self.end = start
         self.cleaned = cleaned
-        """Where the last round of compaction ended; another one makes this tally worthless."""
+        """Where the last round of compaction ended; the next round invalidates this tally."""
         self.times: dict[int, int] = {}
-        """Timestamps of records that readers get next, by offset."""
+        """Record timestamps by offset, for the consumers' next records."""
         self._aborts = aborts
         self._markers = 0
         self._quiet_from = 0
-        # By run: its first offset, its length, and what all runs up to it add up to.
+        # By run: first offset, length, and cumulative sums up to the end of the run.
         self._first, self._length = array("q"), array("q")
         self._hidden, self._aborted = array("q"), array("q")
         self._forgotten = 0, 0
-        """The sums of runs that are not kept any more."""
+        """The sums of runs that have been dropped."""
 
     @property
     def runs(self) -> int:
-        """How many runs are kept."""
+        """The number of runs that are kept."""
         return len(self._first)
 
     # --- asking ---
 
     def between(self, offset: int, limit: int) -> tuple[int, int]:
-        """How many offsets of [offset, limit) are known to be hidden, and aborted."""
+        """Return how many offsets of [offset, limit) are known to be hidden, and aborted."""
         low, high = self._below(offset), self._below(limit)
         return max(0, high[0] - low[0]), max(0, high[1] - low[1])
 
@@ -80,7 +82,7 @@ class Tally:
         return (self._hidden[at], self._aborted[at]) if at >= 0 else self._forgotten
 
     def next_record(self, offset: int) -> int:
-        """The first offset from this one on that no run covers."""
+        """Return the first offset at or after this one that no run covers."""
         at = max(0, bisect_left(self._first, offset + 1) - 1)
         while at < len(self._first) and self._first[at] <= offset:
             offset = max(offset, self._first[at] + self._length[at])
@@ -90,7 +92,7 @@ class Tally:
     # --- learning ---
 
     def learn(self, limit: int) -> Iterator[None]:
-        """Look at all headers below ``limit`` that have to be looked at, some at a step."""
+        """Scan all headers below ``limit`` that need scanning, some per step."""
         traffic = self.partition.traffic
         if traffic.markers != self._markers:
             self._markers = traffic.markers
@@ -108,9 +110,9 @@ class Tally:
                 before = self.end
                 yield from self._walk_part(min(limit, before + OFFSETS_PER_PART))
                 if self.end == before:
-                    return  # nothing is there, whatever the marks say
+                    return  # the log is empty there, even if its end offset is higher
         except (LogError, OSError):
-            return  # whoever reads there hears of it
+            return  # a consumer that reads there gets the error
 
     def _walk_part(self, limit: int) -> Iterator[None]:
         log = self.partition.log
@@ -131,7 +133,7 @@ class Tally:
             yield
 
     def _take(self, header: BatchHeader, active: set[int]) -> None:
-        """Take down what a batch says of the offsets from ``end`` on."""
+        """Add the offsets from ``end`` to the end of a batch."""
         if header.base_offset > self.end:
             self._add(self.end, header.base_offset - self.end, is_aborted=False)
         behind = header.next_offset
@@ -159,10 +161,10 @@ class Tally:
     # --- forgetting ---
 
     def keep(self, start: int, most: int) -> None:
-        """Forget what lies below ``start``, and keep ``most`` runs at most.
+        """Drop runs below ``start``, and keep ``most`` runs at most.
 
-        Where those are too few every second one is dropped, and its offsets are told with those of
-        the one before: a reader between the two seems to be behind by that much more.
+        If there are more, every second run is merged into the one before it: the lag of a consumer
+        between the two becomes larger by the length of the second.
         """
         if start > self.start:
             at = bisect_left(self._first, start)
@@ -176,5 +178,5 @@ class Tally:
             for places in (self._first, self._length):
                 places[:] = places[::2]
             for sums in (self._hidden, self._aborted):
-                # Without a neighbour the last one stays as it is.
+                # The last of an odd number has no neighbour, and stays as it is.
                 sums[:] = sums[1::2] + (sums[-1:] if len(sums) % 2 else sums[:0])

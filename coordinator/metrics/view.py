@@ -1,4 +1,4 @@
-"""What the names of other exporters are filled from."""
+"""The source of the metrics with other exporters' names."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from fencepost.coordinator.services import Services
 
 RATE_SECONDS: Final = 900
-"""Rates are those of a quarter of an hour, older ones counting for less and less."""
+"""Rates are exponentially weighted over a quarter of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A broker that serves, as one scrape has found it."""
+    """The broker during one scrape."""
 
     services: Services
     server: Server
     snapshot: Snapshot
     rates: Mapping[tuple[str, str], float]
-    """Bytes a second by topic and direction, ``bytes_in`` or ``bytes_out``; "" is all topics."""
+    """Bytes per second by topic and direction, ``bytes_in`` or ``bytes_out``; "" is all topics."""
 
     @property
     def brokers(self) -> tuple[int, int]:
-        """How many brokers are active, and how many are fenced; who stands alone is one."""
+        """The numbers of active and of fenced brokers; a standalone broker is one active broker."""
         known = self.services.metadata.image.brokers
         fenced = sum(one.fenced for one in known.values())
         return len(known) - fenced or 1, fenced
 
     @property
     def controller(self) -> int | None:
-        """The active controller; None where controllers are apart, and known to themselves."""
+        """The active controller; None on a broker whose controllers are other nodes."""
         services = self.services
         if services.zookeeper is not None:
             return services.zookeeper.controller_id
@@ -45,7 +45,7 @@ class View:
 
 
 class Rates:
-    """Bytes a second of the last quarter of an hour, from what each scrape has found.
+    """Bytes per second over the last quarter of an hour, from the counters at each scrape.
 
     Source: the exponentially weighted rates of Kafka's meters (``FifteenMinuteRate``).
     """
@@ -58,7 +58,7 @@ class Rates:
     def after(
         self, counts: Mapping[tuple[str, str], int], now: float
     ) -> Mapping[tuple[str, str], float]:
-        """Take counters as they are at ``now``, in seconds, and say how fast they grow."""
+        """Update the rates with counters at ``now``, in seconds, and return them."""
         passed = 0.0 if self._at is None else now - self._at
         if passed > 0:
             weight = 1 - math.exp(-passed / RATE_SECONDS)

@@ -1,1 +1,1 @@
-"""What the broker knows of topics, features and settings, and how that is changed."""
+"""The metadata of topics, features and settings, and the log of their changes."""

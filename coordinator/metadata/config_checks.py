@@ -1,4 +1,4 @@
-"""The tables of keys, by which the controller's rules judge settings.
+"""Checks of settings for the controller's rules, by the tables of keys.
 
 Source: ``ControllerConfigurationValidator``, ``KafkaConfigSchema``.
 """
@@ -47,9 +47,9 @@ def check_configs(
 
 
 def list_default(kind: int, key: str) -> str | None:
-    """Return the default of a list; None for a key of another type.
+    """Return the default of a list key; None for a key of another type.
 
-    The broker's own settings do not count, which other brokers may not share. Source:
+    The broker's own settings are ignored, since other brokers may not share them. Source:
     ``ConfigurationControlManager.getParts``, ``KafkaConfigSchema.getDefault``.
     """
     keys: Mapping[str, ConfigKey] = {}
@@ -61,7 +61,10 @@ def list_default(kind: int, key: str) -> str | None:
 
 
 def _check_for_all_brokers(configs: Mapping[str, str]) -> None:
-    """Refuse settings of single brokers. Source: ``DynamicBrokerConfig.perBrokerConfigs``."""
+    """Raise InvalidRequestError for per-broker settings.
+
+    Source: ``DynamicBrokerConfig.perBrokerConfigs``.
+    """
     own = [
         name
         for name in configs

@@ -1,4 +1,4 @@
-"""The control records of a quorum: who leads, who votes, where a snapshot begins and ends.
+"""The control records of a quorum: leader change, voters, header and footer of a snapshot.
 
 Source: the schemas ``LeaderChangeMessage``, ``SnapshotHeaderRecord``, ``SnapshotFooterRecord``,
 ``KRaftVersionRecord`` and ``VotersRecord``; ``ControlRecordType``.
@@ -15,10 +15,10 @@ from fencepost.logcore.checkpoints import uuid_to_text
 from fencepost.logcore.fields import FieldReader, FieldWriter
 
 _VERSION: Final = (0).to_bytes(2)
-"""Of a control record's key, and of its value."""
+"""Version of a control record's key, and of its value."""
 
 _VOTERS_MAY_CHANGE: Final = (1).to_bytes(2)
-"""Level 1 of kraft.version: with records of voters."""
+"""Level 1 of kraft.version, which has voters' records."""
 
 
 def _control_batch(
@@ -40,7 +40,7 @@ def _value() -> FieldWriter:
 
 
 def leader_change(leader_id: int, now_ms: int) -> bytes:
-    """The batch that begins an epoch of a quorum of one."""
+    """Return the batch that begins an epoch of a quorum of one."""
     value = _value()
     value.int32(leader_id)
     for _ in ("voters", "granting voters"):
@@ -51,7 +51,7 @@ def leader_change(leader_id: int, now_ms: int) -> bytes:
 
 
 class Voter(NamedTuple):
-    """A controller that votes, as the others reach it: one listener, by which they connect."""
+    """A voter of the quorum, with the one listener by which other nodes connect to it."""
 
     node_id: int
     directory_id: UUID
@@ -63,11 +63,11 @@ class Voter(NamedTuple):
 def snapshot_header(
     last_timestamp_ms: int, now_ms: int, epoch: int, voters: Sequence[Voter] = ()
 ) -> bytes:
-    """The first batch of a snapshot; it tells the time of the last record that it contains.
+    """Return the first batch of a snapshot, with the timestamp of the last record contained.
 
-    ``voters`` are those of a quorum whose voters may change (kraft.version 1, KIP-853). Without
-    any it has a record less for them and one less for that version, and they stand in each voter's
-    settings.
+    ``voters`` belong to a quorum whose voters can change (kraft.version 1, KIP-853). Without
+    them the batch has neither a KRaftVersion nor a KRaftVoters record, and the voters are in each
+    node's configuration.
     """
     value = _value()
     value.int64(last_timestamp_ms)
@@ -99,7 +99,7 @@ def _voters_value(voters: Sequence[Voter]) -> FieldWriter:
 
 
 def snapshot_footer(now_ms: int, base_offset: int, epoch: int) -> bytes:
-    """The last batch of a snapshot."""
+    """Return the last batch of a snapshot."""
     return _control_batch(ControlType.SNAPSHOT_FOOTER, _value(), now_ms, base_offset, epoch)
 
 
@@ -107,9 +107,9 @@ def snapshot_footer(now_ms: int, base_offset: int, epoch: int) -> bytes:
 
 
 def described_control(record: LogRecord) -> dict[str, Any] | None:
-    """Type and fields of a record of a control batch; None for one of no quorum's.
+    """Return type and fields of a control record; None if it is not one of a quorum.
 
-    Names and ids are as Apache Kafka's tools write them. Raises CorruptRecordError,
+    Names and ids are written as by Apache Kafka's tools. Raises CorruptRecordError,
     InvalidRecordError.
     """
     kind = parse_control(record).type

@@ -1,4 +1,4 @@
-"""What the configuration says to a controller."""
+"""The settings of the controller, from the configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fencepost.coordinator.metadata.state_topics import STATE_TOPICS
 def controller_settings(
     config: BrokerConfig, *, node_id: int, cluster_id: str = ""
 ) -> ControllerSettings:
-    """Return the settings of the controller that this process may be."""
-    # In a cluster each broker has a partition of the history, which it asks the controller for.
+    """Return the settings for a controller in this process."""
+    # In a cluster each broker asks the controller for a history partition of its own.
     is_cluster = config.items("controller.listener.names") or config.text("zookeeper.connect")
     history = frozenset({HISTORY_TOPIC})
     return ControllerSettings(
@@ -23,7 +23,7 @@ def controller_settings(
         session_timeout_ms=config.int("broker.session.timeout.ms"),
         num_partitions=config.int("num.partitions"),
         default_replication_factor=config.int("default.replication.factor"),
-        # Dynamic defaults are in the image, and no longer hold once they are deleted there.
+        # Without the dynamic defaults: these are in the image, and end when they are deleted there.
         topic_defaults={
             name: config.static_text(name) or ""
             for name in (MIN_INSYNC_REPLICAS, UNCLEAN_LEADER_ELECTION)

@@ -1,9 +1,9 @@
-"""The metadata log in the form of Fencepost 0.1, and what becomes of it.
+"""Conversion of a metadata log in the format of Fencepost 0.1.
 
-Its records had a key, which named what had changed, and a value (msgpack) with its whole new state;
-a tombstone removed it. What they add up to is written as a snapshot beside the log: from the moment
-that the file is there, the old records below it count no more. Before that moment nothing has
-changed, so a start that is cut short is begun anew by the next.
+A record's key named the changed object, and its value (msgpack) held the object's whole new state;
+a tombstone removed it. The resulting state is written as a snapshot beside the log. Once that file
+exists, the old records below its end offset are ignored. Nothing changes before, so the next start
+simply repeats an interrupted conversion.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.values import dataclass
 
 RECORD_VERSION = 1
-"""The layout of the values. A higher number is refused."""
+"""Version of the values. A later version is refused."""
 
 TOPIC, SETTINGS, PRODUCER_IDS, STARTS = "topic", "broker-configs", "producer-ids", "starts"
 FEATURE = "feature"
@@ -46,7 +46,7 @@ _GROUP_SCOPE = "group:"
 
 
 def decode(record: Record) -> tuple[str, str, Mapping[str, Any] | None]:
-    """Read a record of the log: what changed, its name, its new state or None.
+    """Decode a record of the log: kind of object, name, and new state or None.
 
     Raises MetadataError.
     """
@@ -73,15 +73,15 @@ class _Topic:
     partitions: int
     configs: Mapping[str, str]
     leader_epoch_0: int
-    """How often the broker had been started when the topic was made."""
+    """The number of broker starts when the topic was created."""
 
 
 @dataclass(slots=True)
 class OldMetadata:
-    """What the records of an old log add up to."""
+    """The state that the records of an old log result in."""
 
     starts: int = 0
-    """How often the broker was started: less those before a topic, the epoch of its leader."""
+    """The number of broker starts; minus those before a topic, it is its leader epoch."""
     deleted: set[uuid.UUID] = field(default_factory=set)
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _settings: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -91,11 +91,11 @@ class OldMetadata:
 
     @property
     def secret(self) -> bytes | None:
-        """The server's secret, if it has drawn one."""
+        """The server's secret; None if there is none yet."""
         return next((one["Secret"] for one in self._tables.get(SECRET, {}).values()), None)
 
     def apply(self, record: Record) -> None:
-        """Take one record. Raises MetadataError."""
+        """Replay one record. Raises MetadataError."""
         kind, name, value = decode(record)
         try:
             self._apply(kind, name, value)
@@ -142,9 +142,9 @@ class OldMetadata:
     def values(
         self, defaults: Mapping[str, int], node_id: int, directory_id: uuid.UUID
     ) -> Iterator[bytes]:
-        """The values of records that mean the same.
+        """Yield the values of equivalent records of Apache Kafka.
 
-        ``defaults``: the levels of features that nobody has changed. Raises MetadataError.
+        ``defaults``: the levels of features that were never changed. Raises MetadataError.
         """
         levels = {**defaults, **self._levels}
         for name, level in levels.items():

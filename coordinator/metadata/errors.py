@@ -1,4 +1,4 @@
-"""What goes wrong with the metadata log alone."""
+"""The error of the metadata log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a broker's metadata that its next start would go on from."""
+"""Checks of epochs and producer ids in the metadata, from which the next start would continue."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fencepost.coordinator.metadata.names import METADATA_TOPIC
 from fencepost.logcore.bounds import MAX_LEADER_EPOCH, MAX_PRODUCER_ID
 
 MAX_EPOCH = (1 << 31) - 2
-"""The highest epoch of the log, a partition or a leader behind which another one can begin."""
+"""The highest epoch of the log, a partition or a leader that another epoch can follow."""
 
 RESET_IDS = (
     "stop the broker and run fencepost log reset-producer-ids --data-dir DIRECTORY, which looks for"
     " the ids in use"
 )
-"""The remedy where an earlier release took over the producer id of a client's record."""
+"""The remedy if an earlier release adopted the producer id of a client's record."""
 
 _log = structlog.get_logger(__name__)
 
 
 def check_taken_over(image: MetadataImage) -> None:
-    """Raise MetadataError for figures that another node would go on from, and run out of."""
+    """Raise MetadataError for epochs or producer ids that would run out on another node."""
     following = image.next_producer_id
     if not 0 <= following <= MAX_PRODUCER_ID + 1:
         raise MetadataError(
@@ -39,7 +39,7 @@ def check_taken_over(image: MetadataImage) -> None:
 
 
 def check_figures(image: MetadataImage) -> None:
-    """Raise MetadataError where no epoch could follow; warn where producer ids run out."""
+    """Raise MetadataError if no epoch can follow; log an error if producer ids run out."""
     if image.epoch > MAX_EPOCH:
         raise MetadataError(f"{METADATA_TOPIC} is in epoch {image.epoch}, the last one: {_BACKUP}")
     for topic in image.topics.values():

@@ -1,4 +1,4 @@
-"""Batches of the metadata log: records without a key, many of them alike.
+"""Batches of the metadata log: records without a key, and often with nearly equal values.
 
 Source: ``BatchAccumulator``, ``BatchBuilder``.
 """
@@ -33,31 +33,31 @@ from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.varint import ONE_BYTE, encode, read_varint
 
 MAX_BATCH_BYTES: Final = 8 << 20
-"""Values in one batch, bytes, as in Apache Kafka (``KafkaRaftClient.MAX_BATCH_SIZE_BYTES``)."""
+"""Bytes of values in one batch, as in Apache Kafka (``KafkaRaftClient.MAX_BATCH_SIZE_BYTES``)."""
 
 _PLACE: Final = Struct(">qii")
 """Base offset, length, leader epoch: the bytes of a batch that its CRC does not cover."""
 
 _CONTINUES: Final = 0x80
-"""In a byte of a varint that another follows."""
+"""The bit of a varint's byte that announces another byte."""
 
 _NO_KEY: Final = 0x01
-"""The length of a key that is null."""
+"""The encoded length of a null key."""
 
 _BLOCK: Final = 64
-"""Offsets in a batch whose varints differ in the first byte alone."""
+"""Offset deltas in a block: their varints differ only in the first byte."""
 _ALONE: Final = tuple(encode(delta) for delta in range(_BLOCK))
 _LOW: Final = tuple(bytes((byte[0] | _CONTINUES,)) for byte in _ALONE)
 
 _FEW_ROWS: Final = 8
 _MOST_ROWS: Final = 4096
-"""Records alike that are worth being looked at together, and how many are at once."""
+"""The minimum number of similar records to decode as one row set, and the maximum per set."""
 
 
 def data_batch(
     values: Sequence[bytes], now_ms: int, *, base_offset: int = 0, epoch: int = 0
 ) -> bytes:
-    """A batch of records with these values."""
+    """Return a batch of records with these values."""
     batch = batch_of_payload(
         b"".join(_records(values)),
         len(values),
@@ -73,7 +73,7 @@ def data_batch(
 
 
 def _records(values: Sequence[bytes]) -> Iterator[bytes]:
-    """Parts of the records: attributes, timestamp as in the header, offset, no key, value."""
+    """Yield parts of the records: attributes, timestamp delta 0, offset delta, null key, value."""
     heads: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     for block in range(0, len(values), _BLOCK):
         some = values[block : block + _BLOCK]
@@ -98,9 +98,9 @@ def _records(values: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
-    """The values of the records of a data batch; of many alike in a row one item.
+    """Return the values of a data batch's records; many similar ones in a row as one item.
 
-    Raises CorruptRecordError for a record without one, and what ``decode_records`` does.
+    Raises CorruptRecordError for a record without a value, and what ``decode_records`` does.
     """
     try:
         return _plain_values(record_bytes(batch, 0, header), header.record_count)
@@ -113,9 +113,9 @@ def values_of(header: BatchHeader, batch: Buffer) -> Sequence[bytes | Alike]:
 
 
 def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
-    """The values of records that have the form of :func:`data_batch`, as Apache Kafka's have.
+    """Return the values of records in the form of :func:`data_batch`, as Apache Kafka's have.
 
-    IndexError for any other. A start reads thousands, and needs nothing else of them.
+    Raises IndexError for any other. A start reads thousands of records, and only their values.
     """
     values: list[bytes | Alike] = []
     append, one_byte, pos = values.append, ONE_BYTE, 0
@@ -159,9 +159,9 @@ def _plain_values(data: bytes, count: int) -> list[bytes | Alike]:
 
 
 def _rows_alike(data: bytes, row: int, offset_at: int, value_at: int) -> int:
-    """How many records of ``row`` bytes from the first on differ in offset and place alone.
+    """Return how many of the first records of ``row`` bytes differ only in offset and place.
 
-    At least as many are. All is done with columns of bytes, nothing by the record.
+    The result may be too low. All work is on columns of bytes, not on records.
     """
     lengths = data[::row][: len(data) // row]
     rows = len(lengths) - len(lengths.lstrip(lengths[:1]))
@@ -169,7 +169,7 @@ def _rows_alike(data: bytes, row: int, offset_at: int, value_at: int) -> int:
     last = offset_at
     while block[last] >= _CONTINUES:
         last += 1
-    # The offset has as many bytes as in the first one: else the bytes behind it are others.
+    # All offsets must have as many bytes as the first one, or else the bytes after it are shifted.
     if max(block[last::row]) >= _CONTINUES or any(
         min(block[column::row]) < _CONTINUES for column in range(offset_at, last)
     ):
@@ -183,7 +183,7 @@ def _rows_alike(data: bytes, row: int, offset_at: int, value_at: int) -> int:
 
 
 def in_chunks(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The same in as few parts as fit a batch each; none for no values."""
+    """Yield the values in as few chunks as fit a batch each; no values yield no chunk."""
     if sum(map(len, values)) <= MAX_BATCH_BYTES:
         if values:
             yield values

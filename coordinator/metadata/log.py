@@ -1,17 +1,18 @@
-"""The metadata log of this node: where the records of its own controller are kept.
+"""The metadata log of this node, which holds the records of its own controller.
 
-The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing: each
+The partition ``__cluster_metadata-0`` holds Apache Kafka's records in Apache Kafka's framing. Each
 start begins an epoch with a LeaderChange, registers the broker and begins a new leader epoch of
-every partition. A change is one batch, or a metadata transaction where it is larger than a batch;
-it is forced to disk before it is answered, as Kafka's controllers do: changes are rare, and a topic
-must not vanish with the power.
+every partition. A change is one batch, or a metadata transaction if it does not fit one. It is
+forced to disk before the response, as Kafka's controllers do: changes are rare, and a topic must
+not vanish when power fails.
 
-A topic's directories follow its record: created when a partition is first opened, removed after
-the record that it is gone. A kill in between leaves a directory without a topic, which the next
-start finds (:meth:`MetadataLog.was_deleted`), or a topic without directories, which are created on
-demand.
+The directories of a topic's partitions are created when a partition is first opened, after the
+topic's record is appended, and deleted after the record that removes the topic. A kill in between
+leaves a directory without a topic, which the next start finds (:meth:`MetadataLog.was_deleted`), or
+a topic without directories, which are created on demand.
 
-It decides nothing: records are made by the rules of ``cluster/controller``, those of a start too.
+The log makes no decisions: all of its records come from the rules of
+``cluster/controller``.
 
 Source: ``QuorumController.appendWriteEvent``, ``KafkaMetadataLog``, ``SnapshotGenerator``.
 """
@@ -83,27 +84,27 @@ METADATA_LOG_CONFIG = LogConfig(
     retention_ms=-1,
     cleanup_policy=frozenset(),
 )
-"""The log of changes is never cleaned by time or size; :meth:`MetadataLog.compact` cuts it. Its
-index has few entries: a change should not need one more open file."""
+"""The log is not deleted by time or size; :meth:`MetadataLog.compact` truncates it. Its index has
+few entries: a change should not need another open file."""
 
 COMPACT_SLACK_RECORDS = 2_000
 COMPACT_FACTOR = 4
-"""A start writes a snapshot when the log holds more records than this many times those of a
-snapshot, plus the slack. So it replays in milliseconds. A stop, which nobody waits for, writes one
-for the slack alone."""
+"""A start writes a snapshot if the log holds more records than this many times the snapshot's, plus
+the slack, so replaying takes milliseconds. A stop, for which no client waits, writes one if the log
+exceeds the slack."""
 
 
 Forced = Callable[[Partition], "asyncio.Future[None] | None"]
-"""Begins to force a partition to disk; None if all of it is there."""
+"""Starts a flush of a partition; returns None if all of it is on disk."""
 
 
 class MetadataLog(Metadata):
-    """The image, and the log behind it.
+    """The image, and the log that it comes from.
 
-    ``partition`` is the open ``__cluster_metadata-0``; ``forced`` begins to force it to disk.
-    ``directory`` is the data directory, known by ``directory_id``. Raises :class:`MetadataError`
-    for a log it does not understand. A failed append raises
-    :class:`fencepost.logcore.errors.LogError`, and nothing has changed.
+    ``partition`` is the open ``__cluster_metadata-0``; ``forced`` starts to force it to disk.
+    ``directory`` is the data directory with the id ``directory_id``. Raises :class:`MetadataError`
+    for a log it does not understand. If an append raises
+    :class:`fencepost.logcore.errors.LogError`, the metadata are unchanged.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class MetadataLog(Metadata):
         self._directory = directory
         self._directory_id = directory_id
         self._records = 0
-        """Those in the log, behind the snapshot."""
+        """The number of records in the log after the snapshot."""
         self._last_timestamp_ms = NO_TIMESTAMP
         self._forces = True
         self._loader = ImageLoader()
         self._is_cut_short = False
-        """Whether the log ends inside of a metadata transaction."""
+        """Whether the log ends within a metadata transaction."""
         self.has_own_broker = False
         """Whether this broker is the only one, and registers itself."""
         keep_others_out(fs, partition.log.directory)
@@ -182,7 +183,7 @@ class MetadataLog(Metadata):
         self.install(image)
 
     def _convert(self, old: OldMetadata) -> None:
-        """Let the log go on in another form, behind a snapshot of what it held."""
+        """Convert a log of an older format: write its state as a snapshot, and continue there."""
         if old.secret is not None:
             write_secret(self._fs, self._directory, old.secret)
         loader, levels = self._loader, {name: level for name, (_, _, level) in FEATURES.items()}
@@ -193,10 +194,10 @@ class MetadataLog(Metadata):
         self.write_snapshot(loader.publish())
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
-        """Make a change: append its records, force them to disk, and install the next image.
+        """Append the records of a change, force them to disk, and install the next image.
 
-        Raises CorruptRecordError for records that do not fit what is there, and LogError; nothing
-        has changed then.
+        Raises CorruptRecordError for records that do not fit the image, and LogError; the metadata
+        are unchanged then.
         """
         self._append(encode_all(records), apart_from_partitions(records))
 
@@ -206,9 +207,9 @@ class MetadataLog(Metadata):
         decoded: Iterable[MetadataRecord],
         taken: Sequence[bytes] = (),
     ) -> None:
-        """Append values, the first of them those of ``decoded``.
+        """Append values, of which ``decoded`` are the first ones.
 
-        ``taken`` are values behind these that the loader has taken already.
+        ``taken`` are further values, which the loader has replayed already.
         """
         partition, loader = self.partition, self._loader
         batches = self._batches([*values, *taken])
@@ -230,7 +231,7 @@ class MetadataLog(Metadata):
         self.install(image)
 
     def _batches(self, values: list[bytes]) -> list[Sequence[bytes]]:
-        """The values of a change as batches: if there are several, they are a transaction."""
+        """Return the values of a change in batches; several batches form a metadata transaction."""
         batches = list(in_chunks(values))
         if len(batches) > 1:
             batches[0] = [encode(BeginTransactionRecord()), *batches[0]]
@@ -241,9 +242,9 @@ class MetadataLog(Metadata):
 
     @contextmanager
     def unforced(self) -> Iterator[None]:
-        """Do not wait for the disk with each change made inside; :meth:`force` must follow.
+        """Do not wait for the disk with each change in the block; :meth:`force` must follow.
 
-        For one answer on many changes. Nothing may give way to others inside.
+        For a request with many changes. The block must not yield to other tasks.
         """
         forces, self._forces = self._forces, False
         try:
@@ -252,22 +253,22 @@ class MetadataLog(Metadata):
             self._forces = forces
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Done once all changes made by now are on disk; None if they are.
+        """Return a future that is done once all present changes are on disk; None if they are.
 
         The future raises StorageError.
         """
         return self._forced(self.partition)
 
     def force(self) -> None:
-        """Have all changes on disk. Raises ``LogError``: answer none then."""
+        """Force all changes to disk. Raises ``LogError``; no change may be confirmed then."""
         if self.partition.recovery_point < self.partition.log_end_offset:
             self.partition.flushes.run(self._clock.now_ms())
 
     def compact(self, factor: int | None = None) -> None:
-        """Write a snapshot if the log has grown far beyond it, and let the log begin behind that.
+        """Write a snapshot if the log has grown far beyond it, and start the log after it.
 
-        Far is ``factor``, or else COMPACT_FACTOR, times what a snapshot has, and the slack. Where
-        it can not be written the log stays as it is.
+        The log may hold ``factor``, by default COMPACT_FACTOR, times the records of a snapshot,
+        plus the slack. If writing the snapshot fails the log is left unchanged.
         """
         if not self.has_grown(factor):
             return
@@ -279,16 +280,17 @@ class MetadataLog(Metadata):
             self._loader.removed.clear()
 
     def has_grown(self, factor: int | None = None) -> bool:
-        """Whether the log is so far beyond its snapshot that another one should be written."""
+        """Return whether the log has grown so far beyond its snapshot that a new one is due."""
         factor = COMPACT_FACTOR if factor is None else factor
         return self._records > factor * count_of(self.image) + COMPACT_SLACK_RECORDS
 
     def plan_snapshot(self) -> Callable[[], SnapshotId]:
-        """What writes a snapshot of all that the log holds now, in any thread.
+        """Return a function that writes a snapshot of the current image, in any thread.
 
-        All of that has to be on disk before. :meth:`begin_behind` has to follow. Raises OSError.
+        All records must be on disk before it runs; :meth:`begin_behind` must follow. The function
+        raises OSError.
         """
-        self._records = 0  # from here on they are those behind it
+        self._records = 0  # records from here on come after the snapshot
         return partial(
             write_snapshot,
             self._fs,
@@ -299,15 +301,15 @@ class MetadataLog(Metadata):
         )
 
     def begin_behind(self, snapshot: SnapshotId) -> None:
-        """Let the log begin behind a snapshot that is on disk. Raises LogError."""
+        """Advance the log start offset to the end of a snapshot on disk. Raises LogError."""
         if self.partition.log.active.size:
             self.partition.flushes.roll(self._clock.now_ms())
         self.partition.cleanup.delete_records_before(snapshot.end_offset)
 
     def write_snapshot(self, image: MetadataImage | None = None) -> None:
-        """Write the snapshot of all that the log holds, which begins behind it then.
+        """Write a snapshot of the whole log, and start the log after it.
 
-        ``image`` is what it adds up to, if that is not installed. Raises LogError, OSError.
+        ``image`` is the image to write, if it is not installed yet. Raises LogError, OSError.
         """
         image = self.image if image is None else image
         self.force()
@@ -320,7 +322,7 @@ class MetadataLog(Metadata):
 
     @property
     def epoch(self) -> int:
-        """That of the log's leader, which is this broker: it grows with every start, from 1."""
+        """The epoch of the log's leader, this node: it grows with every start, from 1."""
         return self.partition.marks.leader_epoch
 
     @property
@@ -330,17 +332,17 @@ class MetadataLog(Metadata):
 
     @property
     def broker_epoch(self) -> int:
-        """The offset of the record by which this broker has registered; -1 if it has not."""
+        """The offset of this broker's registration record; -1 if it has not registered."""
         own = self.image.brokers.get(self._node_id)
         return -1 if own is None else own.epoch
 
     def begin_epoch(
         self, end_points: Sequence[BrokerEndpoint] = (), *, is_broker: bool = True
     ) -> None:
-        """Begin an epoch of the log and of all partitions: the broker starts, and is registered.
+        """Begin an epoch of the log and, for a broker, register it and begin leader epochs.
 
-        A node that is no broker but the controller of others begins no more than the log's. Raises
-        MetadataError where there are others, and none of them could come.
+        A node that is only a controller begins just the log's epoch. Raises MetadataError if other
+        brokers are registered but this node has no listener by which they could reach it.
         """
         self.has_own_broker = is_broker
         others = sorted(self.image.brokers.keys() - {self._node_id})
@@ -376,7 +378,7 @@ class MetadataLog(Metadata):
     # --- topics ----------------------------------------------------------------------------------
 
     def was_deleted(self, topic_id: uuid.UUID) -> bool:
-        """Whether a topic of this id was deleted, as far as the log remembers."""
+        """Return whether a topic of this id is known to have been deleted."""
         return topic_id in self._loader.removed
 
 
@@ -387,7 +389,7 @@ def _old_metadata() -> OldMetadata:
 
 
 def new_topic_id() -> uuid.UUID:
-    """A random id that does not look like an option of Kafka's tools when written in base64.
+    """Return a random topic id that does not look like an option of Kafka's tools in base64.
 
     Source: ``Uuid.randomUuid``, which avoids the reserved ids and a leading dash.
     """

@@ -1,7 +1,7 @@
-"""What the broker knows of its cluster: one image at a time, whoever it comes from.
+"""The broker's metadata cache: one image at a time, from either source.
 
-Standing alone the images come from the broker's own log (``log.py``); a member of a cluster gets
-them from what it has fetched of the controller's.
+A standalone broker gets the images from its own log (``log.py``); a member of a cluster gets them
+from the records that it fetches from the controller.
 
 Source: ``MetadataCache``, ``KRaftMetadataCache``.
 """
@@ -44,43 +44,44 @@ FEATURES: Final[Mapping[str, tuple[int, int, int]]] = {
     METADATA_VERSION: (30, 30, 30),
     TRANSACTION_VERSION: (0, 2, 2),
 }
-"""Lowest and highest supported level of each feature, and the level that a new cluster begins
-with: the consumer protocol (KIP-848), a quorum whose voters stay the same (KIP-853), the requests,
-records and settings of Apache Kafka 4.3-IV0 (KIP-778), and transactions with an epoch of their own
-(KIP-890). Eligible leader replicas (KIP-966) are for clusters of several brokers, which begin with
+"""Lowest and highest supported level of each feature, and its level in a new cluster: the consumer
+protocol (KIP-848), a quorum with static voters (KIP-853), the requests, records and settings of
+Apache Kafka 4.3-IV0 (KIP-778), and transactions that bump the producer epoch (KIP-890). Eligible
+leader replicas (KIP-966) are only useful with several brokers; new clusters of these begin with
 them."""
 
 DEFAULT_SETTINGS: Final = ""
-"""The name under which the dynamic default of all brokers is kept."""
+"""The resource name of the dynamic default of all brokers."""
 
 SETTINGS_OF: Final = {
     CONSUMER_OFFSETS: "offsets.topic",
     TRANSACTION_STATE: "transaction.state.log",
 }
-"""How the broker's settings for a coordinator's topic begin."""
+"""The prefix of the broker's settings for a coordinator's topic."""
 
 _HISTORY_SEGMENTS: Final = 8
 _MIN_SEGMENT_BYTES: Final = 1 << 20
 
 InternalTopic = Callable[[str], TopicImage]
-"""Gives an internal topic, which is created if this process decides on topics. Raises a DomainError
-where it cannot be created, or is another controller's to create."""
+"""Returns an internal topic, and creates it if this process is the controller. Raises a DomainError
+if it cannot be created, or must be created by another controller."""
 
 
 class Metadata:
-    """``services.metadata``. ``config`` hears of dynamic settings."""
+    """``services.metadata``. Passes dynamic settings on to ``config``."""
 
     def __init__(self, config: BrokerConfig, *, node_id: int) -> None:
         self._config = config
         self._node_id = node_id
         self._publication = Publication()
         self.image = MetadataImage()
-        """All that is known; :meth:`install` alone replaces it."""
+        """The latest image; only :meth:`install` replaces it."""
         self.topic_changes = 0
-        """Grows whenever a topic comes, goes, gets more partitions, or replicas on other racks."""
+        """Grows when a topic is created, deleted, or gets more partitions or replicas on other
+        racks."""
 
     def install(self, image: MetadataImage) -> None:
-        """Let this be the latest image, and publish it."""
+        """Make this the latest image, and publish it."""
         old, self.image = self.image, image
         self.topic_changes += topics_resized(old, image) or racks_changed(old, image)
         self._configure_broker(old, image)
@@ -93,12 +94,12 @@ class Metadata:
         ):
             resource = BROKER_RESOURCE, name
             if old.configs.get(resource) is not image.configs.get(resource):
-                # The image is installed: a failure must keep no subscriber from it.
+                # The image is installed, so no failure may keep a subscriber from seeing it.
                 with survived("take over dynamic settings", of=name or "all brokers"):
                     self._config.set_dynamic(source, self.plain_settings(name))
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
-        """Have ``publish`` called with each image that is installed from now on, in its turn."""
+        """Have ``publish`` called with each image from now on, in the subscriber's order."""
         self._publication.subscribe(subscriber, publish)
 
     # --- topics ---
@@ -109,42 +110,42 @@ class Metadata:
         return self.image.topics
 
     def topic(self, name: str) -> TopicImage | None:
-        """The topic of that name."""
+        """Return the topic of that name; None if there is none."""
         return self.image.topics.get(name)
 
     def topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
-        """The topic of that id; None for the zero id, which kio reads as None."""
+        """Return the topic of that id; None for the zero id, which kio decodes as None."""
         return None if topic_id is None else self.image.topics_by_id.get(topic_id)
 
     def known(self, name: str) -> TopicImage:
-        """The topic of that name; raises UnknownTopicOrPartitionError."""
+        """Return the topic of that name. Raises UnknownTopicOrPartitionError."""
         topic = self.image.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartitionError(f"there is no topic {name}")
         return topic
 
     def having(self, name: str, index: int) -> TopicImage:
-        """The topic that has this partition; raises UnknownTopicOrPartitionError."""
+        """Return the topic if it has this partition. Raises UnknownTopicOrPartitionError."""
         topic = self.image.topics.get(name)
         if topic is None or not 0 <= index < len(topic.partitions):
-            # Not with the name: that may be long, and one request may ask 100,000 times.
+            # Without the name, which may be long: one request may name 100,000 partitions.
             raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
         return topic
 
     def hosts(self, topic: TopicImage, index: int) -> bool:
-        """Whether this broker is to have a replica of that partition."""
+        """Return whether this broker is one of the partition's replicas."""
         return self._node_id in topic.partitions[index].replicas
 
     def colliding(self, name: str) -> str | None:
-        """The topic whose name differs from ``name`` in ``.`` and ``_`` alone, or is the same."""
+        """Return the topic whose name is equal to ``name``, or differs only in ``.`` and ``_``."""
         return self.image.colliding(name)
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """A topic's own settings."""
+        """Return a topic's own settings."""
         return self.image.topic_configs(name)
 
     def history_configs(self) -> dict[str, str]:
-        """Segments small enough for the bounds to be kept to; never forced to disk by itself."""
+        """Return the history's settings: small segments for precise retention, and no flushes."""
         retention_bytes = self._config.int("fencepost.history.retention.bytes")
         retention_ms = self._config.int("fencepost.history.retention.ms")
         return {
@@ -158,7 +159,7 @@ class Metadata:
         }
 
     def internal_configs(self, name: str) -> dict[str, str]:
-        """Return the fixed settings of a topic that belongs to the broker."""
+        """Return the fixed settings of an internal topic."""
         if name == HISTORY_TOPIC:
             return self.history_configs()
         if name == SHARE_GROUP_STATE:
@@ -177,49 +178,49 @@ class Metadata:
         return configs
 
     def reason_against(self, _record: MetadataRecord) -> str | None:
-        """Why a change that makes sense can not be kept all the same."""
+        """Return why a valid change cannot be stored; None if it can."""
         return None
 
     def was_deleted(self, _topic_id: UUID) -> bool:
-        """Whether a topic of this id was deleted, as far as anybody remembers."""
+        """Return whether a topic of this id is known to have been deleted."""
         return False
 
     # --- settings ---
 
     def settings(self, name: str) -> Mapping[str, str]:
-        """Dynamic settings of a node id, or of :data:`DEFAULT_SETTINGS`."""
+        """Return the dynamic settings of a node id, or of :data:`DEFAULT_SETTINGS`."""
         return self.image.configs.get((BROKER_RESOURCE, name), {})
 
     def plain_settings(self, name: str) -> Mapping[str, str]:
-        """The same with passwords as they are, where they are kept encrypted."""
+        """Return the dynamic settings with passwords decrypted, if they are stored encrypted."""
         return self.with_plain_passwords(name, self.settings(name))
 
     def with_plain_passwords(self, _name: str, settings: Mapping[str, str]) -> Mapping[str, str]:
-        """Return a broker's ``settings``, also out of another image, with decrypted passwords."""
+        """Return a broker's ``settings``, of any image, with passwords decrypted."""
         return settings
 
     def group_settings(self, group_id: str) -> Mapping[str, str]:
-        """A group's own settings."""
+        """Return a group's own settings."""
         return self.image.configs.get((GROUP_RESOURCE, group_id), {})
 
     def configured_groups(self) -> list[str]:
-        """The groups that have settings of their own."""
+        """Return the groups that have settings of their own."""
         return [name for kind, name in self.image.configs if kind == GROUP_RESOURCE]
 
     # --- features ---
 
     @property
     def features(self) -> Mapping[str, tuple[int, int, int]]:
-        """Lowest, highest supported and finalized level of each feature."""
+        """Lowest supported, highest supported and finalized level of each feature."""
         return {
             name: (low, high, self.feature_level(name)) for name, (low, high, _) in FEATURES.items()
         }
 
     @property
     def features_epoch(self) -> int:
-        """Grows with every change of a finalized level; clients keep what came with the highest."""
+        """Grows with every change of a finalized level; clients keep the highest they have seen."""
         return self.image.offset
 
     def feature_level(self, name: str) -> int:
-        """The finalized level of a feature; 0 stands for off."""
+        """Return the finalized level of a feature; 0 if it is disabled."""
         return self.image.features.get(name, 0)

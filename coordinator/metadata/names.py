@@ -1,4 +1,4 @@
-"""The topics that are the broker's own."""
+"""The names of internal topics."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SHARE_GROUP_STATE = "__share_group_state"
 HISTORY_TOPIC = "__fencepost_history"
-"""One partition, written by the broker alone, read by anybody who may read topics."""
+"""One partition, written only by the broker, readable for clients with the right to read it."""
 
 CONTROLLER_SUBJECT = "controller"
-"""Where brokers elect one, the history's entries of this subject tell who it was, and why."""
+"""Subject of history entries about controller elections on ZooKeeper: which broker, and why."""
 
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, HISTORY_TOPIC})
 """Topics that Metadata marks as internal and that clients may not write to."""
 
 OUTSIDE_TRANSACTIONS = INTERNAL_TOPICS - {CONSUMER_OFFSETS}
-"""Internal topics whose owners never write in a transaction: none takes them in, no marker goes
-there. A shard takes a record that it did not write for corruption."""
+"""Internal topics that the broker never writes to in a transaction. They cannot be added to one,
+and no marker is written to them: a shard treats a record that it has not written as corruption."""
 
 
 PROGRESS_SUFFIX, PROGRESS_BEGIN = "-progress", '{"b":'
-"""The name of a group in which Spark's sink keeps its progress, and the metadata of its commit."""
+"""Suffix of the group in which Spark's sink commits its progress; prefix of the commit's metadata.
+"""
 
 
 def is_progress(group_id: str, metadata: str) -> bool:
-    """Whether a committed offset is the progress of a Spark query, which no consumer reads from."""
+    """Return whether a committed offset is the progress of a Spark query, not a consumer's."""
     return group_id.endswith(PROGRESS_SUFFIX) and metadata.startswith(PROGRESS_BEGIN)
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidTopicError unless ``name`` may name a topic of a client."""
+    """Raise InvalidTopicError unless a client may create a topic called ``name``."""
     topic_names.check_name(name)
     if name == HISTORY_TOPIC:
         raise InvalidTopicError(f"{name} is the broker's own")
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic belongs to the coordinators, or to the broker."""
+    """Return whether a topic belongs to the coordinators, or to the broker."""
     return topic in INTERNAL_TOPICS

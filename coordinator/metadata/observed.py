@@ -1,4 +1,4 @@
-"""The metadata of a broker whose controller is elsewhere: it may be looked at, not changed."""
+"""The metadata of a broker whose controllers are other nodes: read-only."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ MEMBER_FEATURES: Final[Mapping[str, tuple[int, int]]] = {
     "streams.version": (0, 1),
     "transaction.version": (0, 2),
 }
-"""What a broker registers with: those of Apache Kafka 4.3.
+"""The features that a broker registers with: those of Apache Kafka 4.3.
 
-A cluster that was formatted by it has levels of all of them, and takes in no broker that does not
-name them. For share.version and streams.version that means to hold replicas of their internal
+A cluster that Apache Kafka has formatted finalizes levels of all of them, and rejects brokers that
+do not support them. For share.version and streams.version, support means replicas of their internal
 topics; the requests of share groups and streams groups are not served.
 """
 
 
 class ObservedMetadata(Metadata):
-    """The metadata as the controller has told them so far; changes are the controller's."""
+    """The metadata as replayed so far; only the controller changes them."""
 
     @property
     def features(self) -> Mapping[str, tuple[int, int, int]]:
-        """Lowest, highest supported and finalized level of each feature."""
+        """Lowest supported, highest supported and finalized level of each feature."""
         return {
             name: (low, high, self.feature_level(name))
             for name, (low, high) in MEMBER_FEATURES.items()

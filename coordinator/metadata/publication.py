@@ -1,6 +1,6 @@
 """The subscribers to the metadata: each image is published to them, in one fixed order.
 
-Publication is the only way in which a broker learns of changes, alone or in a cluster.
+A broker learns of changes in no other way, whether it is standalone or in a cluster.
 
 Source: ``MetadataPublisher``; ``BrokerMetadataPublisher.onMetadataUpdate`` with
 ``DynamicConfigPublisher``, ``DynamicClientQuotaPublisher``, ``ScramPublisher``, ``AclPublisher``.
@@ -16,52 +16,52 @@ from fencepost.cluster.image import MetadataImage
 from fencepost.coordinator.runtime.background import survived
 
 Published = Callable[[MetadataImage, MetadataImage], None]
-"""Takes the former image and the next, which is installed already."""
+"""Called with the previous image and the next, which is already installed."""
 
 
 class Subscriber(IntEnum):
     """The subscribers in their order.
 
-    The dynamic settings of this broker come before them all (``Metadata.install``): each may
-    read them. Metrics are no subscriber, they read the image at each scrape. Kafka applies
-    configs behind the partitions; here the replicas read them when they create a log.
+    The dynamic settings of this broker are applied before all of them (``Metadata.install``), so
+    that each may read them. Metrics do not subscribe: each scrape reads the image. Kafka applies
+    configs after the partitions; here the replicas read them when they create a log.
     """
 
     TOPIC_CONFIGS = 1
-    """Open logs take over the settings of their topics; a log that a later subscriber creates has
-    them from the beginning."""
+    """Applies the settings of topics to open logs; a log that a later subscriber creates has them
+    from the beginning."""
     REPLICAS = 2
-    """Partitions are deleted, led and followed. Coordinators write to what is led."""
+    """Deletes, leads and follows partitions. Coordinators write to the partitions led here."""
     CONTROLLED_SHUTDOWN = 3
-    """A broker about to stop fetches less than the replicas have just begun to."""
+    """Stops some of the fetches just started, if the broker is about to stop."""
     GROUPS = 4
-    """Groups load and unload, and forget the offsets of deleted topics, whose logs are gone."""
+    """Loads and unloads groups, and drops the offsets of deleted topics, whose logs are gone."""
     TRANSACTIONS = 5
-    """Transactions load and unload. Groups come first: what loading completes ends in them."""
+    """Loads and unloads transactions, after the groups in which a loaded commit completes."""
     VERIFICATION = 6
-    """Questions to coordinators on brokers that are gone."""
+    """Withdraws verification requests to coordinators on brokers that are gone."""
     MARKERS = 7
-    """Transaction markers go to the new leaders, of which this broker may be one by now."""
+    """Sends transaction markers to new leaders, of which this broker may be one."""
     QUOTAS = 8
     USERS = 9
     ACLS = 10
-    """Nothing above asks for rights or quotas, so their order does not matter."""
+    """No subscriber above checks quotas or rights, so the order of these does not matter."""
     HISTORY = 11
-    """Keeps what happened, when it has."""
+    """Records the changes that the other subscribers have applied."""
 
 
 class Publication:
-    """Publishes images to the subscribers. Belongs to the loop of what installs them."""
+    """Publishes images to the subscribers. Belongs to the loop that installs the images."""
 
     def __init__(self) -> None:
         self._subscribers: list[tuple[Subscriber, Published]] = []
 
     def subscribe(self, subscriber: Subscriber, publish: Published) -> None:
-        """Have ``publish`` called with each image from now on; it takes a place in the order."""
+        """Have ``publish`` called with each image from now on, in the subscriber's order."""
         insort(self._subscribers, (subscriber, publish), key=lambda one: one[0])
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Have all take the step to ``image``; a failure of one is logged."""
+        """Pass both images to all subscribers; a failure of one is logged."""
         for subscriber, publish in tuple(self._subscribers):
             with survived("publish metadata", to=subscriber.name, offset=image.offset):
                 publish(old, image)

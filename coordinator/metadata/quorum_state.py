@@ -1,12 +1,12 @@
-"""A file that keeps others from a metadata log that is not theirs.
+"""The file ``quorum-state``, which keeps other programs from using a metadata log.
 
-Apache Kafka keeps in ``quorum-state``, beside its metadata log, how it has voted, reads it before
-it writes anything, and ends where it can not. It takes the lock of the directory later than that,
-so that without this file it would write to the log of a running broker. Releases of Fencepost that
-do not know our log's form take it for a directory of Apache Kafka's, and leave it alone as well.
+Apache Kafka stores its votes in ``quorum-state`` beside its metadata log. It reads the file before
+it writes anything, and exits if it cannot. It locks the directory only later, so without this file
+it would write to the log of a running broker. Releases of Fencepost that do not know the format of
+this log take the directory for Apache Kafka's, and refuse it as well.
 
-It also says whether the log is still the truth: after ``fencepost cluster promote`` it is a copy of
-what the controllers begin with, and once the broker has joined them it is the past.
+The file also says whether the log is authoritative: after ``fencepost cluster promote`` the
+controllers begin with a copy of it, and once the broker has joined them it is out of date.
 
 Source: ``FileQuorumStateStore``.
 """
@@ -25,7 +25,7 @@ _OURS: Final = {
     "data_version": 30_000,
     "fencepost": "This metadata log has one writer and no quorum. Apache Kafka must not open it.",
 }
-"""A version that no release of Apache Kafka can read."""
+"""A data version that no release of Apache Kafka can read."""
 
 _NAME: Final = b'"fencepost"'
 _PROMOTED: Final = "promoted"
@@ -33,39 +33,39 @@ _MEMBER: Final = "member"
 
 
 def keep_others_out(fs: FileSystem, directory: str) -> None:
-    """See to it that the directory of a metadata log says whose it is. Raises OSError."""
+    """Write the file if the directory has none. Raises OSError."""
     if fs.read_file(f"{directory}/{QUORUM_STATE}") is None:
         stand_alone(fs, directory)
 
 
 def stand_alone(fs: FileSystem, directory: str) -> None:
-    """Say that this log is the truth, whatever was said before. Raises OSError."""
+    """Declare this log authoritative again. Raises OSError."""
     _write(fs, directory, {})
 
 
 def note_promotion(fs: FileSystem, directory: str, snapshot: SnapshotId) -> None:
-    """Say that controllers were given all that the log holds, as this snapshot. Raises OSError."""
+    """Record that the whole log was given to controllers as this snapshot. Raises OSError."""
     _write(fs, directory, {_PROMOTED: [*snapshot]})
 
 
 def promoted_as(fs: FileSystem, directory: str) -> SnapshotId | None:
-    """The snapshot that controllers were given, if the broker has not gone on since."""
+    """Return the snapshot given to the controllers; None if the broker has run since."""
     found = _read(fs, directory).get(_PROMOTED)
     return SnapshotId(*found) if isinstance(found, list) and len(found) == 2 else None
 
 
 def note_membership(fs: FileSystem, directory: str) -> None:
-    """Say that the broker has joined its controllers: the log counts no more. Raises OSError."""
+    """Record that the broker has joined its controllers: its log is out of date. Raises OSError."""
     _write(fs, directory, {_MEMBER: True})
 
 
 def is_of_member(fs: FileSystem, directory: str) -> bool:
-    """Whether the log is that of a broker which has joined controllers elsewhere."""
+    """Return whether the log's broker has joined controllers on other nodes."""
     return _MEMBER in _read(fs, directory)
 
 
 def is_ours(fs: FileSystem, directory: str) -> bool:
-    """Whether a metadata log of Fencepost's is in the directory."""
+    """Return whether the directory holds a metadata log of Fencepost."""
     return bool(_read(fs, directory))
 
 
@@ -74,7 +74,7 @@ def _write(fs: FileSystem, directory: str, more: Mapping[str, Any]) -> None:
 
 
 def _read(fs: FileSystem, directory: str) -> dict[str, Any]:
-    """What is said here; nothing if the file is another's, or not there."""
+    """Return the contents of the file; empty if it is missing or not Fencepost's."""
     content = fs.read_file(f"{directory}/{QUORUM_STATE}")
     if content is None or _NAME not in content:
         return {}
@@ -86,6 +86,6 @@ def _read(fs: FileSystem, directory: str) -> dict[str, Any]:
 
 
 def is_of_apache_kafka(fs: FileSystem, directory: str) -> bool:
-    """Whether Apache Kafka has run on the directory of a metadata log. Raises OSError."""
+    """Return whether Apache Kafka has used a metadata log's directory. Raises OSError."""
     content = fs.read_file(f"{directory}/{QUORUM_STATE}")
     return content is not None and _NAME not in content

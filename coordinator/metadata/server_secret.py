@@ -1,6 +1,6 @@
-"""A secret of this server, drawn at the first need, in a file of its own beside the logs.
+"""The secret of this server, generated at its first use, in a file of its own beside the logs.
 
-No record of Apache Kafka's has a place for it, and no other broker needs to know it.
+No record of Apache Kafka has a field for it, and no other broker needs it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _SECRET_BYTES: Final = 32
 
 
 def server_secret(fs: FileSystem, directory: str) -> bytes:
-    """The secret of the server with this data directory; the same after every start."""
+    """Return the secret of the server with this data directory; the same after every start."""
     known = fs.read_file(f"{directory}/{SECRET_FILE}")
     return write_secret(fs, directory, os.urandom(_SECRET_BYTES)) if known is None else known
 
 
 def write_secret(fs: FileSystem, directory: str, secret: bytes) -> bytes:
-    """Let that be the secret, which nobody but the owner of the file can read; returns it."""
+    """Write the secret to a file that only its owner can read, and return it."""
     path = f"{directory}/{SECRET_FILE}"
     write_file(fs, path + TEMPORARY_SUFFIX, b"", sync=False)
     fs.make_private(path + TEMPORARY_SUFFIX)

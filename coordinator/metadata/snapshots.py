@@ -1,9 +1,9 @@
-"""Snapshots: files that hold an image as records, so that the log can begin behind them.
+"""Snapshots: files that hold an image as records, so that older records can be deleted.
 
-``<end offset>-<epoch>.checkpoint`` beside the log holds all that the records below the end offset
-add up to: a control batch with the header, the records at offsets of their own, a control batch
-with the footer. A file of that name is whole, for it gets the name once it is on disk; whatever the
-log still holds below its end offset counts no more.
+``<end offset>-<epoch>.checkpoint`` beside the log holds the state after all records below the end
+offset: a control batch with the header, the records at offsets of their own, a control batch with
+the footer. The file is renamed to that name once it is on disk, so it is always complete; records
+of the log below its end offset are ignored.
 
 Source: ``Snapshots``, ``RecordsSnapshotWriter``, ``FileRawSnapshotWriter``; KIP-630.
 """
@@ -36,19 +36,19 @@ _NAME: Final = re.compile(rf"([0-9]{{20}})-([0-9]{{10}}){re.escape(SNAPSHOT_SUFF
 
 
 class SnapshotId(NamedTuple):
-    """What a snapshot contains: all below ``end_offset``, whose last record is of ``epoch``."""
+    """A snapshot's position: the records below ``end_offset``, whose last is of ``epoch``."""
 
     end_offset: int
     epoch: int
 
     @property
     def file_name(self) -> str:
-        """The name of its file."""
+        """The name of the snapshot's file."""
         return f"{self.end_offset:020}-{self.epoch:010}{SNAPSHOT_SUFFIX}"
 
 
 def snapshots(fs: FileSystem, directory: str) -> list[SnapshotId]:
-    """Those that lie in the directory of the log, the newest last."""
+    """Return the snapshots in the directory of a log, the newest last."""
     found = map(_NAME.fullmatch, fs.list_directory(directory) or ())
     return sorted(SnapshotId(int(one[1]), int(one[2])) for one in found if one is not None)
 
@@ -61,9 +61,9 @@ def write_snapshot(
     last_timestamp_ms: int,
     voters: Sequence[Voter] = (),
 ) -> SnapshotId:
-    """Write the snapshot of an image; older ones are gone then. Raises OSError.
+    """Write the snapshot of an image, and delete older ones. Raises OSError.
 
-    ``voters`` are those of a quorum that the log is of, if they are to stand in it.
+    ``voters`` are written if the quorum keeps them in its log (kraft.version 1).
     """
     own = SnapshotId(image.offset + 1, image.epoch)
     batches = [snapshot_header(last_timestamp_ms, now_ms, own.epoch, voters)]
@@ -82,7 +82,7 @@ def write_snapshot(
 def load_snapshot(
     fs: FileSystem, directory: str, snapshot: SnapshotId, loader: ImageLoader
 ) -> None:
-    """Let a snapshot be all that there is. Raises MetadataError, OSError."""
+    """Load the state of a snapshot into ``loader``. Raises MetadataError, OSError."""
     name = snapshot.file_name
     data = memoryview(fs.read_file(f"{directory}/{name}") or b"")
     loader.begin_snapshot()

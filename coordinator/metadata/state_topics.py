@@ -1,8 +1,8 @@
-"""Settings under which a topic of the coordinators would lose their state.
+"""Settings with which a topic of the coordinators would lose state.
 
-Requests for them are refused. Where they come in another way (from the controllers of Apache Kafka,
-from ZooKeeper, from an older release, as broker-wide defaults), the logs of these topics go by the
-nearest safe value. Apache Kafka accepts and applies them all.
+Requests for them are refused. If they come in another way (from controllers of Apache Kafka, from
+ZooKeeper, from an older release, as broker-wide defaults), the logs of these topics use the nearest
+safe value. Apache Kafka accepts and applies them all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPACT: Final = frozenset({"compact"})
 
 
 class Range(NamedTuple):
-    """The values of a setting that keep state, and why others do not."""
+    """The values of a setting that keep state, and the reason against other values."""
 
     low: int
     high: int
@@ -58,13 +58,13 @@ SAFE: Final[Mapping[str, Range]] = {
         _HOUR_MS, MAX_INT64, "a coordinator's writes would be refused"
     ),
 }
-"""By topic key. ``compression.type``, ``segment.*`` and the rest cost time or room, not state."""
+"""By topic key. ``compression.type``, ``segment.*`` and the rest cost time or space, not state."""
 
 
 def harm(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
-    """Tell which of a topic's own settings would lose state, and why, by key.
+    """Return the topic settings that would lose state: the reason by key.
 
-    A ``cleanup.policy`` that is missing is among them: the broker's default would hold.
+    A missing ``cleanup.policy`` is among them, because the broker's default would apply.
     """
     if topic not in STATE_TOPICS:
         return {}
@@ -101,7 +101,7 @@ def safe_configs(topic: str, configs: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_harm(image: MetadataImage) -> MetadataImage:
-    """Return ``image`` with settings of state topics under which nothing is lost."""
+    """Return ``image`` with only safe settings of state topics."""
     configs = dict(image.configs)
     for topic in STATE_TOPICS & image.topics.keys():
         resource = TOPIC_RESOURCE, topic
@@ -112,7 +112,7 @@ def without_harm(image: MetadataImage) -> MetadataImage:
 
 
 def value_in_force(topic: str, key: str, value: Value) -> Value:
-    """Return the value that a topic goes by where ``value`` is configured."""
+    """Return the value in force for a topic if ``value`` is configured."""
     if topic not in STATE_TOPICS:
         return value
     if key in SAFE and isinstance(value, int):
@@ -122,7 +122,7 @@ def value_in_force(topic: str, key: str, value: Value) -> Value:
 
 
 def safe_log_config(topic: str, found: LogConfig) -> LogConfig:
-    """Return the configuration of a topic's logs, each value moved to where it keeps state."""
+    """Return the configuration of a topic's logs, each value moved to the nearest safe one."""
     if topic not in STATE_TOPICS:
         return found
     values: dict[str, Any] = {}

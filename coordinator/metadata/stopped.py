@@ -1,7 +1,7 @@
-"""The metadata log of a node that does not run, read without a change of anything.
+"""Reads the metadata log of a stopped node without changing anything.
 
-It may be that of a broker that stands alone, or of a controller, Apache Kafka's among them: they
-are alike. What a kill has left half-written at its end was never answered, and counts for nothing.
+The node may be a standalone broker, or a controller, also Apache Kafka's: their logs have the same
+format. A change that a kill has left incomplete at the end was never confirmed, and is ignored.
 
 Source: ``KafkaMetadataLog``, ``MetadataBatchLoader``.
 """
@@ -31,16 +31,16 @@ _LOG_FILE: Final = re.compile(rf"[0-9]{{20}}{re.escape(LOG_SUFFIX)}")
 
 @dataclass(frozen=True, slots=True)
 class StoppedMetadata:
-    """What a metadata log adds up to, and the time of its last record, ms since the epoch."""
+    """The image of a metadata log, and the timestamp of its last record in ms since the epoch."""
 
     image: MetadataImage
     last_timestamp_ms: int
 
 
 def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
-    """The metadata in the directory of a log; None if there is none.
+    """Read the metadata in the directory of a log; None if there is no log.
 
-    Raises MetadataError for what is damaged, or of a release before these records; OSError.
+    Raises MetadataError for a damaged log, or one of a release before these records; OSError.
     """
     found = snapshots(fs, directory)
     names = sorted(filter(_LOG_FILE.fullmatch, fs.list_directory(directory) or ()))
@@ -79,7 +79,7 @@ def read_stopped(fs: FileSystem, directory: str) -> StoppedMetadata | None:
 
 
 def _whole_batches(fs: FileSystem, path: str, is_last: bool) -> Iterator[tuple[BatchHeader, bytes]]:
-    """The batches of a file up to one that is torn, which only the last file may have."""
+    """Yield the batches of a file up to a torn one, which only the last file may have."""
     for _, header, batch in read_batches(fs, path, payload=True):
         if isinstance(header, str):
             if not is_last:

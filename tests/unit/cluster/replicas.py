@@ -1,4 +1,4 @@
-"""Leaders, followers and what is known of brokers, as the scenarios of replication need them."""
+"""Leaders, followers and broker registrations for the scenarios of replication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAG_MS = 30_000
 def broker(
     broker_id: int, *, epoch: int | None = None, fenced: bool = False, leaving: bool = False
 ) -> BrokerRegistration:
-    """A registration; the epoch is 100 + id unless told."""
+    """Return a registration; the epoch is 100 + id by default."""
     return BrokerRegistration(
         broker_id=broker_id,
         epoch=100 + broker_id if epoch is None else epoch,
@@ -48,7 +48,7 @@ def registration(
     adding: Sequence[int] = (),
     removing: Sequence[int] = (),
 ) -> PartitionRegistration:
-    """A partition; everybody is in the ISR unless told."""
+    """Return a partition; every replica is in the ISR by default."""
     return PartitionRegistration(
         replicas=tuple(replicas),
         isr=tuple(replicas if isr is None else isr),
@@ -61,7 +61,7 @@ def registration(
 
 
 def view(broker_id: int = 1, brokers: Iterable[int] = (1, 2, 3, 4, 5, 6)) -> ReplicationView:
-    """What broker ``broker_id`` knows: all are up."""
+    """Return the view of broker ``broker_id``, in which all brokers are unfenced."""
     known = {one: broker(one) for one in brokers}
     return ReplicationView(broker_id, 100 + broker_id, LAG_MS, known)
 
@@ -85,12 +85,12 @@ class Led:
     def become(
         self, now: PartitionRegistration, *, end: int | None = None, high: int = 0
     ) -> LeaderStep:
-        """An image arrives."""
+        """Apply the partition's registration from a new image."""
         ends = self.leader.log_end_offset if end is None else end
         return self.leader.become_leader(now, self.leader.log_start_offset, ends, high, self.now_ms)
 
     def append(self, count: int) -> LeaderStep:
-        """Records are appended."""
+        """Append ``count`` records."""
         return self.leader.appended(self.leader.log_end_offset + count, self.now_ms)
 
     def fetch(
@@ -102,7 +102,7 @@ class Led:
         epoch: int | None = None,
         diverging: bool = False,
     ) -> LeaderStep:
-        """A follower has been read for."""
+        """Take note of a follower's fetch at ``offset``."""
         return self.leader.fetched(
             broker_id,
             100 + broker_id if epoch is None else epoch,
@@ -114,25 +114,25 @@ class Led:
         )
 
     def wait(self, ms: int) -> None:
-        """Time passes."""
+        """Advance the clock by ``ms``."""
         self.now_ms += ms
 
     def knows(self, *brokers: BrokerRegistration) -> None:
-        """Registrations change."""
+        """Change brokers' registrations."""
         self.view.brokers = {**self.view.brokers, **{one.broker_id: one for one in brokers}}
 
     def accept(self, change: IsrChange, partition_epoch: int | None = None) -> LeaderStep:
-        """The controller does what was proposed."""
+        """Answer a proposed change with the controller's consent."""
         epoch = change.partition_epoch + 1 if partition_epoch is None else partition_epoch
         isr = tuple(one for one, _ in change.new_isr)
         return self.answer(change, AlteredPartition(change.leader_epoch, epoch, isr))
 
     def answer(self, change: IsrChange, answer: int | AlteredPartition) -> LeaderStep:
-        """The controller answers."""
+        """Deliver the controller's answer, a result or an error code."""
         return self.leader.alter_partition_answered(change, answer, self.now_ms)
 
     def shrink(self) -> IsrChange:
-        """What the periodic check proposes."""
+        """Return the change that the periodic ISR check proposes."""
         change = self.leader.check_isr(self.now_ms).send
         assert change is not None
         return change
@@ -140,7 +140,7 @@ class Led:
 
 @dataclass
 class ListLog:
-    """A log of records in memory: the leader epoch of each, and some value."""
+    """A log of records in memory, each a leader epoch and a value."""
 
     records: list[tuple[int, object]] = field(default_factory=list)
     log_start_offset: int = 0
@@ -154,7 +154,7 @@ class ListLog:
 
     @property
     def epochs(self) -> list[tuple[int, int]]:
-        """(epoch, start), oldest first."""
+        """Return (epoch, start offset) pairs, oldest first."""
         starts: dict[int, int] = {}
         for at, (epoch, _) in enumerate(self.records):
             if epoch >= 0:
@@ -176,16 +176,16 @@ class ListLog:
         return below[-1] if below else epoch, above[0] if above else self.log_end_offset
 
     def begin_epoch(self, epoch: int, start: int) -> None:
-        """A leader begins an epoch."""
+        """Begin a leader epoch."""
         self.extra = [one for one in self.extra if one[1] < start]
         self.extra.append((epoch, start))
 
     def append(self, *epochs: int, value: object = None) -> None:
-        """One record of each of these epochs."""
+        """Append one record for each of these epochs."""
         self.records += [(epoch, value) for epoch in epochs]
 
     def cut(self, offset: int, *, anew: bool = False) -> None:
-        """Truncate, or begin anew."""
+        """Truncate to ``offset``, or with ``anew`` restart empty at ``offset``."""
         if anew:
             self.records.clear()
             self.extra.clear()
@@ -197,7 +197,7 @@ class ListLog:
 
 
 class Following:
-    """A partition that broker 2 follows, with its log and a clock; does what the machine says."""
+    """A partition on follower 2, with its log and a clock; executes its machine's steps."""
 
     def __init__(self, *epochs: int, high: int = 0, leader: int = 1, leader_epoch: int = 5) -> None:
         self.log = ListLog(high_watermark=high)
@@ -209,7 +209,7 @@ class Following:
         )
 
     def do(self, step: FollowerStep) -> FollowerStep:
-        """Carry out what needs no leader."""
+        """Execute the parts of a step that need no leader."""
         if step.truncate is not None:
             self.log.cut(step.truncate.offset, anew=step.truncate.start_anew)
             self.do(self.machine.truncated())
@@ -221,7 +221,7 @@ class Following:
         return step
 
     def ask(self) -> PartitionFetch:
-        """What it asks for; it must be ready to."""
+        """Return the next fetch; the follower must be ready for one."""
         fetch = self.machine.fetch(self.now_ms)
         assert fetch is not None
         return fetch
@@ -235,7 +235,7 @@ class Following:
         diverging: tuple[int, int] | None = None,
         sent: PartitionFetch | None = None,
     ) -> FollowerStep:
-        """An answer arrives, with one record of each of these epochs."""
+        """Deliver a response to a fetch, with one record for each of these epochs."""
         answer = PartitionAnswer(error, high, start, diverging, list(epochs), len(epochs))
         asked = self.ask() if sent is None else sent
         step = self.do(self.machine.answered(asked, answer, self.now_ms))

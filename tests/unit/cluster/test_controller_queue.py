@@ -17,7 +17,7 @@ def queue(retry_timeout_ms: int | None = 60_000) -> ControllerQueue:
 
 
 def test_requests_sent() -> None:
-    """One at a time, in their order."""
+    """Requests are sent one at a time, in order."""
     waiting = queue()
     for token in (1, 2):
         waiting.enqueue(token, 0)
@@ -40,7 +40,7 @@ def test_retry_timeout_while_controller_not_available() -> None:
 
 
 def test_controller_changed() -> None:
-    """The connection is lost; the request goes first to whoever is the controller then."""
+    """After a disconnect the queue sends the request to the controller of that moment first."""
     waiting = queue()
     for token in (1, 2):
         waiting.enqueue(token, 0)
@@ -51,7 +51,7 @@ def test_controller_changed() -> None:
 
 
 def test_another_controller_is_believed_at_once() -> None:
-    """The one before may be frozen, with a connection that stays; nobody known changes nothing."""
+    """The former controller may be frozen with its connection open; ``None`` changes nothing."""
     waiting = queue()
     for token in (1, 2, 3):
         waiting.enqueue(token, 0)
@@ -65,13 +65,13 @@ def test_not_controller() -> None:
     waiting.enqueue(1, 0)
     assert waiting.next(OLD, 0) == Send(1, OLD, 30_000)
     assert not waiting.on_answer(1, not_controller=True, now_ms=10)
-    # The same is asked again, but not at once: it may not have heard of its election yet.
+    # Retry the same controller after a backoff: it may not know of its election yet.
     assert waiting.next(OLD, 10) == 10 + rules.BACKOFF_MS
     assert waiting.next(OLD, 110) == Send(1, OLD, 30_110)
 
 
 def test_retry_timeout() -> None:
-    """What is repeated is given up in the end, and what never may be is not."""
+    """A request with a retry timeout expires; one without is retried for ever."""
     for limit in (100, None):
         waiting = queue(retry_timeout_ms=limit)
         waiting.enqueue(1, 0)

@@ -1,7 +1,6 @@
 """A fetcher: turns, one request in flight, the fetch session.
 
-Names of cases are those of Kafka's ``FetchSessionHandlerTest`` and ``AbstractFetcherThreadTest``
-where they have them.
+Tests with Kafka's names are cases of ``FetchSessionHandlerTest`` and ``AbstractFetcherThreadTest``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Fetching:
         return request
 
     def get(self, records: dict[int, int] | None = None, *, session: int = SESSION) -> None:
-        """An answer with so many records for these partitions; a full one names all."""
+        """Deliver a response with these counts of records; a full response has every partition."""
         request, counts = self.fetcher.in_flight, dict(records or {})
         assert request is not None
         if request.is_full:
@@ -130,7 +129,7 @@ def test_who_got_records_goes_to_the_end():
     [(Errors.FETCH_SESSION_ID_NOT_FOUND, 0), (Errors.INVALID_FETCH_SESSION_EPOCH, SESSION)],
 )
 def test_top_level_error_resets_metadata(error, session_id):
-    """The session that may still be there is closed with the request for a new one."""
+    """The request for a new session closes the old one, which the leader may still have."""
     one = Fetching()
     one.ask()
     one.get()
@@ -165,7 +164,7 @@ def test_should_poll_indefinitely_if_leader_returns_any_exception():
 
 @pytest.mark.parametrize("parts", [{}, {0: 0}, {0: 0, 1: 0, 2: 0}])
 def test_verify_full_fetch_response_partitions(parts):
-    """A full answer has just the partitions that were asked for; another one is of no use."""
+    """A full response must have exactly the requested partitions; any other is dropped."""
     one = Fetching(2)
     one.ask()
     told = {(TOPIC_ID, index): PartitionAnswer() for index in parts}
@@ -212,7 +211,7 @@ def test_delay_leaves_the_others():
 
 
 def test_consumer_lag_removed_with_partition():
-    """A partition that was removed while its answer was on its way."""
+    """The partition was removed while its response was in flight."""
     one = Fetching(2)
     one.ask()
     gone = one.fetcher.remove((TOPIC_ID, 0))

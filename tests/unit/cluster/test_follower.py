@@ -1,7 +1,7 @@
-"""A follower's rules: answers, errors, truncation, offsets out of range.
+"""A follower's rules: responses, errors, truncation, offsets out of range.
 
-Names of cases are those of Kafka's ``AbstractFetcherThreadTest`` and ``ReplicaFetcherThreadTest``
-where they have them.
+Tests with Kafka's names are cases of ``AbstractFetcherThreadTest`` and
+``ReplicaFetcherThreadTest``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_an_answer_to_a_former_leader_epoch_is_dropped():
 
 
 def test_an_answer_about_a_log_that_has_been_cut_since_is_dropped():
-    """The offset is the same again, what lies before it is not."""
+    """The fetch offset is the same as before, but the records below it are different."""
     one = Following(3, leader_epoch=5)
     late = one.ask()
     one.get(diverging=(2, 0), sent=late)
@@ -127,11 +127,11 @@ def test_an_offset_that_is_not_the_logs_end_fails_the_partition():
     assert step.events[0].kind == "follower-failed"
 
 
-# --- whom it follows ---
+# --- the leader ---
 
 
 def test_fetching_begins_anew_only_with_the_leader_epoch():
-    """KAFKA-13790: partition epochs alone, the same one again, the same leader in a new epoch."""
+    """KAFKA-13790: not for a new partition epoch, nor for the same leader epoch again."""
     one = Following(4, leader_epoch=5)
     one.get(high=9)
     sent = one.ask()
@@ -169,7 +169,7 @@ def test_a_leader_epoch_that_begins_while_records_are_appended_waits_for_them():
 
 
 def test_truncate_to_high_watermark_if_the_log_knows_no_epochs():
-    """Messages of formats v0 and v1 carry none."""
+    """Messages of formats v0 and v1 carry no leader epoch."""
     one = Following(-1, -1, -1, -1, -1, high=3)
     assert (one.log.log_end_offset, one.ask().fetch_offset) == (3, 3)
     one.log.append(-1, -1)
@@ -246,7 +246,7 @@ def test_corrupt_message_and_partition_failure_during_appending(error, state):
     ("leader_start", "truncation"), [(3, Truncation(3, start_anew=True)), (2, None)]
 )
 def test_records_that_begin_before_the_own_end(leader_start, truncation):
-    """The leader's log starts inside of a batch, where this one ends: all here is deleted there."""
+    """The leader's log starts in the batch with which this log ends: delete all records here."""
     one = Following(4, 4, 4)
     answer = PartitionAnswer(0, 5, leader_start, None, [5], 1)
     one.machine.answered(one.ask(), answer, one.now_ms)
@@ -273,7 +273,7 @@ def test_delay_does_not_begin_anew():
 
 
 def test_truncate_on_fetch_does_not_process_partition_data():
-    """KAFKA-14704: neither the high watermark nor the log start of such an answer counts."""
+    """KAFKA-14704: ignore the high watermark and the log start offset of such a response."""
     one = Following(*[4] * 20, high=10)
     step = one.get(high=15, start=3, diverging=(4, 12))
     assert step.truncate == Truncation(12)
@@ -304,16 +304,16 @@ def _diverging(leader: ListLog, epoch: int, offset: int) -> tuple[int, int] | No
 @pytest.mark.parametrize(
     ("epochs", "epoch", "end", "cut"),
     [
-        ((5, 5, 5), -1, -1, 1),  # the leader knows nothing: the start position
-        ((5, 5, 5), -1, 2, 2),  # … knows no epochs
+        ((5, 5, 5), -1, -1, 1),  # the leader has no epochs: the start position
+        ((5, 5, 5), -1, 2, 2),  # … has no epochs
         ((5, 5, 5), -1, 9, 3),
         ((5, 5, 5), 5, 2, 2),  # the same epoch: the smaller end
         ((5, 5, 7), 5, 9, 2),
         ((5, 5, 5), 5, 9, 3),
         ((3, 5, 7), 6, 9, 2),  # an epoch unknown here: the end of the one below
-        ((3, 3, 7), 5, 1, 2),  # … even if the leader's ends earlier: the next fetch will tell
-        ((5, 5, 7), 3, 2, 0),  # below all known here
-        ((5, 5), 9, 1, 1),  # above all known here
+        ((3, 3, 7), 5, 1, 2),  # … even if the leader's ends earlier: the next fetch shows that
+        ((5, 5, 7), 3, 2, 0),  # below every local epoch
+        ((5, 5), 9, 1, 1),  # above every local epoch
     ],
 )
 def test_should_truncate_to_offset_specified_in_epoch_offset_response(epochs, epoch, end, cut):
@@ -321,7 +321,7 @@ def test_should_truncate_to_offset_specified_in_epoch_offset_response(epochs, ep
 
 
 def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_known_to_follower():
-    """KIP-279: from one common epoch down to the next."""
+    """KIP-279: step down from one common epoch to the next."""
     leader = _log(0, 0, 1, 1, 4, 4)
     one = Following(0, 0, 2, 2, 3, 3, leader_epoch=4)
     asked = []
@@ -338,7 +338,7 @@ def test_should_fetch_leader_epoch_second_time_if_leader_replies_with_epoch_not_
 
 
 def test_an_epoch_without_records_goes_with_the_cut():
-    """An old leader began epoch 5 at its end and wrote nothing; the new one never heard of it."""
+    """A former leader began epoch 5 without a record; the new leader has no such epoch."""
     one = Following(3, 3, leader_epoch=6)
     one.log.begin_epoch(5, 2)
     one.machine.resume()
@@ -384,7 +384,7 @@ def test_an_epoch_above_all_known_is_out_of_range(log):
 
 
 def test_follower_fetch_out_of_range_high():
-    """The leader's log ends below: an election was unclean."""
+    """The leader's log ends below the follower's after an unclean election."""
     one = Following(*[4] * 9, high=8)
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
     assert question is not None
@@ -396,7 +396,7 @@ def test_follower_fetch_out_of_range_high():
 
 
 def test_follower_fetch_out_of_range_low():
-    """KAFKA-9491: all starts anew where the leader's log begins, the high watermark too."""
+    """KAFKA-9491: restart at the leader's log start offset, the high watermark included."""
     one = Following(4, 4, high=2)
     question = one.get(error=Errors.OFFSET_OUT_OF_RANGE).ask
     question = one.machine.offset_listed(question, 900, 0, one.now_ms).ask
@@ -447,7 +447,7 @@ def test_an_offset_that_nobody_asks_for_any_more_means_nothing():
 
 
 def test_the_table_of_fetch_states_is_whole():
-    """Every state can be left, stopped and, unless something is done to the log, begun anew."""
+    """Every state can be stopped, and every one but APPENDING and TRUNCATING can be restarted."""
     busy = {FetchState.APPENDING, FetchState.TRUNCATING}
     for state in FetchState:
         known = {trigger for one, trigger in FETCH_TRANSITIONS if one is state}

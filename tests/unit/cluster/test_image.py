@@ -1,6 +1,6 @@
-"""What records make of an image, what that means for one broker, and lives of records from a seed.
+"""Images that records build, what changes for one broker, and random histories of records.
 
-The cases are those of Kafka's TopicsImageTest, ClusterDeltaTest, PartitionRegistrationTest and
+The cases come from Kafka's TopicsImageTest, ClusterDeltaTest, PartitionRegistrationTest and
 MetadataBatchLoaderTest.
 """
 
@@ -112,7 +112,7 @@ def changed(old: MetadataImage, new: MetadataImage) -> dict[str, list[tuple[str,
 
 
 def snapshot(old: MetadataImage, new: MetadataImage) -> MetadataImage:
-    """``new`` by way of its snapshot, which comes to somebody who knows ``old``."""
+    """Return ``new`` as a broker with the image ``old`` loads it from a snapshot."""
     loader = ImageLoader(old)
     loader.begin_snapshot()
     loader.replay(image_values(new), 0, 0)
@@ -200,7 +200,7 @@ def test_what_becomes_of_partitions_here() -> None:
 
 
 def test_deleted_topic_with_all_partitions_alone_here_is_one_change() -> None:
-    """There may be 100,000 of them, and most were never opened."""
+    """There may be 100,000 such partitions, and most were never opened."""
     old = after(START, partition(B, 1, 1), topic("c", C), partition(C, 0, 1), partition(C, 1, 1, 2))
     new = after(old, *(RemoveTopicRecord(one) for one in (A, B, C)))
     found = local_changes(old, new, ME, each_alone=False)
@@ -249,7 +249,7 @@ def test_records_that_do_not_fit_end_it(records: list[MetadataRecord]) -> None:
 
 
 def test_leading_anew_is_what_its_records_say() -> None:
-    """A start makes the image at once, and the next start makes it of the records."""
+    """The image that a start builds directly equals the image that its records build."""
     many = UUID(int=990)
     old = after(
         START,
@@ -269,7 +269,7 @@ def test_leading_anew_is_what_its_records_say() -> None:
     assert {one.leader_epoch for one in alone} == {1}
     assert image.topics["none"] is old.topics["none"]
     assert image.topics["a"] is old.topics["a"]
-    # Nor has a later change of one of them lost what the others share.
+    # A later change of one partition leaves the others with the state that they share.
     loader.replay([encode(PartitionChangeRecord(many, 0, leader=ME))], image.offset + 1, 2)
     assert [one.leader_epoch for one in loader.publish().topics["c"].partitions[:3]] == [2, 1, 1]
 
@@ -290,7 +290,7 @@ def test_leading_anew_is_what_its_records_say() -> None:
 def test_whether_topics_have_other_sizes(records: list[MetadataRecord], is_resized: bool) -> None:
     image = after(START, *records)
     assert topics_resized(START, image) is is_resized
-    # Nor need the one image have been made of the other.
+    # The result is the same if neither image was built from the other.
     assert topics_resized(START, replace(image, step=None)) is is_resized
 
 
@@ -415,7 +415,7 @@ def test_equal_partitions_are_one_object() -> None:
 
 
 class Life:
-    """Records that fit what is there, drawn from a seed."""
+    """Random records that fit the current image, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -486,7 +486,7 @@ class Life:
         )
 
     def records(self, count: int) -> Iterator[tuple[list[MetadataRecord], MetadataImage]]:
-        """Changes, each with the image behind it."""
+        """Yield batches of records, each with the image that results."""
         for _ in range(count):
             change = self.change()
             if change:
@@ -508,7 +508,7 @@ def test_any_way_to_the_same_records_is_a_way_to_the_same_image(seed: int) -> No
         if draw.random() < 0.5:
             assert loader.publish() == image
         if draw.random() < 0.2:
-            # Who comes late gets the same by a snapshot, and finds the same to be done.
+            # A broker that falls behind gets the same image from a snapshot, and the same changes.
             late = snapshot(behind, image)
             assert late == image
             assert changed(behind, late) == changed(behind, image)

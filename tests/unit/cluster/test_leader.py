@@ -1,6 +1,6 @@
-"""A leader's rules: what followers' fetches say, both watermarks, acks=all, elections.
+"""A leader's rules: followers' fetches, both watermarks, acks=all, elections.
 
-Names of cases are those of Kafka's ``PartitionTest`` and ``ReplicaTest`` where it has them.
+Tests with Kafka's names are cases of ``PartitionTest`` and ``ReplicaTest``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_do_not_reset_replica_state_if_leader_epoch_is_not_bumped():
 
 
 def test_who_missed_leaders_in_between_knows_nothing_of_its_followers():
-    """They followed others: what they told would move the high watermark over what they lack."""
+    """Fetches from before the missed epochs could move the high watermark past followers' logs."""
     led = Led(registration([1, 2], leader_epoch=5))
     led.append(3)
     led.fetch(2, 3)
@@ -149,7 +149,7 @@ def test_fence_follower_fetch_with_stale_broker_epoch():
         led.fetch(2, 5, epoch=101)
     assert led.leader.replicas[2].log_end_offset == UNKNOWN_OFFSET
     led.fetch(2, 4, epoch=-1)
-    led.fetch(2, 5, epoch=103)  # the metadata of its new incarnation are not here yet
+    led.fetch(2, 5, epoch=103)  # the metadata of its new incarnation have not arrived yet
     assert led.leader.replicas[2].log_end_offset == 5
 
 
@@ -162,7 +162,7 @@ def test_update_follower_fetch_state():
 
 
 def test_who_reaches_the_end_of_the_fetch_before_was_caught_up_then():
-    """Each fetch that reaches the LEO of the former one: small batches at a high rate."""
+    """Every fetch reaches the LEO at the previous one: small batches at a high rate."""
     led = Led(end=10)
     led.fetch(2, 10)
     first = led.now_ms
@@ -209,7 +209,7 @@ def test_the_high_watermark_only_rises():
 
 
 def test_the_high_watermark_waits_for_who_is_about_to_join():
-    """Otherwise a follower of an ISR of one would run after it for ever."""
+    """Otherwise a follower would chase the high watermark of an ISR of one for ever."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.fetch(2, 4)
     assert led.append(1).high_watermark_moved, "it was never caught up"
@@ -305,7 +305,7 @@ def test_who_leads_again_does_not_answer_for_the_time_before():
     assert led.leader.acks_verdict(12, 8) is AcksVerdict.DONE
 
 
-# --- facts ---
+# --- properties ---
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_is_under_min_isr_and_at_min_isr(isr, min_isr, under, at):
 
 
 def test_under_replicated_partitions_correct_semantics():
-    """Replicas that a reassignment adds are not missing yet."""
+    """Replicas that a reassignment is adding do not count as missing."""
     led = Led(registration([1, 2, 3], isr=[1, 2, 3]))
     assert not led.leader.is_under_replicated
     moving = registration([1, 2, 3, 4], isr=[1, 2, 3], partition_epoch=11, adding=[4])

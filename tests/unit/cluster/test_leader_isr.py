@@ -1,7 +1,7 @@
-"""The ISR: who joins, who leaves, and what the controller's answers mean.
+"""The ISR: replicas that join and leave, and the controller's answers.
 
-Names of cases are those of Kafka's ``PartitionTest``, ``IsrExpirationTest`` and
-``AlterPartitionManagerTest`` where they have them.
+Tests with Kafka's names are cases of ``PartitionTest``, ``IsrExpirationTest`` and
+``AlterPartitionManagerTest``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.unit.cluster.replicas import LAG_MS, TOPIC_ID, Led, broker, registrat
 
 
 def _expanding(end: int = 10) -> tuple[Led, IsrChange]:
-    """Broker 2 is on its way into an ISR of one."""
+    """Return a leader with an ISR of one, whose expansion by broker 2 is pending."""
     led = Led(registration(isr=[1]), end=end, high=end)
     change = led.fetch(2, end).send
     assert change is not None
@@ -69,7 +69,7 @@ def test_follower_does_not_join_isr_until_caught_up_to_offset_within_current_lea
 
 @pytest.mark.parametrize("now", [broker(2, fenced=True), broker(2, leaving=True)])
 def test_isr_not_expanded_if_replica_is_fenced_or_shutdown(now):
-    """KIP-841, KAFKA-13916: nor is anything proposed again and again."""
+    """KIP-841, KAFKA-13916: the leader also does not propose it again and again."""
     led = Led(registration(isr=[1]), end=10, high=10)
     led.knows(now)
     assert led.fetch(2, 10).send is None
@@ -114,7 +114,7 @@ def test_isr_expiration_if_no_fetch_request_made():
 
 
 def test_isr_expiration_for_slow_followers():
-    """It fetches all the time and never reaches the end."""
+    """The follower fetches all the time and never reaches the log end offset."""
     led = Led(registration([1, 2]), end=10)
     led.fetch(2, 10)
     for _ in range(40):
@@ -134,7 +134,7 @@ def test_should_not_shrink_isr_if_previous_fetch_is_caught_up():
 
 
 def test_should_not_shrink_isr_if_follower_caught_up_to_log_end():
-    """A silent follower of a silent partition is not behind; the next append shows that it is."""
+    """Without appends a silent follower is not behind; the next append shows that it is."""
     led = Led(registration([1, 2]), end=10)
     led.fetch(2, 10)
     led.wait(10 * LAG_MS)
@@ -144,7 +144,7 @@ def test_should_not_shrink_isr_if_follower_caught_up_to_log_end():
 
 
 def test_maybe_shrink_isr():
-    """KAFKA-13091: the high watermark moves with the answer, and who waits is answered."""
+    """KAFKA-13091: the answer moves the high watermark and completes waiting produce requests."""
     led = Led(registration([1, 2]), end=5, high=5)
     led.fetch(2, 5)
     led.append(5)
@@ -233,8 +233,7 @@ def test_invalid_alter_partition_requests_are_not_retried(error):
 
 @pytest.mark.parametrize("error", [Errors.NOT_CONTROLLER, -1, 7])
 def test_partition_should_retry_alter_partition_request(error):
-    """KAFKA-14154: the leader may know more than the controller that answers. KAFKA-15353: the
-    same again."""
+    """KAFKA-14154: retry, as the leader may be ahead of the controller. KAFKA-15353: retry too."""
     led, change = _expanding()
     assert led.answer(change, error).send is change
     assert led.accept(change).isr_changed
@@ -261,7 +260,7 @@ def test_an_answer_with_the_same_partition_epoch_ends_the_change():
 
 
 def test_alter_isr_leader_and_isr_race():
-    """Metadata that arrive first replace what is pending; the answer comes too late."""
+    """Newer metadata replace the pending change; the late answer is ignored."""
     led, change = _expanding()
     led.become(registration(isr=[1, 3], partition_epoch=11))
     assert led.leader.state is IsrState.COMMITTED
@@ -278,8 +277,10 @@ def test_metadata_that_say_what_the_answer_will_say_tell_the_reason():
 
 
 def test_metadata_of_the_known_partition_epoch_leave_a_pending_change():
-    """The answer to an earlier change came first, another is on its way: were that forgotten, the
-    high watermark could pass a replica that the controller is just taking in."""
+    """A change stays pending when the metadata of an earlier change arrive after its answer.
+
+    If the leader dropped it, the high watermark could pass a replica that the controller is adding.
+    """
     led, first = _expanding()
     led.accept(first)
     led.fetch(2, 10)
@@ -341,7 +342,7 @@ def test_overwrite_within_batch():
 
 
 def test_submit_from_callback():
-    """KAFKA-14010: what is asked again takes the place of what was just answered."""
+    """KAFKA-14010: a request submitted from the callback replaces the answered one."""
     queue = AlterPartitions(view())
     change = _change()
     queue.submit(change)

@@ -1,4 +1,4 @@
-"""The life of a broker, with the cases of Kafka's ``BrokerLifecycleManagerTest``."""
+"""A broker's lifecycle, with the cases of Kafka's ``BrokerLifecycleManagerTest``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Life:
         return self.life.state
 
     def sent(self) -> Registration | Heartbeat:
-        """The next request, at the time when it is due."""
+        """Return the next request at the time it is due."""
         found = self.life.next_request(self.now, 11)
         if isinstance(found, float):
             assert found < math.inf, "nothing will ever be sent"
@@ -110,7 +110,7 @@ def test_the_way_to_running() -> None:
     life.beat(is_caught_up=True)
     assert life.state is BrokerState.RECOVERY
     assert life.beat(is_caught_up=True, is_fenced=True).cordoned_log_dirs == ()
-    # Recovery of the logs may take its time: the controller hears of us all the while.
+    # Log recovery may take long; the broker sends heartbeats meanwhile.
     assert life.state is BrokerState.RECOVERY
     life.life.ready_to_unfence(life.now)
     at = life.now
@@ -153,7 +153,7 @@ def test_a_refused_registration_is_tried_again_by_the_same_incarnation(error: in
 
 
 def test_a_registration_that_nobody_has_heard_is_tried_again_soon() -> None:
-    """Controllers that start together with the broker keep it waiting no longer than they need."""
+    """Controllers that start together with the broker must not delay its registration for long."""
     life = Life()
     assert life.sent() == ME
     began = life.now
@@ -195,7 +195,7 @@ def test_after_a_failure_nothing_is_sent_at_once() -> None:
 
 
 def test_a_fenced_broker_asks_to_be_unfenced() -> None:
-    """It lost the controller for a while, nothing else: it serves on, and comes back."""
+    """The broker lost the controller for a while: it keeps serving and is unfenced again."""
     life = Life().running()
     life.beat(is_fenced=True)
     assert (life.state, life.life.is_fenced) == (BrokerState.RUNNING, True)
@@ -219,7 +219,7 @@ def test_a_lost_epoch_before_it_ran_is_won_back_by_a_new_registration() -> None:
 
 
 def test_controlled_shutdown() -> None:
-    """KAFKA-13858: heartbeats go on until the controller lets the broker go."""
+    """KAFKA-13858: heartbeats continue until the controller lets the broker shut down."""
     life = Life().running()
     assert life.life.begin_controlled_shutdown(life.now) == []
     at = life.now
@@ -273,7 +273,7 @@ def test_an_amended_registration_keeps_the_epoch_of_the_run_before() -> None:
 
 
 def test_it_registers_again_when_directories_come_to_be_known() -> None:
-    """An upgrade of the cluster past 3.7-IV2; what it knows by then it needs not be told."""
+    """An upgrade past 3.7-IV2, unless the controller already knows the directories."""
     life = Life().running()
     assert not life.life.observed(rules.FIRST_WITH_DIRECTORIES - 1, (), life.now)
     assert life.life.observed(rules.FIRST_WITH_DIRECTORIES, (), life.now)

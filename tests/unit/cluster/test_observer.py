@@ -1,7 +1,7 @@
-"""The observer against a model of the active controller: epochs, snapshots, what is committed.
+"""The observer against a model of the active controller: epochs, snapshots, committed records.
 
-Tests whose names are Kafka's are what its ``MetadataLoaderTest``, ``MetadataBatchLoaderTest`` and
-``KafkaRaftClientTest`` ask for.
+Tests with Kafka's names are cases of ``MetadataLoaderTest``, ``MetadataBatchLoaderTest`` and
+``KafkaRaftClientTest``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Following:
     def snapshot(
         self, end: OffsetAndEpoch, *batches: MetadataBatch, cut: int = 1
     ) -> list[MetadataImage]:
-        """Give a snapshot in pieces of ``cut`` bytes."""
+        """Deliver a snapshot in chunks of ``cut`` bytes."""
         self.answer(snapshot=end, hw=end.offset)
         data = self.wire.written(*batches)
         images: list[MetadataImage] = []
@@ -117,7 +117,7 @@ class Following:
         return images
 
 
-# --- who leads ---
+# --- the leader ---
 
 
 def test_the_first_answer_names_the_epoch_and_the_leader_which_is_asked_at_once() -> None:
@@ -200,7 +200,7 @@ def test_controllers_of_another_cluster_stop_the_broker() -> None:
         Following().answer(error=rules.INCONSISTENT_CLUSTER_ID)
 
 
-# --- what is committed ---
+# --- committed records ---
 
 
 def test_only_what_is_below_the_high_watermark_is_applied() -> None:
@@ -232,7 +232,7 @@ def test_a_fetch_says_the_high_watermark_it_knows_so_that_no_answer_comes_before
 
 
 def test_a_diverging_tail_is_cut_and_nothing_of_it_was_applied() -> None:
-    """Failover of the controller: what the old one had not committed is gone."""
+    """After a failover of the controller, uncommitted records of the former one are truncated."""
     following = Following().found()
     following.answer(batch(0, *topic(1)), hw=2)
     following.answer(batch(2, *topic(2)), batch(4, *topic(3)), hw=2)
@@ -308,7 +308,7 @@ def test_a_first_high_watermark_that_was_none_is_not_waited_for() -> None:
 
 
 def test_an_epoch_that_no_leader_knows_is_given_up() -> None:
-    """Somebody has told of it, and nobody has answered in it."""
+    """One response named the epoch, and no leader answers in it."""
     following = Following().found()
     following.answer(batch(0, NoOpRecord()), hw=1)
     known = following.observer.epoch
@@ -329,11 +329,11 @@ def test_a_batch_that_is_fetched_twice_is_refused() -> None:
         following.answer(batch(1, *topic(2)), hw=3)
 
 
-# --- what is published ---
+# --- publishing ---
 
 
 def test_catching_up_state() -> None:
-    """Nothing goes out below the first high watermark, and then all at once."""
+    """Nothing is published below the first high watermark, and then everything at once."""
     following = Following().found()
     assert following.answer(batch(0, *topic(1)), hw=6) == []
     assert following.answer(batch(2, *topic(2)), hw=6) == []
@@ -417,7 +417,7 @@ def test_a_snapshot_is_fetched_in_pieces_and_its_end_is_where_fetching_goes_on()
 
 
 def test_what_a_snapshot_does_not_mention_is_gone() -> None:
-    """Topics deleted while the broker was away: their directories have to go."""
+    """Topics deleted while the broker was away: their directories must be removed."""
     following = Following().found()
     following.answer(batch(0, *topic(1), *topic(2)), hw=4)
     before = following.images[-1]

@@ -1,4 +1,4 @@
-"""Metadata records as bytes: random values of every type come back."""
+"""Metadata records as bytes: random values of every type survive a round trip."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INTEGERS = {
     "port": 16,
     "security_protocol": 15,
 }
-"""Bits of the integers that are wider than a byte and narrower than 32."""
+"""The widths in bits of integers of more than one byte and fewer than 32 bits."""
 _WIDE = ("epoch", "timestamp", "next_producer_id")
 
 
@@ -78,7 +78,7 @@ def test_random_records_come_back(kind: Callable[..., MetadataRecord]) -> None:
 
 
 def test_bytes_are_those_of_apache_kafka() -> None:
-    # As a controller of Apache Kafka 4.3 wrote them.
+    # Records as a controller of Apache Kafka 4.3 wrote them.
     topic = TopicRecord("t", UUID(int=0x1234))
     assert encode(topic).hex() == "010200" + "0274" + f"{0x1234:032x}" + "00"
     assert encode(NoOpRecord()).hex() == "01140000"

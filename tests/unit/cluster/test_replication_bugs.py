@@ -1,6 +1,7 @@
-"""Known bugs of replication as sequences of three brokers, A, B and C; what must hold instead.
+"""Known replication bugs as sequences on three brokers, A, B and C.
 
-Each was found in Apache Kafka, in its code or in the specification of a KIP.
+Each bug was found in Apache Kafka's code or in the specification of a KIP; the tests state the
+correct behaviour.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def test_kip_101_loss_by_truncating_to_the_high_watermark():
 
 
 def test_kip_101_divergence_at_the_same_offset():
-    """Both lose power; B had only m1, leads first and takes m3 where A has m2."""
+    """Both brokers lose power; B, which had only m1, leads first and appends m3 where A has m2."""
     trio = _trio((A, B))
     trio.produce(A, "m1")
     trio.round_trip(B)
@@ -70,7 +71,7 @@ def test_kip_101_divergence_at_the_same_offset():
 
 
 def test_kip_279_fast_failovers():
-    """A leads e0 and e2, B e1 alone: where A knows nothing of e1, B goes back to e0."""
+    """A leads epochs 0 and 2, B leads epoch 1: A has no epoch 1, so B falls back to epoch 0."""
     trio = _trio((A, B))
     for number in range(10):
         trio.produce(A, number)
@@ -158,7 +159,7 @@ def test_kafka_13141_a_diverging_fetch_commits_nothing():
 
 
 def test_a_high_watermark_that_is_not_monotonic():
-    """The leader dies one round ahead of the others: B leads with less than C has heard."""
+    """The leader dies one round ahead of the others: B leads with a lower one than C has seen."""
     trio = _trio()
     for number in range(4):
         trio.produce(A, number)
@@ -243,7 +244,7 @@ def test_a_fence_that_the_leader_has_not_heard_of_makes_a_replica_ineligible():
 
 
 def test_kip_903_a_late_fetch_of_a_former_incarnation():
-    """B comes back with an empty disk; its old fetch must not let the new incarnation in."""
+    """B restarts with an empty disk; its old fetch must not add the new incarnation to the ISR."""
     trio = _trio((A, B))
     for number in range(2):
         trio.produce(A, number)
@@ -265,7 +266,7 @@ def test_kip_903_a_late_fetch_of_a_former_incarnation():
 
 
 def test_kafka_15221_the_epoch_judged_is_the_epoch_sent():
-    """The leader hears late of the new incarnation: what it proposes names the one that fetched."""
+    """The leader learns late of the new incarnation; its request names the one that fetched."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -300,7 +301,7 @@ def test_kafka_12686_an_answer_of_before_the_election_is_ignored():
 
 
 def test_a_lost_answer_leaves_the_change_pending_until_metadata_come():
-    """The retry finds that the partition epoch has moved: by itself."""
+    """The retry is refused for its partition epoch, since the first request took effect."""
     trio = _trio((A, B))
     trio.change(isr=(A,))
     trio.settle()
@@ -350,9 +351,9 @@ def test_a_pending_addition_counts_until_it_is_refused():
 
 
 def test_metadata_of_the_known_partition_epoch_do_not_forget_a_pending_addition():
-    """Two expansions, and the metadata of the first arrive after the second has been sent.
+    """The metadata of the first of two expansions arrive after the second was sent.
 
-    Were the second forgotten, the leader would commit without a member that the controller has.
+    If the leader forgot the second, it would commit without a member that the controller has.
     """
     trio = _trio()
     trio.change(isr=(A,))
@@ -391,7 +392,7 @@ def test_kafka_13837_an_added_replica_fetches_before_the_leader_knows_it():
 
 
 def test_kafka_13972_a_cancelled_addition_follows_nobody():
-    """The leader epoch is the same; the broker is no replica any more."""
+    """Cancelling a reassignment bumps no leader epoch; the added broker still stops fetching."""
     trio = _trio((A, B))
     trio.produce(A)
     for replicas in ((A, B, D), (A, B)):
@@ -422,7 +423,7 @@ def test_kafka_14296_who_shuts_down_leads_no_more_and_does_not_come_back():
 
 
 def test_an_isr_that_flaps():
-    """Fetches every 35 s: the partition epoch rises by two each time, the leader epoch does not."""
+    """Fetches every 35 s: the partition epoch rises by two each time, the leader epoch stays."""
     trio = _trio((A, B))
     leader = trio.nodes[A]
     for turn in range(5):

@@ -1,7 +1,7 @@
-"""The rules of replication as they were first told, and what Kafka has made of them since.
+"""Replication's ten original rules and the tests that show them in today's form.
 
-Each has tests: here those of one partition, in ``test_zookeeper`` (tests/oracle) those of a cluster
-that elects its controller on a real ZooKeeper, and elsewhere what else shows it.
+Rules about one partition are tested here, rules about a cluster that elects its controller on a
+real ZooKeeper in ``test_zookeeper`` (tests/oracle), and the rest in the files named below.
 
 1. The leader reads, then notes the follower's end, then answers with its high watermark
    * here: test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before_it
@@ -9,10 +9,10 @@ that elects its controller on a real ZooKeeper, and elsewhere what else shows it
    * here: test_the_high_watermark_is_the_smallest_end_of_the_isr
 3. acks, and min.insync.replicas
    * here: test_acks_are_held_until_enough_followers_have_the_record
-4. Who lags leaves the ISR by time, not by messages, and comes back at the high watermark
+4. A replica leaves the ISR for lag in time, not in messages, and returns at the high watermark
    * here: test_a_burst_throws_nobody_out
    * here: test_a_follower_outside_comes_back_at_the_high_watermark
-5. Changes of the ISR: a note in ZooKeeper, since 2.7 AlterPartition
+5. ISR changes go through a znode in ZooKeeper, since 2.7 through AlterPartition
    * here: test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it
    * tests/oracle/test_zookeeper.py:
      test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told
@@ -25,7 +25,7 @@ that elects its controller on a real ZooKeeper, and elsewhere what else shows it
    * tests/oracle/test_zookeeper.py: test_one_of_them_is_the_controller_and_each_is_registered
    * tests/oracle/test_zookeeper.py: test_a_controller_that_is_killed_is_followed_by_another
    * tests/crash/test_controller_sweep.py: test_a_controller_may_be_lost_at_any_step
-8. The first of the assignment that lives and is in sync leads
+8. The first assigned replica that is alive and in sync leads
    * tests/oracle/test_zookeeper.py:
      test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync
 9. A reassignment adds, copies, then removes
@@ -63,7 +63,7 @@ def test_each_rule_names_tests_that_are_there():
 
 
 def test_a_fetch_tells_the_followers_end_and_brings_the_high_watermark_of_before_it():
-    """First the leader reads, then it notes the follower's LEO, then it answers."""
+    """The leader reads first, then notes the follower's LEO, then responds."""
     trio = Trio(members=(A, B))
     trio.produce(A, "m")
     leader, follower = trio.nodes[A], trio.nodes[B]
@@ -102,7 +102,7 @@ def test_acks_are_held_until_enough_followers_have_the_record():
 
 
 def test_a_burst_throws_nobody_out():
-    """By messages (``replica.lag.max.messages``) it would have; by time it does not."""
+    """A limit on messages (``replica.lag.max.messages``) would remove it; one on time does not."""
     led = Led(end=10)
     for one in (2, 3):
         led.fetch(one, 10)
@@ -130,7 +130,7 @@ def test_a_follower_outside_comes_back_at_the_high_watermark():
 
 
 def test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it():
-    """Once a znode that the controller watched; since 2.7 AlterPartition."""
+    """Through a znode that the controller watched; since 2.7 through AlterPartition."""
     trio = Trio()
     trio.change(isr=(A, B))
     trio.settle()
@@ -143,8 +143,10 @@ def test_a_change_of_the_isr_is_known_to_all_once_the_controller_has_it():
 
 
 def test_without_leader_epochs_a_restart_at_the_wrong_moment_lost_records():
-    """What KIP-101 mended, in both directions: test_replication_bugs has the sequences; here the
-    cut itself: not at the high watermark, but where the epoch ended."""
+    """KIP-101: truncate to the end of the epoch, not to the high watermark.
+
+    test_replication_bugs has the sequences of both directions.
+    """
     trio = Trio(members=(A, B))
     for number in range(2):
         trio.produce(A, number)

@@ -1,8 +1,8 @@
 """The invariants of the TLA+ models of replication, under random steps of the real machines.
 
-The models Kip320 and AsyncIsr (github.com/hachikuji/kafka-specification) have the same actions:
-elect, shrink, expand, become leader and follower, write, replicate, advance. Here each of them is
-what the machines of three brokers do with messages that are late, lost, doubled and out of order.
+The actions come from the models Kip320 and AsyncIsr (github.com/hachikuji/kafka-specification):
+elect, shrink, expand, become leader and follower, write, replicate, advance. The machines of three
+brokers execute them, with messages that are late, lost, duplicated and reordered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def leader_in_isr(trio: Trio) -> None:
 
 
 def weak_isr(trio: Trio) -> None:
-    """What a presumed leader has committed, all have that it takes for its ISR."""
+    """Check that every member of a presumed leader's ISR has the records it committed."""
     for node in trio.nodes.values():
         if node.is_leader:
             for other in node.leader.isr:
@@ -32,7 +32,7 @@ def weak_isr(trio: Trio) -> None:
 
 
 def strong_isr(trio: Trio) -> None:
-    """… and all of the true ISR: whoever of them is elected has it."""
+    """Check that every member of the true ISR, hence every possible next leader, has them too."""
     for node in trio.nodes.values():
         if node.is_leader:
             for other in trio.registration.isr:
@@ -46,7 +46,7 @@ def _holds(trio: Trio, leader: int, other: int) -> None:
 
 
 def valid_high_watermark(trio: Trio) -> None:
-    """The true leader's high watermark is below the end of each of the true ISR (AsyncIsr)."""
+    """Check that the true leader's high watermark is within the logs of the true ISR (AsyncIsr)."""
     now = trio.registration
     node = trio.nodes.get(now.leader)
     if node is not None and node.is_leader and node.leader.leader_epoch == now.leader_epoch:
@@ -122,11 +122,11 @@ ACTIONS = {
     _restart: 2,
     _shrink: 2,
 }
-"""What may happen, to a broker drawn, and how often."""
+"""The actions on a random broker, with their weights."""
 
 
 def heal(trio: Trio) -> None:
-    """All is well again: everybody is up, hears of everything, and catches up."""
+    """Unfence all brokers, deliver all messages, and let every replica catch up."""
     for one in trio.members:
         if trio.brokers[one].fenced:
             trio.unfence(one)

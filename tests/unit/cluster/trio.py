@@ -1,7 +1,7 @@
-"""A few brokers with one partition, the network between them, and a controller of a few lines.
+"""A few brokers with one partition, the network between them, and a minimal controller.
 
-Nothing happens by itself: a scenario, or a random test, takes every step. Messages lie in
-``Trio.messages`` until somebody delivers, repeats or drops them.
+Nothing happens by itself: the scenario or random test takes every step. Messages stay in
+``Trio.messages`` until the test delivers, repeats or drops them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fencepost.logcore.errors import OffsetOutOfRangeError
 from tests.unit.cluster.replicas import LAG_MS, TOPIC, TOPIC_ID, ListLog, broker, registration
 
 MAX_RECORDS = 2
-"""In one answer."""
+"""The most records in one fetch response."""
 
 Image = tuple[PartitionRegistration, dict[int, BrokerRegistration]]
 
 
 @dataclass(eq=False)
 class Write:
-    """A record that waits for acks=all, or got its answer."""
+    """A record written with acks=all, and the verdict so far."""
 
     node: int
     offset: int
@@ -44,7 +44,7 @@ class Write:
 
 @dataclass(eq=False)
 class Message:
-    """Something on its way: what happens when it arrives, and when it is found to be lost."""
+    """A message in flight: callbacks for its delivery and for its loss."""
 
     kind: str
     source: int
@@ -54,7 +54,7 @@ class Message:
 
 
 class Node:
-    """A broker: its log outlives a restart, its machines do not."""
+    """A broker: its log survives a restart, its state machines do not."""
 
     def __init__(self, trio: Trio, broker_id: int) -> None:
         self.trio, self.broker_id = trio, broker_id
@@ -62,9 +62,9 @@ class Node:
         self.restart()
 
     def restart(self, high_watermark: int | None = None) -> None:
-        """Come up with the log as it is, and a high watermark that a checkpoint remembers.
+        """Restart with the log as it is and the high watermark of a checkpoint.
 
-        What it applies first is not older than its registration.
+        The first image it applies is not older than its registration.
         """
         if high_watermark is not None:
             self.log.high_watermark = min(high_watermark, self.log.log_end_offset)
@@ -82,7 +82,7 @@ class Node:
         return self.leader.is_leader
 
     def apply(self, count: int = 1) -> None:
-        """Take the next images."""
+        """Apply the next ``count`` images."""
         for now, brokers in self.trio.images[self.applied : self.applied + count]:
             self.applied += 1
             self.view.brokers = brokers
@@ -106,7 +106,7 @@ class Node:
         self.take(step)
 
     def take(self, step: LeaderStep) -> LeaderStep:
-        """Do what the leader's machine says."""
+        """Execute a step of the leader's machine."""
         if step.high_watermark_moved:
             self.log.high_watermark = self.leader.high_watermark
         change = step.send
@@ -116,11 +116,11 @@ class Node:
         return step
 
     def altered(self, change: IsrChange, answer: int | AlteredPartition) -> LeaderStep:
-        """An answer of the controller."""
+        """Deliver the controller's answer to a change."""
         return self.take(self.leader.alter_partition_answered(change, answer, self.trio.now_ms))
 
     def do(self, step: FollowerStep) -> None:
-        """Do what the follower's machine says; the leader's ends are asked for at once."""
+        """Execute a step of the follower's machine; ListOffsets requests are answered at once."""
         if step.truncate is not None:
             self.log.cut(step.truncate.offset, anew=step.truncate.start_anew)
             self.do(self.follower.truncated())
@@ -137,7 +137,7 @@ class Node:
     # --- the leader's side of requests ---
 
     def list_offset(self, end: LogEnd, leader_epoch: int) -> tuple[int, int]:
-        """ListOffsets of a replica."""
+        """Answer ListOffsets of a replica: the offset and an error code."""
         error = self._check_epoch(leader_epoch)
         if error:
             return -1, error
@@ -188,7 +188,7 @@ class Node:
         return PartitionAnswer(0, high, log.log_start_offset, None, records, len(records))
 
     def got(self, sent: PartitionFetch, answer: PartitionAnswer) -> None:
-        """An answer to a fetch arrives here."""
+        """Deliver a fetch response to this follower."""
         step = self.follower.answered(sent, answer, self.trio.now_ms)
         self.do(step)
         if step.append_up_to_epoch is not None:
@@ -198,7 +198,7 @@ class Node:
 
 @dataclass
 class Trio:
-    """All of it."""
+    """The brokers, the messages in flight, and the controller's state."""
 
     min_isr: int = 1
     now_ms: int = 1_000_000
@@ -228,7 +228,7 @@ class Trio:
         leader: int | None = None,
         replicas: tuple[int, ...] | None = None,
     ) -> None:
-        """A PartitionChangeRecord: naming a leader begins an epoch."""
+        """Apply a PartitionChangeRecord; one that names a leader begins an epoch."""
         was = self.registration
         self.registration = replace(
             was,
@@ -241,13 +241,13 @@ class Trio:
         self._publish()
 
     def elect(self) -> None:
-        """The first of the assignment that is up and in the ISR."""
+        """Elect the first assigned replica that is active and in the ISR."""
         now = self.registration
         alive = [one for one in now.replicas if one in now.isr and self.brokers[one].is_active]
         self.change(leader=alive[0] if alive else -1)
 
     def fence(self, broker_id: int) -> None:
-        """The session is over: out of the ISR, unless there is nobody else in it."""
+        """Fence a broker and remove it from the ISR, unless it is the last member."""
         self.brokers[broker_id] = replace(self.brokers[broker_id], fenced=True)
         self._publish()
         now = self.registration
@@ -259,21 +259,21 @@ class Trio:
             self.change(isr=rest)
 
     def unfence(self, broker_id: int) -> None:
-        """It is back."""
+        """Unfence a broker, and elect a leader if there was none."""
         self.brokers[broker_id] = replace(self.brokers[broker_id], fenced=False)
         self._publish()
         if self.registration.leader < 0:
             self.elect()
 
     def register(self, broker_id: int) -> None:
-        """A new incarnation."""
+        """Register a new incarnation of a broker."""
         self.fence(broker_id)
         epoch, self.next_broker_epoch = self.next_broker_epoch, self.next_broker_epoch + 1
         self.brokers[broker_id] = replace(self.brokers[broker_id], epoch=epoch)
         self._publish()
 
     def alter(self, request: AlterPartitionRequest) -> int | AlteredPartition:
-        """What the controller says to the change of a leader, in its order of checks."""
+        """Answer a leader's AlterPartition with the controller's checks, in its order."""
         (change,) = request.changes
         now, epochs = self.registration, (change.leader_epoch, change.partition_epoch)
         if self.brokers[request.broker_id].epoch != request.broker_epoch:
@@ -298,7 +298,7 @@ class Trio:
     # --- messages ---
 
     def fetch(self, broker_id: int) -> Message | None:
-        """A follower sends its next fetch."""
+        """Send a follower's next fetch."""
         node = self.nodes[broker_id]
         sent = node.follower.fetch(self.now_ms)
         if sent is None:
@@ -316,7 +316,7 @@ class Trio:
         return self._post(Message("fetch", broker_id, target, arrive))
 
     def propose(self, broker_id: int) -> Message | None:
-        """A leader sends its changes of the ISR."""
+        """Send a leader's pending ISR changes."""
         node = self.nodes[broker_id]
         request = node.queue.next_request(self.now_ms)
         if request is None:
@@ -345,19 +345,19 @@ class Trio:
         return message
 
     def deliver(self, message: Message) -> None:
-        """It arrives."""
+        """Deliver a message."""
         self.messages.remove(message)
         message.deliver()
 
     def drop(self, message: Message) -> None:
-        """It does not; who waits for an answer gets to know."""
+        """Drop a message and report its loss to the sender."""
         self.messages.remove(message)
         message.lost()
 
     # --- convenient sequences ---
 
     def produce(self, broker_id: int, value: object = None) -> Write | None:
-        """A record for whoever leads in its own eyes, with acks=all."""
+        """Append a record with acks=all on a broker, if it believes it leads."""
         node = self.nodes[broker_id]
         if not node.is_leader or node.leader.is_under_min_isr:
             return None
@@ -369,27 +369,27 @@ class Trio:
         return write
 
     def look_at_writes(self) -> None:
-        """Answer what can be answered."""
+        """Complete the writes whose verdict is known."""
         for one in self.writes:
             if one.verdict is AcksVerdict.WAITING:
                 leader = self.nodes[one.node].leader
                 one.verdict = leader.acks_verdict(one.offset + 1, one.leader_epoch)
 
     def round_trip(self, *brokers: int) -> None:
-        """Each of these fetches once, and gets its answer."""
+        """Let each of these brokers fetch once and receive the response."""
         for one in brokers:
             if self.fetch(one) is not None:
                 self.deliver(self.messages[-1])
                 self.deliver(self.messages[-1])
 
     def alter_now(self, broker_id: int) -> None:
-        """A proposed change goes to the controller and back."""
+        """Send a proposed change to the controller and deliver the answer."""
         if self.propose(broker_id) is not None:
             self.deliver(self.messages[-1])
             self.deliver(self.messages[-1])
 
     def settle(self) -> None:
-        """All images arrive everywhere, the leader's first."""
+        """Apply all images on every broker, on the leader first."""
         leader = self.registration.leader
         for one in sorted(self.nodes, key=lambda one: one != leader):
             self.nodes[one].apply(len(self.images))

@@ -1,4 +1,4 @@
-"""A controller whose decisions take effect at once, and brokers as alive as they are told to be."""
+"""Drive a controller whose decisions take effect at once, with brokers in a chosen state."""
 
 from __future__ import annotations
 
@@ -44,16 +44,19 @@ T = TypeVar("T")
 
 
 def directory(broker_id: int, number: int = 0) -> UUID:
-    """The id of a directory of a broker."""
+    """Return the id of a broker's log directory."""
     return UUID(int=(broker_id << 64) + (number << 32) + 1000)
 
 
 def any_config(_kind: int, _name: str, _after: Mapping[str, str], _old: Mapping[str, str]) -> None:
-    """Every setting may have every value."""
+    """Accept every value of every setting."""
 
 
 class Cluster:
-    """``brokers`` are registered and unfenced; ``elr`` and ``min_isr`` are the cluster's."""
+    """A controller with ``brokers`` registered and unfenced.
+
+    ``elr`` turns eligible leader replicas on, and ``min_isr`` is the cluster's min.insync.replicas.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class Cluster:
             self.register(broker_id, rack=(racks or {}).get(broker_id))
             self.beat(broker_id)
 
-    # --- what the shell does ---
+    # --- the shell around the controller ---
 
     @property
     def image(self) -> MetadataImage:
@@ -86,27 +89,27 @@ class Cluster:
 
     @property
     def end(self) -> int:
-        """The offset of the next record."""
+        """Return the offset of the next record."""
         return self.image.offset + 1
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
-        """Write records and take them in."""
+        """Append records to the metadata log and replay them."""
         if records:
             self.log += records
             self.controller.replay(records, self.end, 1, self.now_ms)
 
     def do(self, outcome: Outcome[T]) -> T:
-        """Carry a decision out; returns its answer."""
+        """Carry out a decision of the controller and return its response."""
         self.events += outcome.events
         self.append(outcome.records)
         return outcome.answer
 
     def restart(self) -> None:
-        """Another controller takes over with the image alone."""
+        """Replace the controller with one that has only the metadata image."""
         self.controller = Controller(self.settings, self.image, self.now_ms)
 
     def pass_time(self, ms: int, *, beating: Iterable[int] = ()) -> None:
-        """Let time pass, in which these brokers stay in touch, and run what is due."""
+        """Advance the clock by ``ms``: the ``beating`` brokers send heartbeats, due tasks run."""
         beating = tuple(beating)
         end = self.now_ms + ms
         while self.now_ms < end:
@@ -131,7 +134,7 @@ class Cluster:
         return replace(made, **changes)  # type: ignore[arg-type]
 
     def register(self, broker_id: int, **changes: object) -> int:
-        """Let a new process of a broker register; returns its epoch."""
+        """Register a new incarnation of a broker and return its epoch."""
         request = self.registration(broker_id, **changes)
         return self.do(self.controller.register_broker(request, self.end, self.now_ms))
 
@@ -139,7 +142,7 @@ class Cluster:
         return self.image.brokers[broker_id].epoch
 
     def beat(self, broker_id: int, offset: int | None = None, **changes: object) -> HeartbeatReply:
-        """A heartbeat of a broker that has applied everything, or up to ``offset``."""
+        """Send a heartbeat of a broker that has applied every record, or those up to ``offset``."""
         request = Heartbeat(
             broker_id, self.epoch(broker_id), self.image.offset if offset is None else offset
         )
@@ -147,7 +150,7 @@ class Cluster:
         return self.do(self.controller.heartbeat(request, self.now_ms))
 
     def fence(self, *broker_ids: int) -> None:
-        """Fence brokers, as they wish."""
+        """Fence brokers at their own request."""
         for broker_id in broker_ids:
             self.beat(broker_id, want_fence=True)
 
@@ -156,7 +159,7 @@ class Cluster:
             self.beat(broker_id)
 
     def reboot(self, broker_id: int, *, clean: bool = False) -> None:
-        """A fenced broker's process is replaced by another one, once its session is over."""
+        """End a fenced broker's session and register a new incarnation of it."""
         former = self.epoch(broker_id)
         self.controller.heartbeats.end_session(broker_id)
         self.register(broker_id, previous_broker_epoch=former if clean else -1)
@@ -164,7 +167,7 @@ class Cluster:
     # --- partitions ---
 
     def create(self, name: str, *assignment: Sequence[int], **configs: str) -> UUID:
-        """A topic whose partitions have these replicas; returns its id."""
+        """Create a topic with these replicas for each partition and return its id."""
         topic_id = UUID(int=(1 << 110) + self._draw.getrandbits(60))
         values = {key.replace("_", "."): value for key, value in configs.items()}
         self.do(
@@ -181,7 +184,7 @@ class Cluster:
         return self.image.topics[name].partitions[index]
 
     def isr_request(self, name: str, isr: Iterable[int], index: int = 0) -> AlterIsr:
-        """What the leader would send now."""
+        """Return the change that the partition's leader would request now."""
         known = self.partition(name, index)
         return AlterIsr(
             self.image.topics[name].topic_id,
@@ -192,26 +195,26 @@ class Cluster:
         )
 
     def alter(self, leader: int, *requests: AlterIsr) -> list[PartitionRegistration | DomainError]:
-        """Send AlterPartition as a broker."""
+        """Send AlterPartition as the leader and return a result for each partition."""
         return self.do(self.controller.alter_partition(leader, self.epoch(leader), requests))
 
     def alter_isr(
         self, name: str, isr: Iterable[int], index: int = 0
     ) -> PartitionRegistration | DomainError:
-        """Let the leader of a partition ask for another ISR."""
+        """Let the leader of a partition request another ISR."""
         return self.alter(self.partition(name, index).leader, self.isr_request(name, isr, index))[0]
 
     def reassign(
         self, name: str, replicas: Sequence[int] | None, index: int = 0
     ) -> DomainError | None:
-        """Send a partition elsewhere, or call that off."""
+        """Request a reassignment of a partition; ``None`` cancels one."""
         wanted = None if replicas is None else tuple(replicas)
         return self.do(
             self.controller.alter_partition_reassignments([Reassign(name, index, wanted)])
         )[0]
 
     def set_config(self, topic: str, key: str, value: str | None) -> None:
-        """Set a topic's setting; of all brokers if the topic is ""."""
+        """Set a topic's setting, or the brokers' default if ``topic`` is empty."""
         kind = TOPIC_RESOURCE if topic else BROKER_RESOURCE
         op = OpType.DELETE if value is None else OpType.SET
         self.do(
@@ -224,7 +227,7 @@ class Cluster:
         )
 
     def causes(self, kind: str, subject: str) -> list[str]:
-        """Why events of a kind came about, in order."""
+        """Return the causes of a subject's events of one kind, in order."""
         return [
             str(one.detail.get("cause"))
             for one in self.events

@@ -1,7 +1,7 @@
 """ACLs as the controller creates and deletes them.
 
-What an ACL and a filter may say, and the limits of a request, are in
-``tests/unit/coordinator/security/test_acl_publisher.py``, with the authorizer that follows.
+``tests/unit/coordinator/security/test_acl_publisher.py`` has the contents of ACLs and filters, the
+limits of a request, and the authorizer that replays the records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def acl(name: str, permission: Permission = Permission.ALLOW) -> Acl:
 
 
 class Index(dict[Acl, UUID]):
-    """ACLs with their ids."""
+    """ACLs by id."""
 
     def id_of(self, one: Acl) -> UUID | None:
         return self.get(one)
@@ -107,7 +107,7 @@ def test_check_names_each_new_acl_once_and_existing_ones_not_at_all() -> None:
 
 
 def test_denials_are_created_first_and_deleted_last() -> None:
-    """A broker that applies some of the changes allows nothing that it should deny."""
+    """A broker that has replayed only some of the records never allows what it should deny."""
     cluster = Cluster()
     a, b, c, d = acl("a"), acl("b", Permission.DENY), acl("c"), acl("d", Permission.DENY)
     assert cluster.check(a, b, c, d) == ([None] * 4, [b, d, a, c])
@@ -177,7 +177,7 @@ def test_deletion_of_more_acls_than_a_request_may_change_is_refused() -> None:
 
 
 def test_matches_of_all_filters_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal filters match the same ACLs, each of which is in the response once per filter."""
+    """Equal filters match the same ACLs, and the response has each ACL once per filter."""
     monkeypatch.setattr(acls, "MAX_MATCHES_TOLD", 6)
     cluster = Cluster()
     cluster.create_acls(acl("a"), acl("b"))

@@ -1,4 +1,4 @@
-"""The records of a new cluster, and of a broker that decides alone, as it starts."""
+"""The records of a new cluster, and of a broker that is its only controller, at start."""
 
 from __future__ import annotations
 

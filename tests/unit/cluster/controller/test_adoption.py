@@ -1,4 +1,4 @@
-"""Topics that come with their partition directories."""
+"""Topics created together with the partition directories that already exist for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Brokers register, are heard, are fenced and go: ClusterControlManager, BrokerHeartbeatManager."""
+"""Registration, heartbeats, fencing and unregistration of brokers.
+
+Kafka's classes are ClusterControlManager and BrokerHeartbeatManager.
+"""
 
 from __future__ import annotations
 
@@ -115,14 +118,14 @@ def test_re_register_the_same_incarnation_keeps_epoch_and_fencing() -> None:
     cluster.beat(0)
     assert cluster.do(register(request, cluster.end, cluster.now_ms)) == epoch
     assert not cluster.image.brokers[0].fenced
-    # It must have applied the newer record before it counts as caught up.
+    # The broker must have applied the newer record before it counts as caught up.
     assert not cluster.beat(0, offset=epoch).is_caught_up
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("elr", [True, False])
 def test_handle_broker_shutdown(elr: bool, clean: bool) -> None:
-    """A new life leaves every ISR; and, unless the last one ended in order, every ELR."""
+    """A new incarnation leaves every ISR, and every ELR unless the last shutdown was clean."""
     cluster = Cluster(elr=elr, min_isr=2)
     cluster.create("a", [0, 1, 2])
     cluster.alter_isr("a", [0, 1])
@@ -135,7 +138,7 @@ def test_handle_broker_shutdown(elr: bool, clean: bool) -> None:
 
 
 def test_a_reboot_that_nobody_noticed_removes_the_broker_from_the_isr() -> None:
-    """KIP-903: its disk may be empty."""
+    """KIP-903: the disk of the new incarnation may be empty."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     cluster.reboot(0)
@@ -206,7 +209,7 @@ def test_find_stale_brokers() -> None:
 
 @pytest.mark.parametrize("elr", [True, False])
 def test_fence_multiple_brokers(elr: bool) -> None:
-    """KAFKA-13173: two expire at once; each is fenced in view of what the other one left."""
+    """KAFKA-13173: two sessions expire at once; the second fencing sees the ISRs of the first."""
     cluster = Cluster(range(5), elr=elr)
     cluster.create("foo", [0, 1, 2], [1, 2, 3], [2, 3, 0], [0, 2, 1])
     cluster.pass_time(SESSION_MS + 1, beating=[1, 3, 4])
@@ -257,7 +260,7 @@ def test_controlled_shutdown_moves_leaders_and_waits_for_the_others() -> None:
         PartitionChangeRecord(cluster.image.topics["a"].topic_id, 0, isr=(1,), leader=1),
         PartitionChangeRecord(cluster.image.topics["a"].topic_id, 1, isr=(1,)),
     ]
-    # The others have not applied that yet.
+    # The other brokers have not applied that record yet.
     assert not cluster.beat(0, want_shut_down=True).should_shut_down
     cluster.beat(1)
     assert not cluster.beat(0, want_shut_down=True).should_shut_down
@@ -283,7 +286,7 @@ def test_the_last_in_sync_replica_shuts_down(elr: bool) -> None:
     assert state.isr == (() if elr else (101,))
     assert state.elr == state.last_known_elr == ((101,) if elr else ())
     assert cluster.beat(101, want_shut_down=True).should_shut_down
-    # Back after a clean shutdown, it leads again.
+    # After a clean shutdown the broker leads again.
     cluster.reboot(101, clean=True)
     cluster.unfence(101)
     assert (cluster.partition("a").leader, cluster.partition("a").isr) == (101, (101,))
@@ -342,14 +345,14 @@ def test_an_offline_directory_moves_what_lies_in_it() -> None:
     cluster.beat(0, offline_log_dirs=(dirs[0],))
     assert [cluster.partition("a", index).leader for index in (0, 1)] == [1, 0]
     assert cluster.image.brokers[0].directories == (dirs[1],)
-    # Told again with every heartbeat, it is noted once.
+    # Every heartbeat repeats the offline directory; the controller writes one record.
     end = cluster.end
     cluster.beat(0, offline_log_dirs=(dirs[0],))
     assert cluster.end == end
 
 
 def test_unfencing_waits_for_what_an_offline_directory_changes() -> None:
-    """The broker must not be elected for what lies in the directory that it reports with it."""
+    """The broker must not be elected for replicas in a directory that it reports as offline."""
     cluster = Cluster([1])
     dirs = (directory(0), directory(0, 1))
     cluster.register(0, log_dirs=dirs)

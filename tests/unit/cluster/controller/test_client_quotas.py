@@ -1,7 +1,6 @@
 """Client quotas as the controller changes them (``cluster/controller/quotas.py``).
 
-The scenarios are those of Kafka's ClientQuotaControlManagerTest, and of requests that come in
-between.
+The scenarios come from Kafka's ClientQuotaControlManagerTest; others interleave several requests.
 """
 
 from __future__ import annotations

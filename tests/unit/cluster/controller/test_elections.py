@@ -1,4 +1,4 @@
-"""Who leads after what: ReplicationControlManager's elections, by request and by itself."""
+"""Leader elections of ReplicationControlManager, on request and on its own initiative."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_elect_preferred_leaders() -> None:
     cluster.fence(2)
     assert [cluster.partition("foo", index).leader for index in range(3)] == [3, 3, 0]
     asked = [("foo", 0), ("foo", 1), ("foo", 2), ("foo", 3), ("bar", 0)]
-    # Broker 1 is alive, but not in the ISR yet.
+    # Broker 1 is unfenced, but not in the ISR yet.
     assert kinds(elect(cluster, Election.PREFERRED, asked)) == [
         PreferredLeaderNotAvailableError,
         PreferredLeaderNotAvailableError,
@@ -67,7 +67,7 @@ def test_elect_leaders_of_all_leaves_out_who_needs_none() -> None:
 
 @pytest.mark.parametrize("elr", [True, False])
 def test_elect_unclean_leaders_without_the_setting(elr: bool) -> None:
-    """The request is leave enough, whatever unclean.leader.election.enable says."""
+    """An UNCLEAN election needs no permission from unclean.leader.election.enable."""
     cluster = Cluster(range(5), elr=elr)
     cluster.create("foo", [1, 2, 3], [2, 3, 4])
     cluster.fence(2, 3, 4)
@@ -86,7 +86,7 @@ def test_elect_unclean_leaders_without_the_setting(elr: bool) -> None:
 
 
 def test_kip_966_last_replica_standing() -> None:
-    """RF 3, min ISR 2; two leave, the last one loses its tail: who was clean leads on."""
+    """Elect the ELR member, not the last ISR member, which lost its tail (RF 3, min ISR 2)."""
     cluster = Cluster(elr=True, min_isr=2)
     cluster.create("a", [0, 1, 2])
     cluster.fence(1)
@@ -159,7 +159,7 @@ def test_maybe_elect_unclean_leaders_sweeps_when_the_setting_comes() -> None:
 
 
 def test_who_is_left_alone_is_elected_when_the_setting_comes() -> None:
-    """On ZooKeeper those that are gone are not known any more."""
+    """On ZooKeeper the controller no longer knows brokers that are gone."""
     cluster = Cluster((0, 1))
     cluster.create("a", [0, 1])
     cluster.alter_isr("a", [0])
@@ -222,7 +222,7 @@ def test_no_balance_without_auto_leader_rebalance() -> None:
 
 
 def test_who_becomes_active_again_asks_once_for_each_partition() -> None:
-    """What waited in its former term is found anew, or has been settled by somebody else."""
+    """Pending elections of a former term are found again, unless another controller held them."""
     cluster = Cluster()
     cluster.create("a", [0], [1])
     cluster.fence(0, 1)

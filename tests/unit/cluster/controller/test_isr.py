@@ -1,4 +1,4 @@
-"""Leaders change the ISR: ReplicationControlManager's AlterPartition and AssignReplicasToDirs."""
+"""ISR changes by leaders: the AlterPartition cases of ReplicationControlManager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.cluster.controller.cluster_driver import Cluster, directory
 
 
 def shrunk() -> Cluster:
-    """Partition a-0 on 0, 1, 2, led by 0, whose ISR has been changed once."""
+    """Return a cluster with partition a-0 on 0, 1, 2, led by 0, whose ISR has shrunk once."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     assert isinstance(cluster.alter_isr("a", [0, 1]), PartitionRegistration)
@@ -43,7 +43,7 @@ def test_shrink_and_expand_isr() -> None:
         (1, 0), 0, 0, 1,
     )  # fmt: skip
     cluster.alter_isr("a", [0, 1, 2])
-    # Leader epochs stay (KAFKA-15021).
+    # The leader epoch stays (KAFKA-15021).
     assert (cluster.partition("a").leader_epoch, cluster.partition("a").partition_epoch) == (0, 2)
     assert cluster.causes("isr-changed", "a-0") == ["AlterPartition of the leader, broker 0"] * 2
 
@@ -58,7 +58,7 @@ def test_the_same_isr_again_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("sender", "changes", "error"),
     [
-        # In the order of the checks: each request has what the later ones would refuse, too.
+        # In the order of the checks: each request would fail the later checks as well.
         (1, {"topic_id": UUID(int=9), "index": 7, "leader_epoch": 9}, UnknownTopicIdError),
         (1, {"index": 7, "leader_epoch": 9}, UnknownTopicOrPartitionError),
         (1, {"leader_epoch": 1, "partition_epoch": 0}, NotControllerError),
@@ -96,7 +96,7 @@ def test_alter_partition_of_a_stale_broker_epoch() -> None:
 
 @pytest.mark.parametrize("how", ["fenced", "shutting down", "unregistered", "another incarnation"])
 def test_alter_partition_should_reject_brokers_that_are_not_eligible(how: str) -> None:
-    """KIP-841, KIP-903: also where the broker came back since its last fetch."""
+    """KIP-841, KIP-903: also if the broker has restarted since its last fetch."""
     cluster = Cluster()
     cluster.create("a", [0, 1, 2])
     cluster.create("b", [1, 2])
@@ -120,7 +120,7 @@ def test_alter_partition_should_reject_brokers_that_are_not_eligible(how: str) -
 
 
 def test_a_request_that_was_answered_and_comes_again_is_refused() -> None:
-    """KAFKA-12686: the answer was lost; the leader waits for the metadata instead."""
+    """KAFKA-12686: after a lost response the leader must wait for the metadata, not retry."""
     cluster = shrunk()
     request = cluster.isr_request("a", [0, 1, 2])
     cluster.alter(0, request)
@@ -189,7 +189,7 @@ def test_handle_assign_replicas_to_dirs() -> None:
         type(None), NotAReplicaError, UnknownTopicOrPartitionError, UnknownTopicIdError,
     ]  # fmt: skip
     assert cluster.partition("a").partition_epoch == 0
-    # A directory that is not online takes the replica out of the ISR and of leadership.
+    # A replica in an offline directory leaves the ISR and cannot lead.
     cluster.do(
         cluster.controller.assign_replicas_to_dirs(
             0, cluster.epoch(0), [AssignDirectory(directory(0, 9), topic_id, 0)]

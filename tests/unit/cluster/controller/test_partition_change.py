@@ -60,7 +60,7 @@ def change(
     removing: tuple[int, ...] | None = None,
     unclean_shutdown: Iterable[int] = (),
 ) -> PartitionRegistration | None:
-    """What becomes of a partition; None if no record is written."""
+    """Return the partition after the change, or None if no record is written."""
     living = set(state.replicas) if alive is None else set(alive)
     record = PartitionChange(
         partition=state,
@@ -91,7 +91,7 @@ def test_change_record_is_no_op() -> None:
 @pytest.mark.parametrize(
     ("election", "state", "alive", "leader"),
     [
-        # The preferred replica, else the leader, else the first that is in sync.
+        # The preferred replica, else the leader, else the first replica in sync.
         (Election.PREFERRED, FOO, {1, 2, 3}, 2),
         (Election.PREFERRED, FOO, {1, 3}, 1),
         (Election.PREFERRED, FOO, {3}, 3),
@@ -140,7 +140,7 @@ def test_a_second_unclean_election_stays_recovering() -> None:
 def test_trigger_leader_epoch_bump_if_needed(
     changes: dict[str, tuple[int, ...]], rises: bool
 ) -> None:
-    """An ISR change does not raise the epoch (KAFKA-15021); a replica that goes does."""
+    """An ISR change does not bump the leader epoch (KAFKA-15021); removing a replica does."""
     after = change(FOO, **changes)  # type: ignore[arg-type]
     assert after is not None
     assert (after.leader_epoch, after.partition_epoch) == (100 + rises, 201)
@@ -259,7 +259,7 @@ LEADERLESS = partition([1, 2, 3], [], -1, last_known_elr=[1])
     ],
 )
 def test_elect_last_known_leader(alive: set[int], election: Election, leader: int) -> None:
-    """It may lack records as anybody else; but it must be there."""
+    """The last known leader may lack records like any other replica, but it must be alive."""
     after = change(LEADERLESS, alive=alive, election=election, min_isr=2, elr=True) or LEADERLESS
     assert after.leader == leader
     if leader >= 0:

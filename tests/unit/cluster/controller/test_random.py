@@ -1,4 +1,4 @@
-"""Random lives of a cluster from seeds: what must hold after every record the controller writes."""
+"""Random histories of a cluster, with invariants checked after every record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BROKERS = range(5)
 
 
 class Life:
-    """A cluster to which anything may happen; every batch is looked at when it is written."""
+    """A cluster with random events; every batch is checked when it is written."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -41,7 +41,7 @@ class Life:
             self.cluster.beat(broker_id)
         self.unclean = self.draw.random() < 0.3
 
-    # --- what must hold ---
+    # --- invariants ---
 
     def check(self, before: MetadataImage, after: MetadataImage) -> None:
         active = {one.broker_id for one in after.brokers.values() if one.is_active}
@@ -60,7 +60,8 @@ class Life:
                 if state.leader >= 0:
                     assert state.leader in isr
                     assert state.leader in active
-                    # A broker that is fenced or goes is in sync only where nobody is left.
+                    # A broker that is fenced or shutting down stays in an ISR only as its last
+                    # member.
                     assert isr <= active
                 if self.elr:
                     assert not elr or len(isr) < min(min_isr, len(replicas))
@@ -81,7 +82,7 @@ class Life:
                 if is_new and state.replicas == old.replicas:
                     assert state.leader_recovery_state == 1
 
-    # --- what may happen ---
+    # --- events ---
 
     def step(self) -> None:
         if not self.cluster.image.brokers:

@@ -50,7 +50,7 @@ def test_a_reassignment_from_beginning_to_end() -> None:
     assert (state.replicas, state.adding_replicas, state.removing_replicas) == (
         (3, 4, 5, 0, 1, 2), (3, 4, 5), (0, 1, 2),
     )  # fmt: skip
-    # The leader and its epoch stay: nobody has lost anything yet.
+    # The leader and its epoch stay: no replica has been removed yet.
     assert (state.leader, state.leader_epoch, state.isr) == (0, 0, (0, 1, 2))
     assert listed(cluster) == [("a", 0)]
     cluster.alter_isr("a", [0, 1, 2, 3])
@@ -83,7 +83,7 @@ def test_another_order_is_reached_at_once() -> None:
 
 
 def test_cancel_reassignment() -> None:
-    """KAFKA-13972: the leader epoch rises, so that the added replica deletes what it has."""
+    """KAFKA-13972: the leader epoch rises, so that the added replica deletes its log."""
     cluster = Cluster(range(4))
     cluster.create("a", [0, 1, 2])
     assert isinstance(cluster.reassign("a", None), NoReassignmentInProgressError)
@@ -124,7 +124,7 @@ def test_a_reassignment_that_is_replaced() -> None:
     assert (state.replicas, state.adding_replicas, state.removing_replicas) == (
         (0, 1, 4, 2, 3), (4,), (2, 3),
     )  # fmt: skip
-    # What was to go stays after all, what is still being added comes as well.
+    # Replica 2 is no longer being removed; replica 4 is still being added.
     cluster.reassign("a", [0, 1, 2, 4])
     state = cluster.partition("a")
     assert (state.adding_replicas, state.removing_replicas) == ((4,), (3,))
@@ -143,7 +143,7 @@ def test_what_a_reassignment_must_say() -> None:
 
 
 def test_the_replication_factor_may_have_to_stay() -> None:
-    """KIP-860: measured by the target of what is under way."""
+    """KIP-860: compare with the target of the reassignment in progress."""
     cluster = Cluster(range(4))
     cluster.create("a", [0, 1])
 

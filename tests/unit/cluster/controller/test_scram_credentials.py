@@ -1,6 +1,6 @@
 """SCRAM credentials as the controller changes them (``cluster/controller/scram.py``).
 
-The scenarios are those of Kafka's ScramControlManagerTest, and of requests that come in between.
+The scenarios come from Kafka's ScramControlManagerTest; others interleave several requests.
 """
 
 from __future__ import annotations

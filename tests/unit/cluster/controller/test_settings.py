@@ -1,4 +1,7 @@
-"""Dynamic settings, features, producer ids: ConfigurationControlManager and its neighbours."""
+"""Dynamic settings, feature levels and producer id blocks.
+
+Kafka's classes are ConfigurationControlManager, FeatureControlManager and ProducerIdControlManager.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def test_incremental_alter_configs() -> None:
 
 
 def test_a_broker_s_setting_is_written_though_it_stays() -> None:
-    """KAFKA-14136: what it names may have changed."""
+    """KAFKA-14136: the value may name a file whose contents have changed."""
     cluster = Cluster()
     for _ in range(2):
         end = cluster.end

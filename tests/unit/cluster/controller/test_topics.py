@@ -1,4 +1,4 @@
-"""Topics come, grow and go; where their replicas lie: ReplicationControlManager, placement."""
+"""Creation, growth and deletion of topics, and the placement of their replicas."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_create_topics_with_the_controller_s_numbers() -> None:
 
 
 def test_create_topics_isr_invariants() -> None:
-    """Who is fenced gets a replica that is not in sync."""
+    """A fenced broker gets a replica, which is not in the ISR."""
     cluster = Cluster()
     cluster.fence(1)
     cluster.create("foo", [1, 0, 2])

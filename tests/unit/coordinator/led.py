@@ -1,7 +1,7 @@
-"""A broker of a cluster whose other brokers a test plays: images by hand, fetches as raw requests.
+"""A real broker in a cluster whose other brokers and controller the test plays.
 
-Broker 1 is real. What the controller would say comes by :meth:`Led.image`, and changes of ISRs that
-it asks for are kept in :attr:`Led.changes`.
+Broker 1 is real. :meth:`Led.image` supplies the controller's metadata, and :attr:`Led.changes`
+keeps the ISR changes that the broker requests. Other brokers' fetches are raw requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 ME = 1
 EPOCHS = {1: 101, 2: 102, 3: 103}
-"""Of the brokers' registrations."""
+"""The epochs of the brokers' registrations."""
 LAG_MS = 30_000
 _MANAGER = "kafka_server_replicamanager_"
 
@@ -65,7 +65,7 @@ def registration(broker_id: int, **how: Any) -> BrokerRegistration:
 
 
 class Following:
-    """What the broker asks to be followed, and what no more."""
+    """The calls with which the broker starts and stops following partitions."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
@@ -95,7 +95,7 @@ class Led:
             replicas.alter_partition = self.changes.append
             replicas.fetchers = self.following
             replicas.on_placed = self._placed
-            # Its creation later would publish an image without what the tests apply.
+            # Creating it later would publish an image without the tests' changes.
             self.broker.services.internal_topic(HISTORY_TOPIC)
 
         self.run(plug)
@@ -107,7 +107,7 @@ class Led:
             self.offline.append(one)
 
     def renew(self) -> None:
-        """Begin with another topic, as if nothing had happened."""
+        """Start over with another topic and empty records of calls."""
         self.topic = self.create(unique("t"))
         self.recreate()
         for kept in (self.changes, self.following.log, self.offline):
@@ -116,19 +116,19 @@ class Led:
         replicas.isr_expands = replicas.isr_shrinks = replicas.failed_isr_updates = 0
 
     def forget(self) -> None:
-        """Have the topic gone, and the connections of its clients."""
+        """Remove the topic and close all clients but the first."""
         self.image(is_there=False)
         for client in self._clients[1:]:
             client.close()
         del self._clients[1:]
 
     def create(self, name: str) -> str:
-        """Make a topic that no image knows of yet."""
+        """Create a topic that is in no image yet, and return its name."""
         self.run(lambda: create_topic(self.broker.services.metadata, name, 1, {}))
         return name
 
     def recreate(self) -> None:
-        """Let the topic be another one of its name, of which the last image knows nothing."""
+        """Adopt the id of the topic that now has the name, which is in no image yet."""
         metadata = self.broker.services.metadata
 
         def known() -> uuid.UUID:
@@ -139,13 +139,13 @@ class Led:
         self.topic_id = self.run(known)
 
     def configure(self, name: str, value: str) -> None:
-        """Have the next images give the topic a setting."""
+        """Set one of the topic's settings in the following images."""
         key = TOPIC_RESOURCE, self.topic
         known = self._image.configs.get(key, {})
         self._image = replace(self._image, configs={key: {**known, name: value}})
 
     def reconfigure(self, name: str, value: str) -> None:
-        """Change a setting of the topic, and nothing else."""
+        """Apply an image with one changed setting of the topic."""
         self.configure(name, value)
         self.run(lambda: self.replicas.apply(LocalChanges(), self._image))
 
@@ -158,7 +158,7 @@ class Led:
         return Path(self.broker.services.log_dir)
 
     def scraped(self) -> dict[str, float]:
-        """What Kafka's replica manager, and the exporter's rows of the topic, say."""
+        """Return the exporter's replica manager metrics and the topic's own, by short name."""
         host, port = self.broker.metrics_address or ("", 0)
         with urlopen(f"http://{host}:{port}/metrics") as page:
             lines = page.read().decode().splitlines()
@@ -179,14 +179,14 @@ class Led:
         return len(self.broker.services.fetches.delayed)
 
     def follower(self, broker_id: int) -> ReplicaState:
-        """What the leader knows of a follower."""
+        """Return the leader's state of a follower."""
         machine = self.replicas.led(self.topic, 0)
         assert machine is not None
         return machine.replicas[broker_id]
 
     @property
     def partition(self) -> Partition:
-        """The log, for use on the broker's loop."""
+        """Return the log, for use on the broker's loop."""
         return self.broker.services.logs.partition(self.topic, 0)
 
     def connect(self) -> Cluster:
@@ -194,7 +194,7 @@ class Led:
         return self._clients[-1]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do something on the broker's loop."""
+        """Run a function on the broker's loop and return its result."""
 
         async def on_loop() -> T:
             return work()
@@ -208,7 +208,7 @@ class Led:
     # --- the controller ---
 
     def image(self, **how: Any) -> None:
-        """Apply an image in which the topic's one partition is so."""
+        """Apply an image with this state of the topic's partition."""
         self.run(lambda: self.apply(**how))
 
     def apply(
@@ -224,7 +224,7 @@ class Led:
         directories: tuple[uuid.UUID, ...] = (),
         alone: str | None = None,
     ) -> None:
-        """The same on the broker's loop; topic ``alone`` has its only replica here."""
+        """Do the same on the broker's loop; topic ``alone`` has its only replica on broker 1."""
         part = PartitionRegistration(
             replicas, isr, leader, leader_epoch, partition_epoch, directories
         )
@@ -246,7 +246,7 @@ class Led:
         self.replicas.apply(changes, now)
 
     def answer(self, answer: int | AlteredPartition | None = None) -> IsrChange:
-        """Answer the oldest change of an ISR, by default as asked for."""
+        """Answer the oldest ISR change, by default with success, and return that change."""
         change = self.changes.pop(0)
         if answer is None:
             isr = tuple(one for one, _ in change.new_isr)
@@ -257,7 +257,7 @@ class Led:
     # --- other brokers and clients ---
 
     def fetch_request(self, replica: int, offset: int, **how: Any) -> dict[str, Any]:
-        """Fetch as another broker, or as a client (−1); the body of version 17."""
+        """Return the body, in version 17, of a fetch by another broker or a client (−1)."""
         asked = {
             "partition": 0,
             "fetch_offset": offset,
@@ -279,7 +279,7 @@ class Led:
         return defaults | how
 
     def fetch(self, replica: int, offset: int, **how: Any) -> Answer:
-        """The partition's part of the answer to a fetch."""
+        """Fetch and return the partition's part of the response."""
         client: Cluster = how.pop("client", self.client)
         answer = client.call("fetch", 17, **self.fetch_request(replica, offset, **how))
         assert answer["error_code"] == "none", answer
@@ -291,13 +291,13 @@ class Led:
         return self.fetch(-1, offset, **how)
 
     def begin_fetch(self, replica: int, offset: int, **how: Any) -> Cluster:
-        """Send a fetch; the answer is the returned client's to receive."""
+        """Send a fetch and return the client that will receive the response."""
         one = self.connect()
         one.send("fetch", 17, **self.fetch_request(replica, offset, **how))
         return one
 
     def append(self, *values: bytes) -> int:
-        """Append with acks=1; the base offset."""
+        """Append with acks=1 and return the base offset."""
         answer = self.client.produce(self.topic, values or (b"v",), acks=1)
         assert answer["error_code"] == "none", answer
         return int(answer["base_offset"])
@@ -305,7 +305,7 @@ class Led:
     def begin_produce(
         self, *values: bytes, timeout_ms: int = 20_000, data: bytes | None = None, **how: Any
     ) -> Cluster:
-        """Send a batch with acks=all; the answer is the returned client's to receive."""
+        """Send a batch with acks=all and return the client that will receive the response."""
         one = self.connect()
         one.send(
             "produce", 10, **self.produce_request(*values, data=data, timeout=timeout_ms, **how)
@@ -332,12 +332,12 @@ class Led:
 
     @property
     def marks(self) -> tuple[int, int]:
-        """High watermark and log end."""
+        """Return the high watermark and the log end offset."""
         return self.run(lambda: (self.partition.high_watermark, self.partition.log_end_offset))
 
 
 def part_of(answer: Answer) -> Answer:
-    """The one partition of a Produce answer."""
+    """Return the one partition of a Produce response."""
     part: Answer = answer["responses"][0]["partition_responses"][0]
     return part | {"node_endpoints": answer.get("node_endpoints", [])}
 
@@ -346,7 +346,7 @@ def part_of(answer: Answer) -> Answer:
 def cluster_of_one(
     directory: Path, config: Mapping[str, str] | None = None, fs: FileSystem | None = None
 ) -> Iterator[Led]:
-    """Broker 1 of three."""
+    """Yield broker 1 of three."""
     clock = ManualClock(NOW_MS)
     made: list[Broker] = []
 

@@ -1,4 +1,4 @@
-"""What tests of logins share: users on a real metadata log, and a client of one exchange."""
+"""Helpers for login tests: users on a real metadata log, and a client of one exchange."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def users_of(store: Storage) -> Users:
 
 
 def users_in(directory: Path, **passwords: str) -> Users:
-    """Users by name, each with credentials of both mechanisms."""
+    """Create users with these passwords, each with credentials of both mechanisms."""
     users = users_of(storage(directory))
     for name, password in passwords.items():
         for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
@@ -60,7 +60,7 @@ def give(
 
 
 class ScramClient:
-    """The client's side of SCRAM; a test may bend its tokens."""
+    """The client's side of SCRAM; a test may alter its tokens."""
 
     def __init__(self, user: str, password: str, mechanism: ScramMechanism) -> None:
         self.first = scram.ClientFirst.of(user, scram.new_nonce())
@@ -96,7 +96,7 @@ class Desk:
         self.login = Authenticator(rules, self._versions, self.clock.now_ms, previous)
         self.versions: list[tuple[str, str]] = []
         self.ended = ""
-        """Why the connection was closed."""
+        """The reason why the connection was closed."""
 
     def _versions(self, request: Request) -> Entity:
         make = response_factory(request.api_key, request.api_version)
@@ -107,7 +107,7 @@ class Desk:
         return make.message(error_code=0, api_keys=())
 
     def frame(self, frame: bytes) -> bytes | None:
-        """The answer to a frame, without its length; None if there is none."""
+        """Return the response to a frame, without its length, or None if there is none."""
         assert not self.ended, "the connection is closed"
         try:
             answer: Answer = finish(self.login.take(frame))
@@ -121,7 +121,7 @@ class Desk:
         return data[4:]
 
     def ask(self, api: str, version: int, **body: Any) -> Told | None:
-        """The answer to a request."""
+        """Return the response to a request, or None if there is none."""
         found = self.frame(encode(api, version, 7, "client", body))
         if found is None:
             return None
@@ -138,7 +138,7 @@ class Desk:
         return self.ask("sasl_authenticate", version, auth_bytes=token)
 
     def scram(self, client: ScramClient, version: int = 2) -> Told | None:
-        """All of it, behind the handshake."""
+        """Run the whole exchange that follows the handshake."""
         told = self.token(client.first.encode(), version)
         assert told is not None
         if told["error_code"] != "none":

@@ -1,4 +1,4 @@
-"""A broker over a file system that is slow, broken or full on demand, and clients of it."""
+"""A broker on a file system that is slow, broken or full on demand, and clients of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A controller without partitions of its own, and brokers that exist in their requests alone."""
+"""A controller without partitions of its own, and brokers that exist only as requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Node:
         return self.thread.bootstrap
 
     def ask(self, question: Callable[[Services], T]) -> T:
-        """Look at the services, on their loop."""
+        """Evaluate ``question`` on the broker's loop and return the result."""
 
         async def ask() -> T:
             return question(self.broker.services)
@@ -56,7 +56,7 @@ class Node:
         return self.thread.call(ask)
 
     def pretender(self, broker_id: int, *, joins: bool = True) -> Pretender:
-        """A broker that knows the quorum's epoch, and has joined if that is wanted."""
+        """Return a broker that has the quorum's epoch and, with ``joins``, has registered."""
         cluster_id = self.ask(lambda services: services.cluster_id)
         one = Pretender(self.bootstrap, broker_id, cluster_id)
         one.learn_epoch()
@@ -73,7 +73,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def enter(node: Node) -> Iterator[Enter]:
-    """A new broker, which has joined unless that is not wanted."""
+    """Return a function that makes new brokers, registered unless ``joins`` is false."""
     made: list[Pretender] = []
 
     def enter(*, joins: bool = True, broker_id: int | None = None) -> Pretender:

@@ -1,4 +1,4 @@
-"""A setting that allows a replica outside the ISR to lead is heard of at once, not in minutes."""
+"""Enabling unclean leader election takes effect at once, not at the next periodic check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A controller and three brokers in one process: topics, settings, leaders that move."""
+"""A controller and three brokers in one process: topics, settings, leader changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERYBODY = {1, 2, 3}
 
 
 class Three:
-    """The brokers, by their ids from 1, and a connection to the first."""
+    """A controller, brokers 1 to 3, and a client of the first."""
 
     def __init__(self, home: Path) -> None:
         self.stack = ExitStack()
@@ -53,7 +53,7 @@ class Three:
         return name
 
     def states(self, name: str) -> list[tuple[int, set[int]]]:
-        """Leader and ISR of each partition."""
+        """Return the leader and the ISR of each partition."""
         (topic,) = self.client.call("metadata", 8, topics=[{"name": name}])["topics"]
         parts = sorted(topic["partitions"], key=lambda one: int(one["partition_index"]))
         return [(one["leader_id"], set(one["isr_nodes"])) for one in parts]
@@ -123,7 +123,7 @@ def test_a_partition_moves(three: Three) -> None:
 
 
 def test_the_last_broker_that_stops_hands_over(three: Three) -> None:
-    """It comes last: one broker less is there for others."""
+    """This test is the last one, since it stops a broker that the others use."""
     name = three.create([3, 1, 2], [1, 2, 3])
     three.brokers[2].stop()
     three.has(name, (1, {1, 2}), (1, {1, 2}))

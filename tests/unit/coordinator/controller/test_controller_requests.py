@@ -1,4 +1,4 @@
-"""What a controller's listener answers: brokers that join, lead, move and go."""
+"""The responses of a controller's listener: registration, partitions, envelopes, the quorum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_it_serves_the_apis_of_a_controller_and_no_others(node: Node) -> None:
         )
     served = {one["api_key"] for one in answer["api_keys"]}
     assert served == set(controller_registry().versions)
-    # Those of Apache Kafka 4.3, but for delegation tokens and changes of the quorum.
+    # Apache Kafka 4.3's APIs, except delegation tokens and changes of the quorum.
     kafkas = {1, *range(17, 21), *range(29, 34), *range(36, 42), *range(43, 47), *range(49, 61),
               62, 63, 64, 67, 70, 73, 80, 81, 82}  # fmt: skip
     assert kafkas - served == {38, 39, 40, 41, 80, 81, 82}
@@ -312,7 +312,7 @@ def test_what_a_client_of_another_broker_creates_counts_against_its_quota(
         assert first == {"wait": 0, "error": "none"}
         assert second["error"] == "throttling_quota_exceeded"
         assert second["wait"] > 60_000  # milliseconds: a hundred at one a second, less the burst
-        # Clients of old wait behind an answer, and the broker that asks for others does not.
+        # An old client waits after the response; the broker that forwards for others does not.
         old = create("alice", 5)
         assert old["error"] == "none"
         assert old["wait"] > second["wait"]
@@ -338,7 +338,7 @@ def test_what_an_envelope_must_hold(enter: Enter) -> None:
     assert broker.envelope("create_topics", 7, data=b"\0\x13\0\x63\0\0\0\1\xff\xff")[0] == (
         "unsupported_version"
     )
-    # Only what brokers hand on: a heartbeat is the broker's own.
+    # Envelopes carry forwarded requests only; a heartbeat comes from the broker itself.
     assert broker.envelope("broker_heartbeat", 2, cordoned_log_dirs=None)[0] == "invalid_request"
 
 
@@ -431,7 +431,7 @@ def test_a_controller_keeps_the_settings_of_every_broker(enter: Enter) -> None:
     assert alter(4, own, "log.cleaner.delete.retention.ms", "7") == "none"
     assert broker.records(end) == [ConfigRecord(4, own, "log.cleaner.delete.retention.ms", "7")]
     assert alter(4, "99", "log.cleaner.delete.retention.ms", "7") == "invalid_request"
-    # With eligible leader replicas there is one number for all brokers.
+    # With eligible leader replicas all brokers share one min.insync.replicas.
     assert alter(4, own, "min.insync.replicas", "2") == "invalid_config"
     name = unique("t")
     broker.topic(name, (broker.broker_id,))

@@ -1,4 +1,4 @@
-"""Who may ask a controller for what: CLUSTER_ACTION for all that brokers do."""
+"""The controller's authorization: brokers' requests need CLUSTER_ACTION."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.waits import until
 from tests.unit.coordinator.controller.conftest import Node
 
 OF_BROKERS = sorted({*CONTROLLER_APIS, ApiKey.FETCH} & set(controller_registry().versions))
-"""What only brokers and controllers ask for."""
+"""The APIs that only brokers and controllers use."""
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Nobody but an administrator, as whom nobody logs in, may do anything."""
+    """Yield a controller with an authorizer and no rules; ``User:admin`` is its super user."""
     with Node(
         tmp_path_factory.mktemp("guarded"),
         authorizer_class_name=STANDARD,
@@ -45,7 +45,7 @@ def test_strangers_are_no_brokers(guarded: Node, key: int) -> None:
 
 
 def log_in(node: Node, one: Pretender, name: str) -> None:
-    """Have a connection be somebody's."""
+    """Set the principal of a connection."""
 
     async def log_in() -> bool:
         for connection in node.broker.server.connections:
@@ -74,7 +74,7 @@ def test_a_client_in_an_envelope_has_its_own_rights(guarded: Node) -> None:
 
 
 def test_rules_are_kept_at_the_controller(tmp_path: Path) -> None:
-    """They are records of the metadata log, which brokers read there."""
+    """The rules are records of the metadata log, from which brokers replay them."""
     with Node(tmp_path, authorizer_class_name=STANDARD, super_users="User:ANONYMOUS") as node:
         broker = node.pretender(1)
         end = broker.end()

@@ -1,6 +1,6 @@
-"""Nothing that a controller is asked for, or does by itself, keeps its loop for a long turn.
+"""No request to a controller, and no task of its own, blocks its loop for long.
 
-The partitions are many, their brokers exist in their requests alone.
+The partitions are many; their brokers exist only as requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST, SECOND = 1, 2
 
 
 class Many:
-    """A controller on this loop, and two brokers of 10,000 partitions, of which the first leads."""
+    """A controller on this loop, and two brokers with 10,000 partitions, all led by the first."""
 
     def __init__(self, decides: Broker) -> None:
         self.decides, self.services = decides, decides.services
@@ -46,7 +46,7 @@ class Many:
         return sum(one.leader == broker_id for topic in topics for one in topic.partitions)
 
     def end_session(self) -> None:
-        """Of the first."""
+        """End the first broker's session."""
         active = self.services.active_controller
         active.machine.heartbeats.lapse(FIRST)
         active._arm()
@@ -105,7 +105,7 @@ async def test_a_broker_of_many_partitions_loses_them(tmp_path: Path, how: str) 
 
 
 async def test_leaders_come_back_with_their_broker(tmp_path: Path) -> None:
-    """Nobody else can lead while it is away; so many elections come one after the other."""
+    """No other replica can lead while the broker is away, so all elections run on its return."""
     async with many(tmp_path) as cluster:
         await asyncio.to_thread(cluster.second.heartbeat, want_fence=True)
         cluster.end_session()

@@ -1,4 +1,4 @@
-"""Observers read the metadata log: epochs, divergence, long polls, snapshots; and what survives."""
+"""Observers fetch the metadata log: epochs, divergence, long polls, snapshots, restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.controller.conftest import Enter, Node
 
 UNREACHED_MS = 20_000
-"""Longer than any test waits."""
+"""A wait in milliseconds that no test reaches."""
 
 
 # --- fetching ---
@@ -135,7 +135,7 @@ def test_a_fetch_waits_for_news(enter: Enter) -> None:
 
 
 def test_a_high_watermark_that_has_moved_is_told_at_once(enter: Enter) -> None:
-    """KIP-1166; and who knows it waits."""
+    """KIP-1166: an observer that has the current high watermark waits instead."""
     broker = enter()
     end = broker.end()
     part = broker.part(end, broker.quorum_epoch, max_wait=UNREACHED_MS, high_watermark=end - 1)
@@ -195,7 +195,7 @@ def test_who_is_too_far_behind_is_given_a_snapshot(tmp_path: Path) -> None:
             content, size = content + found["unaligned_records"], found["size"]
         records = records_of(content)
         assert any(isinstance(one, RegisterBrokerRecord) for one in records)
-        # The log goes on behind it.
+        # The log continues at the snapshot's end.
         assert broker.part(snapshot[0], snapshot[1])["error_code"] == "none"
         assert piece(broker, (1, 1), 0)["error_code"] == "snapshot_not_found"
         assert piece(broker, snapshot, size)["error_code"] == "position_out_of_range"
@@ -253,7 +253,7 @@ def test_a_controller_that_comes_back_knows_everything(tmp_path: Path) -> None:
         broker = node.pretender(1, joins=False)
         assert broker.cluster_id == cluster_id
         assert broker.quorum_epoch > epoch
-        # Who has read on has something in common with it, whoever leads.
+        # An observer's log has not diverged after the controller's restart.
         assert broker.part(end, epoch)["diverging_epoch"]["epoch"] == -1
         broker.broker_epoch, broker.incarnation_id = broker_epoch, incarnation_id
         beat = broker.heartbeat()

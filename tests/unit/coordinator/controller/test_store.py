@@ -1,4 +1,4 @@
-"""The rules that the active controller relies on, of both stores of its decisions."""
+"""The rules of both metadata stores that the active controller relies on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS = BrokerConfig({"zookeeper.connect": "nowhere:1"})
 
 
 class GatedSession(Session):
-    """A session whose writes wait until the gate opens, and are refused if told so."""
+    """A session whose writes wait for ``gate``, and fail if ``is_refused`` is set."""
 
     def __init__(self) -> None:
         super().__init__(Reach.of(SETTINGS), lambda _state: None)
@@ -59,7 +59,7 @@ class GatedSession(Session):
 
 
 class Kept:
-    """A store, and the ways to let its writes go on or fail."""
+    """A store, with functions that let its writes complete or fail."""
 
     def __init__(
         self, store: MetadataStore, go_on: Callable[[], None], fail: Callable[[], None]
@@ -68,12 +68,12 @@ class Kept:
         self.refusals = 0
 
     def write(self, name: str) -> None:
-        """Append one setting of a broker, without waiting."""
+        """Append one setting of a broker without waiting for the write."""
         with self.store.unforced():
             self.store.append([ConfigRecord(BROKER_RESOURCE, name, "log.cleaner.threads", "2")])
 
     def has(self, name: str) -> bool:
-        """Whether the next decision sees that setting."""
+        """Return whether the next decision sees that setting."""
         return (BROKER_RESOURCE, name) in self.store.image.configs
 
 
@@ -188,7 +188,7 @@ async def test_wait_that_begins_after_the_store_was_closed_fails() -> None:
             await asyncio.wait_for(written, 10)
 
 
-# --- changes that each broker of a cluster on ZooKeeper makes ---
+# --- changes by each broker of a cluster on ZooKeeper ---
 
 
 def broker_store(session: Session) -> BrokerStore:

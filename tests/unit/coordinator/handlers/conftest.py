@@ -1,4 +1,4 @@
-"""A broker for the handlers of topics and records, and a client that speaks Kafka's own schemas."""
+"""A broker for handlers of topics and records, and a client with Kafka's message schemas."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def topic(client) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory) -> Iterator[Guarded]:
-    """A broker that asks who may do what."""
+    """Yield a broker with an authorizer."""
     config = {
         **CONFIG,
         "group.initial.rebalance.delay.ms": "0",
@@ -54,7 +54,7 @@ def guarded(tmp_path_factory) -> Iterator[Guarded]:
 
 @pytest.fixture(scope="module")
 def admin(guarded) -> Iterator[Cluster]:
-    """Who may do everything there."""
+    """Yield a client of ``guarded`` with every right."""
     with guarded.admin() as client:
         client.coordinator("any", GROUP)
         client.coordinator("any", TRANSACTION)

@@ -1,4 +1,4 @@
-"""Requests for many things are decided on in pieces, between which others get their turn."""
+"""Large requests are decided in pieces, between which other requests get their turn."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_piece_ends_at_either_limit_and_has_one_item_at_least() -> None:
 
 
 class Asked:
-    """A connection that may do everything."""
+    """A connection with every right."""
 
     client_software = None
     session = Session("127.0.0.1", "PLAINTEXT")
 
 
 def long_names() -> Any:
-    """A request for all quotas of users with long names."""
+    """Return a request that sets all quotas of users with long names."""
     make: Any = request_factory(ApiKey.ALTER_CLIENT_QUOTAS, 1)
     ops = tuple(make.OpData(key=key, value=100.0, remove=False) for key in KEYS)
     names = (f"{at:05}" + "x" * (NAME_CHARACTERS - 5) for at in range(ENTITIES))
@@ -59,7 +59,7 @@ def long_names() -> Any:
 
 async def test_one_decision_on_quotas_has_about_a_megabyte_of_names(tmp_path: Path) -> None:
     services = await Services(tmp_path).start()
-    nothing: Any = None  # is not looked at
+    nothing: Any = None  # is never used
     ctx = Context(
         broker=services,
         registry=nothing,

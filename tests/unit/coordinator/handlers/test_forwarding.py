@@ -1,6 +1,6 @@
-"""What the active controller answers: a client's frames go there as they are, and back.
+"""Forwarding to the active controller: the client's frames and the responses pass unchanged.
 
-The controller is another broker, which is asked what is in each Envelope.
+The controller is another broker, which receives the contents of each Envelope.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANONYMOUS = b"\x00\x00" + b"\x05User" + b"\x0aANONYMOUS" + b"\x00" + b"\x00"
 
 
 class Setting:
-    """A broker that forwards, a client of it, and the controller behind."""
+    """A forwarding broker, a client of it, and the controller behind it."""
 
     def __init__(self, client: AsyncWireClient, broker: Broker, controller: Broker) -> None:
         self.client, self.broker, self.controller = client, broker, controller
@@ -45,7 +45,7 @@ class Setting:
         self.fails: Callable[[], Entity] | None = None
 
     async def handle(self, envelope: Entity) -> Entity:
-        """Answer as a controller."""
+        """Answer a request as the controller."""
         if envelope.__api_key__ == ApiKey.ENVELOPE:
             self.envelopes.append(envelope)
             if self.fails is not None:
@@ -61,7 +61,7 @@ class Setting:
         self.fails = lambda: response_factory(ApiKey.ENVELOPE, 0).message(error_code=code)
 
     def give_up(self) -> None:
-        """Let no controller be there."""
+        """Let every Envelope time out for lack of a controller."""
 
         def fail() -> Entity:
             raise RequestTimedOutError("no controller has taken the request in time")
@@ -69,7 +69,7 @@ class Setting:
         self.fails = fail
 
     def take_none(self) -> None:
-        """Be a controller of Apache Kafka 3.9 on ZooKeeper, which takes no Envelope."""
+        """Act as a controller of Apache Kafka 3.9 on ZooKeeper, which has no Envelope API."""
 
         def fail() -> Entity:
             raise UnsupportedVersion(ApiKey.ENVELOPE, 0)
@@ -140,7 +140,7 @@ def test_versions_are_those_that_the_controller_knows_too(tmp_path) -> None:
 
 
 def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
-    """Its loggers are its own; what it could not live with it refuses; the rest goes on."""
+    """The broker changes its own loggers, refuses unusable settings and forwards the rest."""
 
     async def run() -> None:
         async with forwarding(tmp_path) as setting:
@@ -187,7 +187,7 @@ def test_settings_of_this_broker_are_looked_at_here_first(tmp_path) -> None:
             assert len(setting.envelopes) == 1
             metadata = setting.controller.services.metadata
             assert metadata.settings("1") == {"log.retention.ms": "77"}
-            # No controller of Apache Kafka looks at the settings of all brokers.
+            # Only the broker checks the cluster-wide defaults; Apache Kafka's controllers do not.
             assert await alter(4) == {(4, ""): ErrorCode.invalid_request}
             assert await alter(6) == {(4, ""): ErrorCode.invalid_request}
             assert await alter(7) == {(4, ""): ErrorCode.invalid_config}
@@ -229,7 +229,7 @@ def test_a_topic_for_a_client_is_asked_for_in_the_own_name_where_no_envelope_is_
 def test_request_without_a_response_of_the_controller_is_refused_as_a_whole(
     api: int, tmp_path
 ) -> None:
-    """In every version: the top-level error where there is one, and a row for each item."""
+    """In every version: the top-level error if the API has one, and a row for each item."""
     low, high = KNOWN_APIS[api].min_version, KNOWN_APIS[api].max_version
 
     async def run() -> None:
@@ -259,7 +259,7 @@ def test_request_without_a_response_of_the_controller_is_refused_as_a_whole(
 
 
 CODE = object()
-"""Stands in an expected row where the error code of the request does."""
+"""The place of the request's error code in an expected row."""
 
 
 def _with_code(rows: Any, code: int) -> Any:
@@ -356,7 +356,7 @@ ASKED: dict[int, Callable[[Any], Entity]] = {
     ),
     ApiKey.UNREGISTER_BROKER: lambda make: make.message(broker_id=1),
 }
-"""Requests with more than one item, where the API knows items."""
+"""Requests with several items where the API has items."""
 
 
 def _resource_rows(answer: Any) -> list[Any]:
@@ -396,7 +396,7 @@ REFUSED: dict[int, Callable[[Any], list[Any]]] = {
     ApiKey.UPDATE_FEATURES: lambda answer: list(getattr(answer, "results", ())),
     ApiKey.UNREGISTER_BROKER: lambda _answer: [],
 }
-"""The rows of a response."""
+"""Functions that return the rows of a response, by API."""
 
 _RESOURCES = [[2, "t", CODE], [32, "g", CODE]]
 
@@ -420,11 +420,11 @@ ROWS: dict[int, list[Any]] = {
     ApiKey.UPDATE_FEATURES: [],
     ApiKey.UNREGISTER_BROKER: [],
 }
-"""What they must be: one for each item, with the code of the request."""
+"""The expected rows, one for each item; ``CODE`` stands for the error code."""
 
 
 def test_share_consumers_hear_that_they_are_not_served(tmp_path) -> None:
-    """In a cluster they come to whoever leads; a broker that stands alone knows no such request."""
+    """Any leader of a cluster may get such requests; a single broker does not serve the API."""
     topic_id = uuid.UUID(int=7)
     unsupported = int(ErrorCode.unsupported_version)
 

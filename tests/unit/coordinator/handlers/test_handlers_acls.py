@@ -1,4 +1,4 @@
-"""CreateAcls, DescribeAcls and DeleteAcls on the wire, and what they change at once."""
+"""CreateAcls, DescribeAcls and DeleteAcls on the wire, and their immediate effect."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_numbers_that_say_nothing(admin, field, number):
     if number != 1:
         name = "resource_type_filter" if field == "resource_type" else field
         asked = {**ANY_FILTER, name: number}
-        # A number of a later version matches no ACL; a filter of 0 says UNKNOWN itself.
+        # An unknown number matches no ACL; 0 is UNKNOWN itself and makes the filter invalid.
         expected = "none" if number else "invalid_request"
         described = admin.call("describe_acls", 3, **asked)
         assert (described["error_code"], described["resources"]) == (expected, [])
@@ -189,7 +189,7 @@ def test_questions_and_rules_are_counted(guarded, admin, nobody):
 
 
 def test_no_image_of_a_large_request_allows_what_none_of_its_ends_allows(guarded, admin):
-    """Requests are decided in pieces, each of which brokers apply by itself."""
+    """The controller decides large requests in pieces, and brokers apply each piece by itself."""
     rights = []
 
     def look(_old: MetadataImage, _new: MetadataImage) -> None:
@@ -209,7 +209,7 @@ def test_no_image_of_a_large_request_allows_what_none_of_its_ends_allows(guarded
 
 
 def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(guarded, admin):
-    """A request that comes between the pieces of another one takes no room from the rest."""
+    """A request between two pieces of another one does not use up its share of the limit."""
     controller = guarded.services.active_controller.machine
     settings = controller.settings
     limits = replace(settings.acl_limits, max_acls=5_300)
@@ -236,7 +236,7 @@ def test_all_pieces_of_a_request_are_decided_in_view_of_what_it_was_checked_in(g
 
 @pytest.mark.slow
 def test_ten_thousand_rules_keep_nobody_waiting(admin, nobody):
-    """Neither being made, listed and taken away, nor being asked."""
+    """Creating, listing, deleting and evaluating them all leave the loop responsive."""
     names = [f"{'topic' * (at % 9)}{at}" for at in range(10_000)]
     many = [acl(one, resource_pattern_type=3 + at % 2) for at, one in enumerate(names)]
     asked = [{"name": one} for one in names]

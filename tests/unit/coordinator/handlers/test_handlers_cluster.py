@@ -1,4 +1,4 @@
-"""What a single node answers to those who administer clusters: every version, through a socket."""
+"""A single node's responses to requests about the cluster: every version, through a socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waits import until
 from tests.unit.coordinator.on_faulty_disk import running
 
 NODE = 3
-"""The node id of the broker that ``client`` talks to."""
+"""Return the node id of the broker to which ``client`` is connected."""
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32
 PREFERRED, UNCLEAN = 0, 1
@@ -366,7 +366,7 @@ def test_no_broker_is_unregistered(client):
     assert client.call("describe_cluster", 0)["brokers"][0]["broker_id"] == NODE
 
 
-# --- rights, passwords: there are none, and none are taken ---------------------------------------
+# --- ACLs, passwords: there are none, and none are accepted ---------------------------------------
 
 ACL = {"resource_type": 2, "resource_name": "t", "principal": "User:a", "host": "*"}
 

@@ -182,7 +182,7 @@ def test_changing_brokers_reaches_topics_and_survives(tmp_path):
 
 
 def test_key_that_only_the_controller_knows_is_described_without_its_value(tmp_path):
-    """A controller of Apache Kafka keeps any key for all brokers."""
+    """A controller of Apache Kafka accepts any key in the cluster-wide defaults."""
 
     broker = Broker(tmp_path)
 
@@ -209,7 +209,7 @@ def test_key_that_only_the_controller_knows_is_described_without_its_value(tmp_p
 
 
 def test_list_of_a_topic_is_appended_to_the_default_of_the_key(tmp_path):
-    """As in Apache Kafka, where the setting of the broker does not count."""
+    """As in Apache Kafka, which appends to the default, not to the broker's setting."""
     config = {"log.cleanup.policy": "compact"}
     with (
         Broker.in_thread(tmp_path, config=config) as broker,
@@ -243,7 +243,7 @@ def test_resources_that_are_named_twice(client, topic):
 
 
 def test_deletion_of_an_unknown_topic_key_with_a_value_is_answered_as_made(client):
-    """Java's tools send an empty value along."""
+    """Java's tools send an empty value with a deletion."""
     name = client.create_topic(unique("d"), 1, {"retention.ms": "77"})
     changes = [("retention.ms", SET, "1000"), ("no.such.key", DELETE, "")]
     assert _alter(client, TOPIC, name, *changes) == "none"

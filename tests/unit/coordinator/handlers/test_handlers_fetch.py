@@ -82,7 +82,7 @@ def test_the_brokers_limit_of_a_fetch(client, topic):
 
 
 LONG_MS = 60_000
-"""The connection waits for an answer for 20 s only: a fetch that waits for its time fails."""
+"""Longer than the client's 20 s timeout, so that a fetch that waits in vain fails the test."""
 
 
 def test_a_fetch_waits_for_min_bytes_or_its_time(client, bootstrap, topic):
@@ -113,14 +113,14 @@ def test_a_fetch_does_not_wait_where_waiting_brings_no_more(client):
     name = client.create_topic(unique("f"), 1, {"segment.bytes": str(1 << 20)})
     for _ in range(60):
         client.produce(name, [b"x" * 20_000])
-    # The tail of the first segment is less than was asked for, and there is more behind it.
+    # The rest of the first segment is below ``min_bytes``, but the next segment has more.
     sizes = set()
     for offset in range(48, 56):
         part = {"fetch_offset": offset}
         answer = fetch_parts(client, [part], topic=name, max_wait=LONG_MS, min_bytes=50_000)
         sizes.add(len(batches(answer["responses"][0]["partitions"][0]["records"])))
     assert sizes == {1, 2}
-    # There is enough, of which whole batches within the partition's limit are less than enough.
+    # The log has enough, but the whole batches within the partition's limit are below min_bytes.
     part = {"fetch_offset": 56, "partition_max_bytes": 30_000}
     answer = fetch_parts(client, [part], topic=name, max_wait=LONG_MS, min_bytes=25_000)
     assert len(batches(answer["responses"][0]["partitions"][0]["records"])) == 1

@@ -30,7 +30,7 @@ def test_leader_epochs_over_a_restart(tmp_path):
             part = answer["topics"][0]["partitions"][0]
             return part["error_code"], part["leader_epoch"], part["end_offset"]
 
-        # Nothing was written under the new epoch yet; it begins at the log end all the same.
+        # The new epoch has no records yet, and still begins at the log end.
         assert end_of(0) == ("none", 0, 2)
         assert end_of(1) == ("none", 1, 2)
         client.produce("a", [b"2"])

@@ -200,7 +200,7 @@ def test_no_transaction_spans_the_log_of_the_coordinator_itself(client, topic, v
         "operation_not_attempted",
         *(["topic_authorization_failed"] * 2),
     ]
-    # The coordinator serves on, and what is refused is in no transaction.
+    # The coordinator still serves, and the refused partitions are in no transaction.
     assert _add(client, tid, pid, epoch, topic) == "none"
     ended = client.call("end_txn", 1, transactional_id=tid, producer_id=pid, producer_epoch=epoch)
     assert ended["error_code"] == "none"

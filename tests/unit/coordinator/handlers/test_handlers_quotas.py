@@ -1,6 +1,6 @@
-"""DescribeClientQuotas and AlterClientQuotas (48, 49): what is set is told, what is wrong is not.
+"""DescribeClientQuotas and AlterClientQuotas (48, 49), with valid and invalid requests.
 
-The scenarios are those of Kafka's ``ClientQuotasRequestTest``; its entities and filters are sent to
+The scenarios come from Kafka's ``ClientQuotasRequestTest``; its entities and filters are sent to
 Apache Kafka as well (``tests/oracle/traces_admin.py``).
 """
 
@@ -19,7 +19,7 @@ EXACT, DEFAULT, ANY = 0, 1, 2
 
 
 def entry(entity: Names, **values: float | None) -> dict[str, Any]:
-    """A change; None takes a quota away."""
+    """Return an alteration of an entity's quotas; ``None`` removes a quota."""
     return {
         "entity": [{"entity_type": k, "entity_name": name} for k, name in entity.items()],
         "ops": [
@@ -147,7 +147,7 @@ def test_an_entity_or_a_quota_that_is_named_twice_keeps_what_it_had(client, user
         entry(dict(reversed(both.items())), producer_byte_rate=2.0),
     ) == ["invalid_request"]
     assert told(client, ("user", EXACT, user), strict=False) == {}
-    # Of a type that is there twice the last name counts.
+    # If an entity type occurs twice, the last name wins.
     assert alter(client, {**one, "entity": [*entry({"user": "x"})["entity"], *one["entity"]]}) == [
         "none"
     ]

@@ -1,8 +1,8 @@
-"""Quotas of clients at work: answers tell how long to wait, nothing is read meanwhile (KIP-219).
+"""Client quotas: responses carry the throttle time, and the broker mutes the connection (KIP-219).
 
-The scenarios are those of Kafka's ``RequestQuotaTest``, ``ControllerMutationQuotaTest``,
-``BaseQuotaTest``, and ``SocketServerTest`` where it throttles. The broker's clock stands still, so
-that rates are exact; connections wait in real time.
+The scenarios come from Kafka's ``RequestQuotaTest``, ``ControllerMutationQuotaTest``,
+``BaseQuotaTest``, and the throttling cases of ``SocketServerTest``. The broker's clock stands
+still, so that rates are exact; connections wait in real time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tests.support.worst_batches import most_records
 from tests.unit.coordinator.handlers.test_handlers_quotas import alter, entry
 
 WINDOW_S = 10
-"""What a rate is taken over where the clock stands still."""
+"""The window of a rate in seconds while the clock stands still."""
 
 
 class Started(BrokerThread):
-    """A broker that a test looks into."""
+    """A broker whose state tests inspect."""
 
     def __init__(self, directory: Path, clock: TestClock, **config: str) -> None:
         self.served = Broker(directory, config=config, clock=clock)
@@ -72,7 +72,7 @@ def topic(admin) -> str:
 def limited(
     broker: Started, admin: Cluster, clock: TestClock, **quotas: float
 ) -> Iterator[Cluster]:
-    """A client that has quotas, and nobody else."""
+    """Yield a client with these quotas, which no other client has."""
     name = unique("limited")
     assert alter(admin, entry({"client-id": name}, **quotas)) == ["none"]
     with Cluster(broker.bootstrap, client_id=name) as client:
@@ -82,7 +82,7 @@ def limited(
 
 
 def produced(client: Cluster, topic: str, size: int, acks: int = -1, **more: Any) -> int:
-    """Bytes of a Produce request that was sent."""
+    """Send a Produce request and return its size in bytes."""
     data = batch([b"x" * size])
     body = {
         "transactional_id": None,
@@ -95,7 +95,7 @@ def produced(client: Cluster, topic: str, size: int, acks: int = -1, **more: Any
 
 
 def fetched(broker: Started, client: Cluster, topic: str, **more: Any) -> Any:
-    """The answer of a Fetch, on a connection of its own: that one does not wait."""
+    """Fetch on a connection of its own, which is never muted, and return the response."""
     part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
     body = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20}
     topics = [{"topic": topic, "partitions": [part]}]
@@ -141,7 +141,7 @@ def test_who_fetches_too_much_gets_nothing_and_has_taken_nothing(broker, admin, 
     for _ in range(10):
         admin.produce(topic, [b"x" * 1000])
     with limited(broker, admin, clock, consumer_byte_rate=300) as client:
-        # One request brings no more than a whole window allows.
+        # One response exceeds no whole window's quota.
         first = fetched(broker, client, topic)
         records = first["responses"][0]["partitions"][0]["records"]
         assert first["throttle_time"] == 0
@@ -150,7 +150,7 @@ def test_who_fetches_too_much_gets_nothing_and_has_taken_nothing(broker, admin, 
         assert second["throttle_time"] > 0
         assert second["responses"] == []
         assert (second["error_code"], second["session_id"]) == ("none", 0)
-        # What was not told does not count: the wait is the same again.
+        # Records that were not returned do not count: the throttle time stays the same.
         third = fetched(broker, client, topic)
         assert third["throttle_time"] == second["throttle_time"]
         clock.advance(seconds=11)
@@ -221,7 +221,7 @@ TELLING = sorted(
 
 @pytest.mark.parametrize("key", TELLING, ids=lambda key: ApiKey(key).name.lower())
 def test_every_answer_that_can_tells_how_long_to_wait(broker, admin, clock, key):
-    """RequestQuotaTest.testResponseThrottleTime, with requests of zeros and empty texts."""
+    """RequestQuotaTest.testResponseThrottleTime, with requests of zeros and empty strings."""
     body: dict[str, Any] = {}
     if key == ApiKey.API_VERSIONS:
         body = {"client_software_name": "raw", "client_software_version": "1"}
@@ -251,7 +251,7 @@ def test_of_two_quotas_the_longer_wait_counts(broker, admin, clock, topic, what)
             answer = client.receive()
         else:
             answer = fetched(broker, client, topic)
-        # Time on the loop alone costs a second at most.
+        # For time on the event loop alone the throttle time is at most a second.
         assert answer["throttle_time"] > 1000
 
 
@@ -303,7 +303,7 @@ def sent(client: Cluster, topic: str, data: bytes, acks: int = -1) -> None:
 
 @pytest.mark.parametrize("acks", [-1, 0])
 def test_time_in_threads_is_paid_back(broker, admin, clock, topic, acks):
-    """More than a second's wait, which is the most for time on the loop, answered or not."""
+    """Threads' time throttles for more than the loop's maximum of a second, even without acks."""
     quotas = broker.served.services.quotas
     with limited(broker, admin, clock, request_percentage=0.01) as client:
         sent(client, topic, most_records(Codec.ZSTD, 20_000), acks)
@@ -337,7 +337,7 @@ def test_time_in_threads_of_a_client_that_has_gone_is_counted(broker, admin, clo
 
 @pytest.mark.slow
 def test_percentage_is_kept_over_some_seconds_by_checks_in_threads(tmp_path):
-    """The processor time of the threads is measured apart from what the broker says of it."""
+    """Compare with the processor time that the operating system reports for the threads."""
     percent, seconds = 20, 8.0
     config = {"quota.window.num": "2", "quota.window.size.seconds": "1"}
     data = most_records(Codec.ZSTD, 60_000)
@@ -358,12 +358,12 @@ def test_percentage_is_kept_over_some_seconds_by_checks_in_threads(tmp_path):
         elapsed = time.monotonic() - since
     print(f"{took:.2f} s of {elapsed:.2f} s, {len(throttles)} batches")
     assert sum(throttles) > 1000
-    # What one window lets through comes first.
+    # The first window's share comes on top.
     assert took <= percent / 100 * (elapsed + 2)
 
 
 def checked_s() -> float:
-    """Processor time of the threads that check batches."""
+    """Return the processor time, in seconds, of the threads that check batches."""
     return sum(
         time.clock_gettime(time.pthread_getcpuclockid(one.ident))
         for one in threading.enumerate()
@@ -385,11 +385,11 @@ def test_time_on_the_loop_is_that_of_the_request(broker, admin, clock):
             client.call("list_groups", 4)
             client.call("delete_topics", 5, topic_names=["nowhere"])
         assert spent() > one
-        # In percent of a second: twenty small requests are far from one.
+        # The unit is percent of a second, of which twenty small requests take little.
         assert spent() < 100
 
 
-# --- changes of topics ---------------------------------------------------------------------------
+# --- topic mutations -----------------------------------------------------------------------------
 
 RATE = 2
 
@@ -425,7 +425,7 @@ def prepare(admin: Cluster, what: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_strict_request_is_refused_what_comes_too_soon(broker, admin, clock, what):
-    """ControllerMutationQuotaTest.testStrict…Request: 30 of 22 are owed 8, for 4 seconds."""
+    """ControllerMutationQuotaTest.testStrict…Request: 30 mutations exceed 22 by 8, so wait 4 s."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
     change, version = CHANGES[what]
@@ -444,7 +444,7 @@ def test_a_strict_request_is_refused_what_comes_too_soon(broker, admin, clock, w
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_an_older_request_gets_all_and_waits(broker, admin, clock, what):
-    """ControllerMutationQuotaTest.testPermissive…Request: 60 of 22 are owed 38, for 19 s."""
+    """ControllerMutationQuotaTest.testPermissive…Request: 60 exceed 22 by 38, so wait 19 s."""
     names = [unique(what) for _ in range(2)]
     prepare(admin, what, names)
     change, version = CHANGES[what]
@@ -483,7 +483,7 @@ def test_a_topic_that_would_come_by_itself_comes_later(broker, admin, clock):
         created(client, 6, unique("t"), partitions=24)
         name = unique("auto")
     with limited(broker, admin, clock, controller_mutation_rate=RATE) as client:
-        # The connection of the first does not wait: only what it asks for does.
+        # The second connection stays unmuted; only its topic creation waits for the quota.
         created(client, 5, unique("t"), partitions=23)
         with Cluster(broker.bootstrap, client_id=client.client_id) as again:
             for _ in range(2):
@@ -495,18 +495,18 @@ def test_a_topic_that_would_come_by_itself_comes_later(broker, admin, clock):
             until(lambda: again.leaders(name) == 1, "the topic is there")
 
 
-# --- connections that are not read ---------------------------------------------------------------
+# --- muted connections ---------------------------------------------------------------------------
 
 
 def muted(broker: Started, client: Cluster) -> list[Any]:
-    """The connection of a client, if it is not read."""
+    """Return the client's connection in a list if it is muted, else an empty list."""
     port = client._socket.getsockname()[1]
     open_ones = broker.served.server.connections
     return [one for one in open_ones if one.peer_port == port and one._muted is not None]
 
 
 def sweep(broker: Started, connection: Any, after_s: float = 0) -> None:
-    """Have the broker look after a connection that was quiet for so long."""
+    """Have the broker check a connection as if it had been idle for ``after_s``."""
 
     async def look() -> None:
         connection.check_idle(connection.last_active + after_s)
@@ -532,7 +532,7 @@ def test_a_client_that_is_not_read_for_too_long_is_idle(broker, admin, clock, to
         client.receive()
         (connection,) = muted(broker, client)
         limit_s = broker.served.server.limits.max_idle_ms / 1000
-        sweep(broker, connection, limit_s - 1)  # exactly as long is longer once it is rounded
+        sweep(broker, connection, limit_s - 1)  # the exact limit would be exceeded after rounding
         assert muted(broker, client) == [connection]
         sweep(broker, connection, limit_s + 1)
         with pytest.raises(ConnectionLostError):

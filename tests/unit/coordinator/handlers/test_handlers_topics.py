@@ -165,7 +165,7 @@ def test_deletion_can_be_disabled(tmp_path):
 
 
 def test_a_coordinator_serves_as_soon_as_its_topic_is_created(tmp_path):
-    """Kafka's brokers serve a coordinator's topic, however it came; nobody has to look for it."""
+    """Kafka's brokers serve a coordinator's topic without a prior FindCoordinator."""
     with Broker.in_thread(tmp_path) as broker, Cluster(broker.bootstrap) as client:
         group = {"group_id": "g", "generation_id": 1, "member_id": "m"}
         producer = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}

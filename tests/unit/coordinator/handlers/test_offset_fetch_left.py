@@ -1,4 +1,4 @@
-"""A request that is given up while it goes on."""
+"""OffsetFetch requests that are abandoned while they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fencepost.coordinator.wire import Entity
 
 
 async def test_who_goes_leaves_no_failure_behind(tmp_path: Path) -> None:
-    """Whose answers nobody looks at, of groups that were asked already, are no failed work."""
+    """Errors of groups already queried are not reported if the request was abandoned."""
     told: list[dict[str, Any]] = []
     stranger = OffsetFetchRequestGroup(
         group_id="g", topics=(), member_id="stranger", member_epoch=5

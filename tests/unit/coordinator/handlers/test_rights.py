@@ -1,4 +1,4 @@
-"""Rights in requests about several things, and rights that come and go.
+"""Authorization of requests about several resources, and of changing rights.
 
 Source: ``AuthorizerIntegrationTest``; docs/security-tests.md says which case of it stands where.
 """
@@ -29,7 +29,7 @@ T, G, X, C = (
     "cluster_authorization_failed",
 )
 NOBODYS = uuid.uuid4()
-"""The id of a topic that there is not."""
+"""The id of no existing topic."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def described_by_id(client: Cluster, topic_id: uuid.UUID) -> list[str]:
     answer = client.call("metadata", 12, topics=[{"name": None, "topic_id": topic_id}])
     (one,) = answer["topics"]
     if one["error_code"] != "none":
-        # An id is no secret, the name that goes with it is.
+        # A topic id is no secret, but the topic's name is.
         assert (one["name"], one["topic_id"]) == (None, str(topic_id))
     return [one["error_code"]]
 
@@ -124,7 +124,7 @@ def test_the_zero_id_is_unknown_and_the_empty_name_takes_a_right(guarded, admin,
             assert client.fetch("")["error_code"] == "unknown_topic_or_partition"
 
 
-# --- what is allowed goes on, what is not is refused ----------------------------------------------
+# --- allowed parts are served, others are refused -------------------------------------------------
 
 
 def test_produce_appends_what_it_may(guarded, admin, client, open_topic, closed_topic):
@@ -157,7 +157,7 @@ def test_the_coordinators_topic_takes_a_right_and_is_closed_all_the_same(guarded
     guarded.allow(topic(Op.WRITE, ANYTHING))
     told = client.produce("__consumer_offsets", [b"x"])["error_code"]
     assert told == "invalid_topic_exception"
-    # It may be read by who has the right to it, as everything.
+    # A client with the READ right may fetch from it like from any topic.
     assert client.fetch("__consumer_offsets")["error_code"] == T
     guarded.allow(topic(Op.READ, "__consumer_offsets"))
     assert client.fetch("__consumer_offsets")["error_code"] == "none"
@@ -271,7 +271,7 @@ def test_partitions_of_a_transaction_all_or_none(guarded, admin, client, open_to
     assert add(open_topic) == ["none"]
 
 
-# --- what is left out -----------------------------------------------------------------------------
+# --- resources left out of responses --------------------------------------------------------------
 
 
 def test_lists_leave_out_what_may_not_be_seen(guarded, admin, client, open_topic, closed_topic):
@@ -332,7 +332,7 @@ def test_a_transaction_is_described_without_topics_that_may_not_be_seen(
     ] == [(tid, "none", [open_topic]), (others, X, [])]
 
 
-# --- topics that are created because they are asked for -------------------------------------------
+# --- topics created on request --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["topic", "cluster"])
@@ -387,7 +387,7 @@ def test_who_may_not_ask_for_a_coordinator_creates_no_topic(tmp_path):
         assert names_of(admin.call("metadata", 9, topics=None)) == ["__consumer_offsets"]
 
 
-# --- fetches that go on ---------------------------------------------------------------------------
+# --- fetches that wait or continue a session ------------------------------------------------------
 
 
 def test_rights_are_looked_at_with_each_fetch_of_a_session(
@@ -429,7 +429,7 @@ def test_a_fetch_that_waits_was_authorised_when_it_came(guarded, admin, client, 
     told = client.receive()["responses"][0]["partitions"][0]
     assert told["error_code"] == "none"
     assert told["records"]
-    # Whoever may read nothing of it need not wait.
+    # A fetch without any readable partition does not wait.
     assert errors_in(client.call("fetch", 12, topics=asked, **how)) == ["none", T]
 
 
@@ -469,7 +469,7 @@ class Producer:
         return answer["error_code"]
 
     def send(self, name: str) -> str:
-        """Add the partition, where that takes a request of its own, and produce."""
+        """Produce to a partition; with transactions v1, add it to the transaction first."""
         if self.version == 1:
             added = self.client.call(
                 "add_partitions_to_txn", 3, v3_and_below_transactional_id=self.tid,
@@ -535,7 +535,7 @@ def test_a_transaction_is_aborted_after_a_topic_was_refused(
     (state,) = admin.call("describe_transactions", 0, transactional_ids=[producer.tid])[
         "transaction_states"
     ]
-    # What was refused is in no transaction, whoever adds partitions to it.
+    # In either version a refused partition is in no transaction.
     assert names_of(state, name="topic") == [open_topic]
     assert producer.end(commit=False) == "none"
     for name in (open_topic, closed_topic):
@@ -621,7 +621,7 @@ def test_an_idempotent_producer_needs_any_topic_to_write_to(guarded, admin, clie
     assert init() == C
     guarded.rule(rule(write), rule(topic(Op.WRITE, "elsewhere"), deny=True))
     assert init() == "none"
-    # It has its identity, and loses the right to the topic.
+    # The producer id was assigned before the right to the topic is revoked.
     pid, epoch = admin.init_producer()
     data = batch([b"x"], producer_id=pid, producer_epoch=epoch, sequence=0)
     guarded.allow(cluster(Op.IDEMPOTENT_WRITE))
@@ -634,7 +634,7 @@ def test_an_idempotent_producer_needs_any_topic_to_write_to(guarded, admin, clie
 
 
 class Consumer:
-    """One member."""
+    """A group member."""
 
     def __init__(self, client: Cluster, group_id: str, **subscribed: Any) -> None:
         self.client, self.group_id, self.subscribed = client, group_id, subscribed
@@ -642,7 +642,7 @@ class Consumer:
         self.owned: list[Any] = []
 
     def beat(self) -> str:
-        """Say everything, and take what is given."""
+        """Send a full heartbeat and adopt the assignment."""
         answer = self.client.call(
             "consumer_group_heartbeat", 1, group_id=self.group_id, member_id=self.member_id,
             member_epoch=self.epoch, rebalance_timeout=60_000, **self.subscribed,
@@ -692,7 +692,7 @@ def test_an_expression_finds_what_may_be_seen_and_follows_the_rules(guarded, adm
 
 
 def test_members_of_one_expression_share_what_the_first_of_them_may_see(guarded, admin):
-    """As in Apache Kafka: the rights of whoever had the expression matched count for all."""
+    """As in Apache Kafka: the rights of the member that triggered the evaluation count for all."""
     stem, group_id = unique("re"), unique("g")
     name = admin.create_topic(f"{stem}-t", 2)
     guarded.allow(group(Op.READ, group_id))
@@ -737,7 +737,7 @@ def test_a_group_with_a_topic_that_may_not_be_seen_is_not_described(
     }
 
 
-# --- whom rules are for ---------------------------------------------------------------------------
+# --- principals, hosts and patterns of rules ------------------------------------------------------
 
 
 def test_denials_prefixes_and_hosts(guarded, admin, client, open_topic):

@@ -1,4 +1,4 @@
-"""What each API of administration asks of its client, and that the answer tells nothing else.
+"""The rights that each administrative API requires; a refusal reveals nothing else.
 
 Source: ``AuthorizerIntegrationTest``.
 """
@@ -41,7 +41,7 @@ def _resource(kind: int, name: Callable[[Named], str], **more: Any) -> Callable[
 
 
 def _configs(operation: Op, apis: dict[tuple[str, int], dict]) -> Iterator[Case]:
-    """The same checks for those who look at settings and for those who change them."""
+    """Yield the same cases for the APIs that describe settings and those that alter them."""
     kinds = {
         "topic": (2, lambda n: n.topic, lambda n: [(topic(operation, n.topic), [T])]),
         "broker": (4, lambda n: str(NODE), lambda n: [(cluster(operation), [C])]),
@@ -76,7 +76,7 @@ FILTER = {
 
 
 def _new(n: Named) -> dict:
-    """A topic that is there already if there is one; it is only checked."""
+    """Return a validate-only creation of the named topic, which may exist already."""
     one = {"name": n.topic, "num_partitions": 1, "replication_factor": 1}
     return {"topics": [one], "validate_only": True}
 
@@ -239,7 +239,7 @@ def test_deleting_tells_who_may_describe_what_is_there(guarded, admin):
     assert outcome() == [(there, T), (gone, T), (None, unknown[0]), (None, T)]
     rights = [topic(Op.DESCRIBE, there), topic(Op.DESCRIBE, gone)]
     assert outcome(*rights) == [(there, T), (gone, unknown[1]), (None, unknown[0]), (there, T)]
-    # Whoever may not delete it learns from no error which topic has the id.
+    # A client that may not delete the topic learns from no error which topic has the id.
     guarded.allow()
     with Cluster(guarded.bootstrap) as client:
         assert _delete(client, {"name": there}, by_id) == [(there, T), (None, T)]
@@ -308,17 +308,17 @@ def test_operations_are_those_that_are_allowed(guarded):
     assert (authorized.TOPIC, authorized.GROUP) == (3576, 3400)
 
 
-# --- every API asks ------------------------------------------------------------------------------
+# --- every API checks rights ----------------------------------------------------------------------
 
 ASKS = {"may", "may_on_cluster", "may_on_some", "require_on_cluster"}
-"""What handlers ask with."""
+"""The methods with which handlers check rights."""
 
 NEED_NO_RIGHT = {"api_versions", "sasl_handshake", "sasl_authenticate"}
-"""What everybody may do: without these nobody could say who it is."""
+"""The APIs open to every client: authentication depends on them."""
 
 
 def asking(folder: Path) -> set[str]:
-    """The modules whose function ``run`` comes to one of :data:`ASKS`, here or in another one."""
+    """Return the modules whose ``run`` calls one of :data:`ASKS`, directly or through others."""
     uses: dict[tuple[str, str], set[tuple[str, str]]] = {}
     asks: set[tuple[str, str]] = set()
     for path in folder.glob("*.py"):

@@ -1,7 +1,7 @@
-"""What each API of records, groups and transactions asks of its client, right by right.
+"""The rights that each API of records, groups and transactions requires, one by one.
 
-Of each API: the rights that it takes, in the order in which it looks for them, with the answer to
-who has those before and not this one. Nobody without a right learns whether the topic is there.
+Each case lists an API's rights in the order of its checks, with the error for a client that has the
+earlier ones and lacks this one. Without the right no client learns whether the topic exists.
 
 Source: ``AuthorizerIntegrationTest`` (testAuthorizationWithTopicExisting and …NotExisting).
 """
@@ -33,7 +33,7 @@ DENIALS = {T, G, X, C}
 
 
 class Named(NamedTuple):
-    """What the requests of one test are about."""
+    """The names and the producer in the requests of one test."""
 
     topic: str
     group: str
@@ -43,7 +43,7 @@ class Named(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One request; ``needs`` are rights and the errors of an answer without them."""
+    """One request; ``needs`` are rights, each with the errors of a client without it."""
 
     api: str
     version: int
@@ -228,7 +228,7 @@ def _ask(guarded: Guarded, case: Case, named: Named) -> Answer | str:
         try:
             client.send(case.api, case.version, **case.body(named))
             if case.name == "without acks":
-                # Nothing comes back of what has worked, so another request tells.
+                # A successful request has no response, so another request shows the success.
                 client._waiting.clear()
                 return client.call("api_versions", 0)
             return client.receive()
@@ -250,7 +250,7 @@ def _named(admin: Cluster, *, exists: bool) -> Named:
     name, group_id, tid = unique("t"), unique("g"), unique("tx")
     if exists:
         admin.create_topic(name)
-    # The group is there, with an offset of another topic.
+    # The group exists, with an offset of another topic.
     named = Named("other", group_id, tid, *admin.init_producer(tid))
     assert set(errors_in(admin.call("offset_commit", 8, **_offsets(named)))) == {"none"}
     return named._replace(topic=name)

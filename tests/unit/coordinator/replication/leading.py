@@ -1,4 +1,4 @@
-"""A leader of real logs at the other end of a connection, and a follower's storage here."""
+"""A leader with real logs at the other end of a connection, and a follower's storage."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ LEADER, FOLLOWER = 1, 2
 
 
 class Leader(OtherBroker):
-    """Answers Fetch and ListOffsets of replicas, without fetch sessions."""
+    """A broker that answers Fetch and ListOffsets of replicas, without fetch sessions."""
 
     def __init__(self) -> None:
         super().__init__(self._answer)
         self.logs: dict[Key, Partition] = {}
         self.names: dict[tuple[str, int], Partition] = {}
         self.errors: dict[Key, int] = {}
-        """What is answered instead of records."""
+        """The error codes to return instead of records, by partition."""
         self.bodies: list[Entity] = []
-        """What was asked, whole."""
+        """The bodies of all requests."""
         self.on_asked: Callable[[], object] = lambda: None
-        """Called with each request."""
+        """A function called for each request."""
         self.tamper: Callable[[bytes], bytes] = lambda data: data
-        """Changes records on their way."""
+        """A function that alters records before they are sent."""
         self._news = asyncio.Event()
 
     def add(self, topic: str, key: Key, partition: Partition) -> None:
@@ -142,7 +142,7 @@ class Leader(OtherBroker):
         )
 
     def asked_of(self, index: int = 0) -> list[Entity]:
-        """What was asked of a partition in Fetch requests, in order."""
+        """Return a partition's entries in Fetch requests, in order."""
         return [
             one
             for body in self.bodies
@@ -220,7 +220,7 @@ class Pair:
             log.close()
 
     def log(self, index: int = 0) -> Partition:
-        """The replica; its high watermark comes from the leader."""
+        """Return the replica, whose high watermark comes from the leader."""
         found = self.storage.logs.partition(TOPIC, index)
         if not found.marks.is_replicated:
             found.marks.replicate(found.log_start_offset)
@@ -237,7 +237,7 @@ class Pair:
         append(self.led[index], count, **fields)
 
     async def equal(self, index: int = 0) -> None:
-        """Wait until the replica has all of the leader's log, and its high watermark."""
+        """Wait until the replica has the leader's whole log and its high watermark."""
         led, log = self.led[index], self.log(index)
 
         def is_equal() -> bool:

@@ -1,4 +1,4 @@
-"""Another broker as a connection sees it: frames in, frames out, and what was asked."""
+"""Another broker as seen through a connection: frames in and out, and its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[Request], Awaitable[Entity | None]]
 
 
 class Asked(NamedTuple):
-    """One request that came."""
+    """A request that arrived."""
 
     api: ApiKey
     version: int
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 class OtherBroker:
-    """Answers with ``answer``, in order; a request that it answers None ends the connection."""
+    """A broker that answers requests in order; the answer None closes the connection."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -66,7 +66,7 @@ class OtherBroker:
             writer.close()
 
     def hang_up(self) -> None:
-        """End all connections, and take new ones."""
+        """Close all connections; new ones are still accepted."""
         for writer in self.open:
             writer.close()
 
@@ -77,7 +77,7 @@ class OtherBroker:
 
 
 def versions(request: Request, **served: tuple[int, int]) -> Entity:
-    """The answer to ApiVersions: these APIs, named as :class:`ApiKey` does, and itself."""
+    """Return an ApiVersions response with these APIs, named as in :class:`ApiKey`, and itself."""
     make = response_factory(ApiKey.API_VERSIONS, request.api_version)
     ranges = {"API_VERSIONS": (0, 4), **served}
     return make.message(
@@ -89,7 +89,7 @@ def versions(request: Request, **served: tuple[int, int]) -> Entity:
 
 
 def image_of(*, level: int = 30, listener: str = "PLAINTEXT", **ports: int) -> MetadataImage:
-    """An image of brokers that listen on these ports: ``b7=9092`` is broker 7."""
+    """Return an image of brokers that listen on these ports: ``b7=9092`` is broker 7."""
     brokers = {}
     for name, port in ports.items():
         number = int(name[1:])
@@ -110,12 +110,12 @@ def image_of(*, level: int = 30, listener: str = "PLAINTEXT", **ports: int) -> M
 class Scripted:
     """Another broker that answers one API with the next of ``codes``, or NONE.
 
-    None ends the connection; nothing is answered while ``may_answer`` is not set.
+    The code None closes the connection. While ``may_answer`` is unset, no response is sent.
     """
 
     api: ApiKey
     oldest: int
-    """The first version of it that the other broker has."""
+    """The lowest version of the API that the other broker supports."""
 
     def __init__(self, newest: int) -> None:
         self.other = OtherBroker(self._answer)
@@ -137,5 +137,5 @@ class Scripted:
         return self.made(make, request.body, code)
 
     def made(self, make: ResponseFactory, body: Entity, code: ErrorCode) -> Entity:
-        """The answer with this code for each item of the request."""
+        """Return a response with this code for each item of the request."""
         raise NotImplementedError

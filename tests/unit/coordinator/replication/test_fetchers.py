@@ -1,4 +1,4 @@
-"""Following a leader over a real connection: what is asked for, and what becomes of the log."""
+"""Following a leader over a real connection: the requests, and their effect on the log."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_what_a_replica_asks_for(pair):
     pair.put(3)
     pair.follow()
     await pair.equal()
-    # What came first is asked for before the next request goes out.
+    # Let the follower fetch past the first records, so that a second request goes out.
     await until_true(lambda: len(pair.leader.asked_of()) > 1, "the second request")
     body = pair.leader.bodies[0]
     assert pair.leader.asked[0] == (1, 18, "broker-2-fetcher-0")
@@ -93,7 +93,7 @@ async def test_many_partitions_and_little_at_a_time(tmp_path):
     await one.stop()
 
 
-# --- where logs part ---
+# --- diverging logs ---
 
 
 async def test_a_tail_of_a_former_epoch_is_cut(pair):
@@ -111,7 +111,7 @@ async def test_a_tail_of_a_former_epoch_is_cut(pair):
 
 
 async def test_fast_failovers_are_traced_back_epoch_by_epoch(pair):
-    """KIP-279: the largest common epoch is found, whatever each has written since."""
+    """KIP-279: the follower finds the largest common epoch, despite records of other epochs."""
     log = pair.log()
     own = at(0, 3, leader_epoch=1) + at(3, 3, leader_epoch=2) + at(6, 1, leader_epoch=4)
     log.append_as_follower(own, 9)
@@ -154,7 +154,7 @@ async def test_far_behind_it_begins_where_the_leader_begins(pair):
 
 
 async def test_a_leader_that_has_less_has_been_elected_without_us(pair):
-    """An epoch that it does not know: out of range, then cut to its end."""
+    """The leader lacks the follower's epoch: out of range, then truncation to the leader's end."""
     led, log = pair.led[0], pair.log()
     log.append_as_follower(at(0, 3, leader_epoch=4) + at(3, 4, leader_epoch=6), 9)
     led.append_as_follower(at(0, 3, leader_epoch=4), 5)
@@ -183,7 +183,7 @@ async def test_without_epochs_it_is_cut_to_the_high_watermark(pair):
     assert read_log(log) == read_log(pair.led[0])
 
 
-# --- what goes wrong ---
+# --- failures ---
 
 
 async def test_one_partition_waits_and_the_others_go_on(pair):
@@ -284,7 +284,7 @@ async def test_batches_of_a_later_epoch_are_left_for_later(pair):
 
 
 async def test_what_nobody_expects_is_survived(pair):
-    """A failure of one round is told, and the next one asks for all anew."""
+    """A failed round is reported, and the next one fetches all partitions again."""
     image, failures = pair.image, iter([True])
 
     class Odd:
@@ -305,7 +305,7 @@ async def test_what_nobody_expects_is_survived(pair):
 
 
 class FullDisk(OsFileSystem):
-    """Has no room while told so."""
+    """A disk without free space while ``is_full`` is set."""
 
     is_full = False
 
@@ -333,7 +333,7 @@ async def test_a_full_disk_passes(tmp_path):
 
 
 class BrokenDisk(OsFileSystem):
-    """Fails for one partition."""
+    """A disk that fails for one partition."""
 
     broken = ""
 
@@ -463,7 +463,7 @@ def test_who_is_throttled_is_named_or_all_are():
 
 @pytest.mark.slow
 async def test_much_to_fetch_keeps_nobody_waiting(tmp_path):
-    """Small batches, which cost the most: 60,000 of them."""
+    """Small batches are the most expensive; there are 60,000 of them."""
     one = Pair(tmp_path, 3)
     await one.start()
     for index in range(3):

@@ -1,4 +1,4 @@
-"""Whatever fails while partitions are followed: none is left with nobody to fetch it."""
+"""Failures while partitions are followed: none of them leaves a partition unfetched."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.logcore.test_replica import at
 
 
 class OddDisk(OsFileSystem):
-    """Fails as it is told, for the files of one partition."""
+    """A disk that fails on request for the files of one partition."""
 
     def __init__(self) -> None:
         self.fails: dict[str, Exception] = {}
-        """What the next call of a method raises for the first partition."""
+        """The exception that the next call of each method raises for the first partition."""
 
     def _fail(self, method: str, handle: int) -> None:
         if f"{TOPIC}-0/" in str(Path(f"/proc/self/fd/{handle}").resolve()):
@@ -43,7 +43,7 @@ class OddDisk(OsFileSystem):
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """What failed is tried again at once."""
+    """Retry failures at once."""
     monkeypatch.setattr(fetchers, "AFTER_FAILURE_MS", 20)
 
 
@@ -61,7 +61,7 @@ async def pair(tmp_path, disk):
 
 
 def let_part(pair, *indexes):
-    """Have logs end in a batch that the leader has not."""
+    """Give replicas a last batch that the leader does not have."""
     for index in indexes:
         own = at(0, 2, leader_epoch=3) + at(2, 2, leader_epoch=4)
         pair.log(index).append_as_follower(own, 9)
@@ -75,7 +75,7 @@ async def all_equal(pair, *indexes):
 
 
 class Odd:
-    """An image that fails to tell its features when asked to."""
+    """An image whose ``features`` raise an exception on request."""
 
     def __init__(self, image):
         self._image = image
@@ -186,7 +186,7 @@ def is_resetting(pair):
 
 
 async def test_a_question_that_could_not_be_asked_is_asked_again(pair):
-    """Behind the leader's beginning, a follower asks where that is."""
+    """A follower below the leader's log start asks for that offset."""
     pair.image = odd = Odd(pair.image)
     odd.fails, odd.when = ValueError("odd"), lambda: is_resetting(pair)
     pair.led[0].replica.restart_at(500)
@@ -198,7 +198,7 @@ async def test_a_question_that_could_not_be_asked_is_asked_again(pair):
 
 
 async def test_partitions_that_move_to_another_connection_take_nothing_unfinished_along(pair):
-    """The number of fetchers is changed while the leader is asked for its ends."""
+    """The number of fetchers changes while a ListOffsets request is in flight."""
     pair.led[0].replica.restart_at(500)
     pair.led[0].append_as_follower(at(500, 3, leader_epoch=5), 5)
     pair.log().append_as_follower(at(0, 3, leader_epoch=4), 9)

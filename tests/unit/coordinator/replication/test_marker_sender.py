@@ -81,7 +81,7 @@ class Pair(Scripted):
         )
 
     async def commit(self, version: int = 2) -> Producer:
-        """A transaction over a partition here and one there, up to the answer of EndTxn."""
+        """End a transaction over a local and a remote partition, up to the response of EndTxn."""
         producer = await Producer(self.services).init()
         await producer.add(("t", 0), ("t", 1))
         producer.write("a")
@@ -96,7 +96,7 @@ class Pair(Scripted):
         await until_async(is_complete, "the transaction is complete")
 
     def retry(self) -> None:
-        """Let the time pass after which markers are tried again."""
+        """Advance the clock past the retry backoff of markers."""
         self.services.clock.advance(MAX_RETRY_MS)  # type: ignore[attr-defined]
         self.services.txns._shards.timers.run_due()
 
@@ -140,7 +140,7 @@ async def test_an_older_broker_hears_of_no_version(pair: Pair) -> None:
 
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, None])
 async def test_what_fails_is_sent_again(pair: Pair, code: ErrorCode | None) -> None:
-    """A new leader answers so until it has heard of its election; None: it hangs up."""
+    """A new leader that is unaware of its election answers so; with None it hangs up."""
     pair.codes = [code, code]
     await pair.commit()
     await pair.completes()
@@ -156,7 +156,7 @@ async def test_the_answer_does_not_wait_for_others(pair: Pair) -> None:
 
 
 async def test_a_request_to_a_broker_that_leads_no_more_is_not_waited_for(pair: Pair) -> None:
-    """It may be stopped, and its partitions led by this broker meanwhile."""
+    """The former leader may be stopped while this broker leads its partitions."""
     pair.may_answer.clear()
     await pair.commit()
     await until_true(lambda: bool(pair.bodies), "the markers are sent")
@@ -169,7 +169,7 @@ async def test_a_request_to_a_broker_that_leads_no_more_is_not_waited_for(pair: 
 async def test_a_marker_that_is_due_elsewhere_by_now(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This broker led all of it when the transaction ended; the partition was lost meanwhile."""
+    """This broker led all partitions when the transaction ended and has lost one since."""
     pair.leaders.clear()
     write_one = pair.writer.write_one
 

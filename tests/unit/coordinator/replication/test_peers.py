@@ -1,4 +1,4 @@
-"""Connections to other brokers: where to, as whom, in which version, and when not again at once."""
+"""Connections to other brokers: addresses, credentials, API versions, reconnect backoff."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.coordinator.replication.other_broker import OtherBroker, image_o
 
 
 async def answer(request: Request) -> Entity | None:
-    """ListOffsets with its own version as throttle time, and ApiVersions."""
+    """Answer ApiVersions, and ListOffsets with its own version as the throttle time."""
     if request.api_key == ApiKey.API_VERSIONS:
         return versions(request, LIST_OFFSETS=(1, 8))
     make = response_factory(request.api_key, request.api_version)
@@ -54,7 +54,7 @@ def peers_of(image, config=None) -> Peers:
 
 
 async def test_a_replica_sends_no_api_versions(other):
-    """A Java broker's first frame is a Fetch; who the others are may be told by its client id."""
+    """A Java broker's first frame is a Fetch; it knows other brokers by their client ids."""
     peers = peers_of(image_of(b7=other.port))
     first, second = peers.channel(7, Purpose.FETCHER), peers.channel(7, Purpose.FETCHER, 1)
     assert (await first.request(listing(11))).throttle_time.total_seconds() == 0.011
@@ -228,7 +228,7 @@ async def test_a_cancelled_call_costs_no_connection_and_nothing_is_left_at_the_e
     ],
 )
 async def test_encryption_and_logins(secured, listener, settings, refusal):
-    """The settings are those of the broker's own listener of that name."""
+    """The client settings come from the broker's own listener of the same name."""
     broker, authority = secured
     protocol = {"TLS": "SSL", "MUTUAL": "SSL", "SAFE": "SASL_SSL", "LOGIN": "SASL_PLAINTEXT"}
     mechanism = settings.get("mechanism", "PLAIN")

@@ -35,7 +35,7 @@ def storage(
     clock: Clock | None = None,
     flusher: type[Flusher] = Flusher,
 ) -> Storage:
-    """What is on the disk alone; needs no event loop."""
+    """Open only a broker's storage, which needs no event loop."""
     clock = ManualClock(1_700_000_000_000) if clock is None else clock
     return Storage(
         fs or OsFileSystem(),
@@ -48,7 +48,7 @@ def storage(
 
 
 def allocate_producer_ids(store: Storage) -> tuple[int, int]:
-    """A block for this broker: its first id, and how many there are."""
+    """Allocate a block of producer ids for this broker and return its first id and its size."""
     epoch = store.metadata_log.broker_epoch
     return decide(store, lambda one: one.allocate_producer_ids(store.node_id, epoch))
 
@@ -72,7 +72,7 @@ class Services(BrokerServices):
         )
 
     async def start(self) -> Services:
-        """Start, and wait for what the daemon would go on loading while it serves."""
+        """Start, and wait for the shards, which the daemon loads while it serves."""
         await super().start()
         for shards in (self.groups._shards, self.txns._shards):
             assert await shards.loaded(30_000)
@@ -101,7 +101,7 @@ class Services(BrokerServices):
 
 
 def fail(shard: ShardRuntime) -> None:
-    """Somebody else writes to the shard's partition; the shard sees it when it writes itself."""
+    """Append a foreign marker to the shard's partition, which the shard's next write detects."""
     stranger = ProducerStamp(1 << 40, 0)
     shard.partition.append_marker(EndMarker(stranger, False), 0)
     shard.complete_transaction(EndMarker(stranger, commit=False))
@@ -113,7 +113,7 @@ async def serves(shard: ShardRuntime) -> None:
 
 
 async def reload(shards: ShardSet, index: int) -> None:
-    """Leadership is lost, and won again in the next epoch: the shard is read from its log."""
+    """Lose leadership of the shard and win it in the next epoch, so that it reads its log again."""
     leader_epoch = shards.shard_at(index).leader_epoch
     shards.resigned(index, leader_epoch + 1)
     shards.elected(index, leader_epoch + 2)
@@ -122,7 +122,7 @@ async def reload(shards: ShardSet, index: int) -> None:
 
 @asynccontextmanager
 async def loading(shard: ShardRuntime, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """The shard failed, and reads its log for as long as the block takes."""
+    """Let the shard fail; its reload from the log lasts until the block ends."""
     may_end, has_begun = asyncio.Event(), asyncio.Event()
 
     class Held(Pace):

@@ -1,4 +1,4 @@
-"""Produce requests that take more than a turn of the event loop: how long, in which order."""
+"""Produce requests that take more than one turn of the event loop: duration and order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.waits import until
 from tests.unit.logcore.batch_driver import body, with_payload
 
 RECORDS: Final = 500_000
-"""Of a batch that takes long to check, and is a request of less than 1 MB under zstd."""
+"""The size of a batch that takes long to check, in a request below 1 MB with zstd."""
 
 SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",
@@ -49,7 +49,7 @@ class Running:
         return self._clients[-1]
 
     def begin(self, topic: str, data: bytes, version: int = 9, **fields: object) -> Cluster:
-        """Send a batch that takes long; the answer is the returned client's to receive."""
+        """Send a batch that takes long and return the client that will receive the response."""
         one = self.connect()
         topics = [{"name": topic, "partition_data": [{"index": 0, "records": data}]}]
         one.send("produce", version, **{"acks": -1, "topic_data": topics, **fields})
@@ -92,7 +92,7 @@ def sealed(
 
 @pytest.fixture(scope="module")
 def tiny() -> bytes:
-    """The smallest records there are: no value, an empty key."""
+    """Return the smallest records possible: no value, an empty key."""
     return b"".join(
         encode(6 + (at > 63) + (at > 8191)) + b"\0\0" + encode(at) + b"\0\1\0"
         for at in range(RECORDS)
@@ -105,7 +105,7 @@ def broker(tmp_path: Path) -> Iterator[Running]:
         yield one
 
 
-# --- how long -------------------------------------------------------------------------------------
+# --- duration -------------------------------------------------------------------------------------
 
 
 Watch = Callable[[], AbstractContextManager[LoopWatch]]
@@ -113,9 +113,9 @@ Watch = Callable[[], AbstractContextManager[LoopWatch]]
 
 @pytest.fixture
 def turns() -> Iterator[Watch]:
-    """A watch on the loop, but for the collector's pauses.
+    """Yield a watch on the loop without the collector's pauses.
 
-    Those depend on all that the process of the tests holds.
+    The pauses depend on all objects in the tests' process.
     """
     gc.disable()
     try:
@@ -232,7 +232,7 @@ def test_refusals_of_a_request_list_a_bounded_number_of_records(broker: Running)
     assert sum(listed) == MAX_REQUEST_RECORD_ERRORS
 
 
-# --- in which order -------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def test_a_later_request_of_another_connection_does_not_overtake(
@@ -240,7 +240,7 @@ def test_a_later_request_of_another_connection_does_not_overtake(
 ) -> None:
     topic = broker.client.create_topic(unique("order"), 2)
     large = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD))
-    # Another partition is none of its business.
+    # Another partition is not held up.
     assert broker.client.produce(topic, [b"aside"], partition=1)["base_offset"] == 0
     assert broker.broker.services.appends._last
     assert broker.client.produce(topic, [b"behind"])["base_offset"] == RECORDS
@@ -262,7 +262,7 @@ def test_answers_of_a_connection_come_in_the_order_of_its_requests(
 
 
 def test_without_acks(broker: Running, tiny: bytes) -> None:
-    """Nobody waits for the answer, not even the client; the batch is in its place all the same."""
+    """No response is sent, but the batch keeps its place in the order."""
     topic = broker.client.create_topic(unique("acks"))
     gone = broker.begin(topic, sealed(tiny, RECORDS, Codec.ZSTD), acks=0)
     gone.close()
@@ -277,7 +277,7 @@ def test_without_acks(broker: Running, tiny: bytes) -> None:
 def test_a_producer_that_is_fenced_during_the_check(
     broker: Running, tiny: bytes, version: int
 ) -> None:
-    """The transaction is verified in the turn of the append, not when the request came."""
+    """The transaction is verified in the turn of the append, not on the request's arrival."""
     tid = unique("tx")
     topic = broker.client.create_topic(unique("fenced"))
     producer_id, epoch = broker.client.init_producer(tid)
@@ -297,7 +297,7 @@ def test_a_producer_that_is_fenced_during_the_check(
     large = broker.begin(topic, transactional, version, transactional_id=tid)
     assert broker.client.init_producer(tid)[1] > epoch
     assert part_of(large.receive())["error_code"] == "invalid_producer_epoch"
-    # Version 9 has the marker of the abort; nothing of the batch is there.
+    # Version 9 has the abort's marker; no record of the batch was appended.
     assert broker.client.offset(topic) == (1 if version < 12 else 0)
 
 
@@ -311,7 +311,7 @@ def test_a_topic_that_is_deleted_during_the_check(broker: Running, tiny: bytes) 
 
 
 def test_a_stop_during_the_check(tmp_path: Path, tiny: bytes) -> None:
-    """It waits for no answer: what is not appended is not there, and the logs are closed."""
+    """The stop does not wait for the response: either the batch is appended or it is not there."""
     with running(tmp_path) as one:
         topic = one.client.create_topic(unique("stopped"))
         one.client.produce(topic, [b"first"])
@@ -322,7 +322,7 @@ def test_a_stop_during_the_check(tmp_path: Path, tiny: bytes) -> None:
 
 
 def test_many_requests_at_once_keep_their_partitions_apart(broker: Running) -> None:
-    """Each of ten producers fills its own share of offsets, in the order it sent."""
+    """Each of ten producers gets its own range of offsets, in the order of its batches."""
     topic = broker.client.create_topic(unique("many"))
     count = TURN_RECORDS + 1
     bases: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""What a connection is asked before it is served, frame by frame (SaslServerAuthenticatorTest).
+"""The authentication of a connection, frame by frame (SaslServerAuthenticatorTest).
 
 `docs/security-tests.md` says which case of Apache Kafka's tests stands where.
 """
@@ -31,7 +31,7 @@ def enabled(tmp_path: Path) -> Mapping[str, Mechanism]:
 
 
 class TokenExchange:
-    """A token that is a name, and a time that ends the login."""
+    """An exchange whose token is a user name and, optionally, the time when the login expires."""
 
     def __init__(self) -> None:
         self.identity: Identity | None = None
@@ -44,7 +44,7 @@ class TokenExchange:
 
 
 class Tokens:
-    """A mechanism whose credentials end by themselves."""
+    """A mechanism whose credentials expire."""
 
     name = "TOKEN"
 
@@ -196,7 +196,7 @@ def test_other_requests_during_the_login(
     body: dict[str, object],
     code: str | None,
 ) -> None:
-    """Metadata has no error of its own: where Apache Kafka answers for each topic, it is closed."""
+    """Metadata has no top-level error: Kafka sends one per topic, this broker closes instead."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.ask(api, version, **body)
@@ -275,7 +275,7 @@ def test_names_with_special_characters(tmp_path: Path, name: str) -> None:
     "bend", [lambda nonce: "", lambda nonce: nonce[:-1], lambda nonce: "x" + nonce]
 )
 def test_another_nonce_in_the_last_message(enabled: Mapping[str, Mechanism], bend: object) -> None:
-    """CVE-2024-56128: the proof itself is right for what the client has sent."""
+    """CVE-2024-56128: the proof itself is right for the client's messages."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     client = ScramClient("alice", "right", SCRAM_SHA_256)
@@ -291,7 +291,7 @@ def test_another_nonce_in_the_last_message(enabled: Mapping[str, Mechanism], ben
 
 @pytest.mark.parametrize("user", ["alice", "nobody"])
 def test_somebody_else_is_nobody_more(enabled: Mapping[str, Mechanism], user: str) -> None:
-    """The same of users that there are and that there are not."""
+    """Existing users and unknown ones get the same response."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     told = desk.token(f"n,a=bob,n={user},r=nonce".encode())
@@ -308,7 +308,7 @@ def test_a_user_may_name_itself(enabled: Mapping[str, Mechanism]) -> None:
 
 
 def test_there_are_no_tokens_to_log_in_with(enabled: Mapping[str, Mechanism]) -> None:
-    """With `tokenauth=true` the name is that of a delegation token, never that of a user."""
+    """With `tokenauth=true` the name belongs to a delegation token, never to a user."""
     desk = Desk(enabled)
     desk.handshake("SCRAM-SHA-256")
     client = ScramClient("alice", "right", SCRAM_SHA_256)
@@ -357,7 +357,7 @@ def test_last_tokens_that_are_bent(enabled: Mapping[str, Mechanism], bend: objec
     assert told["error_code"] == "sasl_authentication_failed"
 
 
-# --- how long it holds, and beginning anew (KIP-368) ---
+# --- session lifetime and re-authentication (KIP-368) ---
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_another_user_can_not_with_bare_tokens(enabled: Mapping[str, Mechanism])
 
 
 def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
-    """The handshake is answered; what comes next is not."""
+    """The handshake is answered; the next request closes the connection."""
     desk = again(enabled, "alice", "SCRAM-SHA-512")
     assert desk.handshake("SCRAM-SHA-256")["error_code"] == "none"
     assert desk.token(b"n,,n=alice,r=nonce") is None
@@ -431,7 +431,7 @@ def test_another_mechanism_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
 
 
 def test_a_mechanism_that_is_not_enabled_is_the_end(enabled: Mapping[str, Mechanism]) -> None:
-    """Of a second login: without an answer."""
+    """On re-authentication the connection is closed without a response."""
     desk = again(enabled, "alice")
     assert desk.ask("sasl_handshake", 1, mechanism="NONE") is None
     assert desk.ended

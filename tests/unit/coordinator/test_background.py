@@ -1,4 +1,4 @@
-"""Work in the background: every failure is told, and nothing else comes to an end by it."""
+"""Background work: every failure is reported, and other work continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREVER_MS = 2**63 - 1
 
 
 class Failing:
-    """Fails whenever it is asked to, and counts."""
+    """A callable that always fails and counts its calls."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = ValueError("nobody thought of this") if error is None else error
@@ -85,7 +85,7 @@ async def test_more_work_is_done_without_a_pause_and_a_stop_waits_for_no_pause()
     await until_true(lambda: left == 0, "all is done")
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
-    # It may begin late, and be stopped before.
+    # A task may start with a delay and be stopped before that is over.
     task.start(first_ms=FOREVER_MS)
     await asyncio.wait_for(task.stop(), 30)
     assert left == 0
@@ -197,7 +197,7 @@ async def test_steps_in_one_thread_keep_their_order_and_tell_their_failures() ->
 async def test_a_step_whose_thread_could_not_be_started_is_never_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As at the limit of processes: the pool keeps the step in its queue all the same."""
+    """As at the limit of processes, where the pool keeps the step in its queue nevertheless."""
     threads, seen = Threads("few", 2), []
     may_end = threading.Event()
     busy = asyncio.ensure_future(threads.run(may_end.wait))

@@ -103,7 +103,7 @@ async def test_a_directory_that_can_not_be_used(tmp_path):
     [
         (["python-3/", "photos-0/"], "photos-0"),
         (["notes.txt"], "notes.txt"),
-        # Its identity is lost, or the log of all its topics.
+        # Either its identity or the log of all its topics is lost.
         (["__cluster_metadata-0/", "orders-0/"], "__cluster_metadata-0"),
         (["meta.properties", "orders-0/"], "orders-0"),
     ],
@@ -180,7 +180,7 @@ async def test_a_stop_does_not_wait_for_long_polls(tmp_path):
 
         waiting = asyncio.get_running_loop().run_in_executor(None, poll)
         await until_true(lambda: len(broker.services.fetches.delayed) == 1)
-    await waiting  # it was answered, and not cut off; the client's patience is 20 s
+    await waiting  # it was answered and not cut off; the client's timeout is 20 s
 
 
 async def test_a_poll_of_a_client_that_left_is_forgotten(tmp_path):
@@ -284,7 +284,7 @@ SERVED_AND_LEFT = (
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_after_all_is_closed_changes_nothing(tmp_path, number):
-    """The loop is gone by then, and with it what it did about signals."""
+    """By then the loop is closed, and its signal handlers are gone."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVED_AND_LEFT, str(tmp_path)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -340,7 +340,7 @@ def test_wrong_settings_end_with_status_2(serve, options, reason):
 
 
 def processor_s(*command: str) -> float:
-    """The processor time, in seconds, of a command from its start to its end."""
+    """Run a command and return the processor time it took, in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -348,7 +348,7 @@ def processor_s(*command: str) -> float:
 
 
 def test_start_and_memory_stay_small(serve):
-    """Five bare interpreters with asyncio is usual; on a busy machine both take more time."""
+    """Five times a bare interpreter with asyncio is usual; a busy machine slows both down."""
     serve().end(signal.SIGTERM)
 
     def is_small() -> bool:

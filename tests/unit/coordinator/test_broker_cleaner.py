@@ -1,4 +1,4 @@
-"""The cleaner of a running broker: what is compacted stays readable, what fails stays as it was."""
+"""The cleaner of a running broker: compacted logs stay readable, failed rounds change nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPIC = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable
 
 
 def fill(broker: Broker, topic: str, rounds: int) -> None:
-    """Write the same hundred keys over and over, a megabyte a round."""
+    """Write the same hundred keys again and again, a megabyte per round."""
     partition = broker.services.logs.partition(topic, 0)
     for number in range(rounds):
         records = [

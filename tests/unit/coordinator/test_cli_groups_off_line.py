@@ -1,4 +1,4 @@
-"""``fencepost groups`` where a partition is off line: its row says so, and the rest is shown."""
+"""``fencepost groups`` with an offline partition: its row says so, and the rest is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history on a terminal: lines that fit, short ids, nothing said twice."""
+"""The history on a terminal: lines fit its width, ids are short, repetitions are left out."""
 
 from __future__ import annotations
 

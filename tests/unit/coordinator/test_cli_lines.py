@@ -1,4 +1,4 @@
-"""Lines of ``fencepost produce``: how they are cut and put together, and what they mean."""
+"""Lines of ``fencepost produce``: splitting, joining, and their meaning as records."""
 
 from __future__ import annotations
 

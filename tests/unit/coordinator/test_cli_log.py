@@ -1,4 +1,4 @@
-"""``fencepost log`` and ``dump-log`` as a user runs them: what they print and how they end."""
+"""``fencepost log`` and ``dump-log`` as commands: their output and exit status."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS = {"offsets.topic.num.partitions": "2", "transaction.state.log.num.part
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stopped broker's directory: two topics, a group, transactions of which one is open."""
+    """Return a stopped broker's directory: two topics, a group, transactions, one of them open."""
     root = tmp_path_factory.mktemp("written") / "data"
     with Broker.in_thread(root, config=SETTINGS) as broker, Cluster(broker.bootstrap) as cluster:
         cluster.create_topic("orders", 2)
@@ -96,19 +96,19 @@ def test_directories_become_topics(data: Path, tmp_path: Path) -> None:
         assert cluster.values("orders") == [b"%d" % number for number in range(2, 8)]
         assert cluster.values("orders", partition=1, isolation=READ_COMMITTED) == [b"done"]
         assert cluster.lso("orders", 1) < cluster.offset("orders", 1)
-        # A start does not wait for ever until the coordinators have read their logs.
+        # The broker starts serving before its coordinators have loaded.
         cluster.coordinator("exact", TRANSACTION)
         cluster.coordinator("group", GROUP)
         known = {
             one["producer_id"] for one in cluster.call("list_transactions", 0)["transaction_states"]
         }
-        # Producer ids and leader epochs go on above those that came along.
+        # New producer ids and leader epochs are above the imported ones.
         assert cluster.init_producer()[0] > max(known)
         assert cluster.produce("orders", [b"new"])["base_offset"] == 8
         *_, last = cluster.read("orders")
         assert last.leader_epoch > moved[0]["leader_epoch"]
         assert cluster.committed("group", "orders", stable=True) == 5
-        # The open transaction is its coordinator's, and it ends with the next of that name.
+        # The imported coordinator has the open transaction; the next producer of that id ends it.
         cluster.init_producer("exact")
         assert cluster.lso("orders", 1) == cluster.offset("orders", 1)
     assert not list(target.glob("*.import"))
@@ -165,7 +165,7 @@ def test_a_star_of_the_shell_takes_no_other_topic(data: Path, tmp_path: Path) ->
 
 def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path: Path) -> None:
     target, last = tmp_path / "data", data / "orders-1"
-    # A topic of that name was here before, and was compacted up to somewhere.
+    # A former topic of that name was compacted up to offset 5.
     with Broker.in_thread(target):
         pass
     write_offsets(FS, str(target), CLEANER_CHECKPOINT, {("orders", 1): 5}, copied=True)
@@ -178,7 +178,10 @@ def test_partitions_that_nobody_wrote_to_have_no_directory(data: Path, tmp_path:
 
 
 def holed(directory: Path) -> int:
-    """Take batches out of the active segment, as a follower does whose leader compacts; its end."""
+    """Remove batches from the active segment, as on a follower whose leader compacts.
+
+    Return the log end offset.
+    """
     (path,) = directory.glob("*.log")
     raw = path.read_bytes()
     batches = [(at, at + header.size, header) for at, header in iter_headers(raw)]
@@ -253,7 +256,7 @@ def test_a_segment_that_kafkas_cleaner_emptied_is_no_loss(data: Path, tmp_path: 
     (data / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 4\n")
     moved = rows("log", "import", log.parent, "--data-dir", target)
     assert (moved[0]["log_end_offset"], moved[0]["cut_bytes"]) == (8, 0)
-    # Nor is it for the recovery after a crash of this broker.
+    # Recovery after a crash of this broker accepts the log as well.
     (target / CLEAN_SHUTDOWN).unlink()
     with Broker.in_thread(target) as broker, Cluster(broker.bootstrap) as cluster:
         assert cluster.values("orders") == [b"%d" % number for number in range(4, 8)]
@@ -276,7 +279,7 @@ def test_the_directory_of_a_running_broker_is_left_alone(data: Path, tmp_path: P
 
 
 def kafka_directory(root: Path, name: str, partitions: int) -> Path:
-    """The directories that Apache Kafka makes for a new topic, from one of our own."""
+    """Return directories as Apache Kafka creates them for a new topic, made from a broker's own."""
     with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:
         cluster.create_topic(name, partitions)
         for index in range(partitions):
@@ -304,7 +307,7 @@ def test_a_topic_takes_the_place_of_an_empty_one(data: Path, tmp_path: Path) -> 
         shown = rows("dump-log", *sorted(path.glob("*.log")), "--verify")
         assert {row["leader_epoch"] for row in shown} == {0}
     assert len(list(kafka.glob("*-delete"))) == 2
-    # Ours is as it was, and starts.
+    # The exported directory is unchanged, and a broker starts on it.
     with Broker.in_thread(data) as broker, Cluster(broker.bootstrap) as cluster:
         assert len(cluster.values("orders")) == 6
     refused = run("log", "export", "orders", "--data-dir", data, "--to", kafka)

@@ -1,4 +1,4 @@
-"""Files of a client's settings, as properties and as TOML, and profiles that hold them."""
+"""Files with client settings, as properties and as TOML, and profiles in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``fencepost topics history`` shows of each kind of entry that tells of replicas."""
+"""The rows of ``fencepost topics history`` for each kind of replication event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.cluster.replicas import LAG_MS, Following, Led, broker, registra
 
 
 def shown(event: Event) -> tuple[str, str | None, str | None]:
-    """What, change and why, after a way through the log of the history."""
+    """Return what, change and why of an event after a round trip through the history's log."""
     entry = Entry(0, PARTITION, event.subject, event.kind, "replication", detail=event.detail)
     read = decode_value(encode_value(entry))
     assert read is not None

@@ -1,4 +1,4 @@
-"""Moments and files of ``groups reset-offsets``."""
+"""Times and files of ``groups reset-offsets``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times that people write: what each form means, and what is refused, in our words."""
+"""Times as people type them: the meaning of each form, and the messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def at(*parts: int) -> int:
         ("02:13", at(2026, 3, 1, 2, 13)),
         ("2:13", at(2026, 3, 1, 2, 13)),
         ("14:30", at(2026, 3, 1, 14, 30)),
-        # It has not been that late today.
+        # 14:31 has not come yet today, so yesterday's is meant.
         ("14:31", at(2026, 2, 28, 14, 31)),
         ("02:13:05.5", at(2026, 3, 1, 2, 13, 5) + 500),
         ("-10m", at(2026, 3, 1, 14, 20, 15) + 250),

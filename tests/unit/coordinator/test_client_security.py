@@ -1,4 +1,4 @@
-"""What a client is told by Kafka's names of keys, and the TLS contexts that come of it."""
+"""Client settings under Kafka's keys, and the TLS contexts that they produce."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def over_tls(**more: str) -> Security:
 
 
 async def greeted(client: ssl.SSLContext | None, server: ssl.SSLContext) -> str:
-    """One connection over loopback: the server's answer is the common name of the client."""
+    """Connect over loopback; the server answers with the client's common name."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         subject = (writer.get_extra_info("peercert") or {}).get("subject", ())
@@ -402,7 +402,7 @@ class TestTls:
         with pytest.raises(ssl.SSLCertVerificationError):
             await greeted(context, renewed)
         before = old.truststore.read_bytes()
-        replace(old.truststore, b"half writ")  # what can't be used yet changes nothing
+        replace(old.truststore, b"half writ")  # an unusable file changes nothing
         assert await greeted(context, server_side(old.issue("broker"))) == "nobody"
         replace(old.truststore, before + new.truststore.read_bytes())
         assert await greeted(context, renewed) == "nobody"
@@ -418,7 +418,7 @@ class TestTls:
 
 
 def told_by_both(address: tuple[str, int], security: Security) -> list[str]:
-    """What our two clients say of a broker that they can not get on with."""
+    """Return the errors of both clients for a broker that they cannot use."""
     bootstrap = f"{address[0]}:{address[1]}"
 
     def blocking() -> None:
@@ -439,7 +439,7 @@ def told_by_both(address: tuple[str, int], security: Security) -> list[str]:
 
 @contextlib.contextmanager
 def answering(context: ssl.SSLContext | None, answer: bytes = b"") -> Iterator[tuple[str, int]]:
-    """A listener in a thread that shows its certificate, says something and hangs up."""
+    """Listen in a thread: present the certificate, send ``answer`` and close."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -500,7 +500,7 @@ class TestWhatIsTold:
 def scram_broker(
     first: ClientFirst, *, iterations: int = 4096, nonce: str = "", knows: str = SECRET
 ) -> tuple[ServerFirst, Callable[[bytes], bytes]]:
-    """A broker's first message, and what it makes of the last one of a client."""
+    """Return a broker's first message, and a function that answers the client's last one."""
     salt = b"salt"
     answer = ServerFirst.of(nonce or first.nonce + "more", salt, iterations)
     salted = salted_password(SCRAM_SHA_256, knows, salt, iterations)
@@ -515,7 +515,7 @@ def scram_broker(
 
 
 class TestScram:
-    """What a client asks of a broker before it believes it."""
+    """The client verifies the broker's side of SCRAM."""
 
     def dialogue(self) -> tuple[Any, ClientFirst]:
         security = Security.of(scram(**{"sasl.mechanism": "SCRAM-SHA-256"}))

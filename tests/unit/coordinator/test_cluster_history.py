@@ -1,4 +1,4 @@
-"""The history of a cluster whose controller is a process of its own, as its brokers tell it."""
+"""The history of a cluster with a separate controller process, as its brokers report it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.wire.test_cli import fencepost
 
 
 def told(cluster: Cluster, *command: str) -> Any:
-    # In a process of its own: what the brokers log here would be among the output.
+    # A separate process, since log lines of the brokers here would be part of the output.
     asked = ("cluster", *command, "--format", "json")
     return json.loads(fencepost(*asked, bootstrap=cluster.bootstrap).stdout)
 
@@ -37,7 +37,7 @@ def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) 
         cluster.kill(2)
 
         def fenced() -> bool:
-            # Until the broker is fenced, what it leads cannot be read.
+            # Until the broker is fenced, the partitions it leads cannot be read.
             with contextlib.suppress(AssertionError):
                 return [
                     (row["subject"], row["why"])
@@ -55,7 +55,7 @@ def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) 
         cluster.restart(2)
 
         def returned() -> bool:
-            # Whether its first registration is told depends on which broker was there to see it.
+            # Its first registration is reported only if a broker observed it.
             rows = told(cluster, "history", "--since", "-10m")
             last = [row["what"] for row in rows if row["subject"] == "broker 2"][-3:]
             return last == ["broker-fenced", "broker-registered", "broker-unfenced"]
@@ -69,7 +69,7 @@ def test_killed_broker_is_told_once_and_the_controller_is_named(tmp_path: Path) 
         assert [row["subject"] for row in fences] == ["broker 2"]
 
 
-# --- what two images say ---
+# --- differences between two images ---
 
 TOPIC = TopicImage("t", UUID(int=7), ())
 
@@ -139,7 +139,7 @@ def test_reader_sees_each_change_once_whichever_brokers_told_it(seed: int) -> No
         for at in range(1, len(images))
         for event in cluster_changes(images[at - 1], images[at])
     ]
-    # One broker hears of all; others of some of it, to an end, as brokers that are killed do.
+    # One broker observes every change; the others stop at some point, as killed brokers do.
     ends = [len(images), *(draw.randint(1, len(images)) for _ in range(2))]
     entries = []
     for observer, end in enumerate(ends):

@@ -1,4 +1,4 @@
-"""A broker that stands alone serves its partitions by the rules of a cluster."""
+"""A single broker serves its partitions by the rules of a cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TOPIC_ID = UUID(int=7)
 OURS = 1
 """The leader epoch after the second start."""
 COUNT = 600
-"""Partitions that are not led and followed in one slice of time."""
+"""More partitions than one time slice makes leaders or followers of."""
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerThread]:
-    """A broker in its second start, with the topic ``t``."""
+    """Yield a broker in its second start, with the topic ``t``."""
     with Broker.in_thread(tmp_path) as thread, Cluster(thread.bootstrap) as client:
         client.create_topic("t")
     with Broker.in_thread(tmp_path) as thread:
@@ -59,7 +59,7 @@ def fetch(client: Cluster, leader_epoch: int, **more: Any) -> tuple[dict[str, An
 
 
 def test_fenced_fetch_names_this_broker_as_the_leader(broker: BrokerThread) -> None:
-    """KIP-951: also where its registration has no port, for that was not known before."""
+    """KIP-951: the port is right although the registration has none, being made before the bind."""
     host, _, port = broker.bootstrap.rpartition(":")
     with Cluster(broker.bootstrap) as client:
         answer, part = fetch(client, OURS - 1)
@@ -133,7 +133,7 @@ async def test_deletion_of_100_000_partitions_keeps_the_loop_for_a_moment(tmp_pa
 async def test_replica_left_alone_ends_with_its_topic_before_it_is_led_alone(
     tmp_path: Path,
 ) -> None:
-    """The other replica was removed and then the topic, in one turn with thousands of others."""
+    """The other replica and then the topic are removed, together with thousands of others."""
     store = storage(tmp_path)
     topic_id = create_topic(store.metadata, "t", COUNT).topic_id
     both, alone = (

@@ -1,4 +1,4 @@
-"""No collection looks at more than what is new, and what is set aside has no cycles."""
+"""Collections look at new objects only, and no frozen object is part of a cycle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Node:
 
 
 async def grow(nodes: int) -> list[Node]:
-    """So many more objects, made as a loop makes them: turn by turn."""
+    """Make so many objects, in several turns of the loop."""
     made = []
     for number in range(nodes):
         made.append(Node())
@@ -59,7 +59,7 @@ async def test_a_process_that_grows_never_looks_at_all_of_it(thawed: None) -> No
         gc.callbacks.remove(note)
     finally:
         collector.stop()
-    # A node is an object and its dictionary.
+    # A node consists of an object and its dictionary.
     assert len(seen) >= 5
     assert max(seen) <= 2 * GROWTH_BLOCKS
     assert gc.get_freeze_count() - frozen > len(alive) / 2
@@ -113,7 +113,7 @@ async def test_small_cycle_is_collected_after_so_many_bytes(thawed: None) -> Non
 
 
 def use(bootstrap: str) -> None:
-    """Topics, members, transactional ids, polls and connections that come and go."""
+    """Use topics, members, transactional ids, polls and connections, and leave."""
     with Cluster(bootstrap) as client:
         for _ in range(3):
             topic, group = client.create_topic(unique("t"), 5), unique("g")

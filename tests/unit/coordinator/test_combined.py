@@ -1,4 +1,4 @@
-"""A broker that is its cluster's controller as well: others join it, by its controller listener."""
+"""A broker that is also its cluster's controller, to which other brokers connect."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def isr(broker: Broker, name: str) -> Callable[[], set[int]]:
 
 
 async def die(broker: Broker) -> None:
-    """Be gone for the others, without a word to them."""
+    """Disappear without a message to other brokers."""
     await broker.go_silent()
     await broker.stop()
 
 
 async def append(broker: Broker, name: str, value: bytes) -> int:
-    """Produce with acks=all where it is led, as soon as that broker knows; the offset."""
+    """Produce with acks=all once the broker knows that it leads, and return the offset."""
 
     def produce() -> int:
         with Cluster(broker.bootstrap) as client:
@@ -85,7 +85,7 @@ async def append(broker: Broker, name: str, value: bytes) -> int:
 
 
 async def values(broker: Broker, name: str) -> list[bytes | None]:
-    """All that is in a partition which this broker leads."""
+    """Return all values of a partition that this broker leads."""
 
     def read() -> list[bytes | None]:
         with Cluster(broker.bootstrap) as client:
@@ -129,7 +129,7 @@ def test_others_join_it_and_go(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
-    """What it leads is handed over before; its own session is not waited for."""
+    """On stop it hands leadership over; on return it need not wait for its own session to end."""
 
     async def work() -> None:
         async with three(tmp_path) as (one, two, third):
@@ -142,7 +142,7 @@ def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
             assert leads(two, "t")() in {2, 3}
             leader = two if leads(two, "t")() == 2 else third
             assert await append(leader, "t", b"b") == 1
-            # So long that it does not come before its session would be over.
+            # With so long a session the broker cannot be waiting for the end of the old one.
             again = combined(tmp_path, at[1], **{"broker.session.timeout.ms": "600000"})
             async with again:
                 await until_true(lambda: isr(leader, "t")() == {1, 2, 3}, "it follows")
@@ -156,7 +156,7 @@ def test_it_comes_back_to_its_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_one_comes_back(tmp_path: Path) -> None:
-    """Alone, with topics of one replica: nobody else could lead them meanwhile."""
+    """The only broker, with topics of one replica, which no other broker could lead meanwhile."""
 
     async def work() -> None:
         async with combined(tmp_path) as one:
@@ -174,7 +174,7 @@ def test_a_killed_one_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_broker_that_stood_alone_grows(tmp_path: Path) -> None:
-    """Topics, groups' offsets and settings are kept; then replicas come on other brokers."""
+    """Topics, groups' offsets and settings survive; then replicas are added on other brokers."""
 
     async def work() -> None:
         async with Broker(tmp_path / "1", config={"node.id": "1"}) as alone:
@@ -204,7 +204,7 @@ async def reassign(broker: Broker, name: str, replicas: list[int]) -> None:
 
 
 def test_it_does_not_stand_alone_while_others_are_registered(tmp_path: Path) -> None:
-    """It would take their partitions for its own."""
+    """A single broker would claim the other brokers' partitions."""
 
     async def work() -> None:
         async with combined(tmp_path) as one, member(tmp_path, door(one), 2):

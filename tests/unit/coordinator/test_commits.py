@@ -1,4 +1,4 @@
-"""Who waits for a commit is called once it is there, in order, or once it can not come any more."""
+"""Callbacks run in order when their records are committed, or can no longer be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLUSHED = {"log.flush.interval.messages": "1"}
 
 
 class Bench:
-    """Two partitions, ``shared`` with another replica and ``alone``, and who was called."""
+    """Partition ``shared`` with another replica, ``alone`` without, and the callbacks run."""
 
     def __init__(self, directory, config=None) -> None:
         self.storage = storage(directory, config)
@@ -62,7 +62,7 @@ async def test_the_high_watermark_has_to_reach_the_end_of_the_time_of_the_call(b
     bench.append(bench.shared)
     assert bench.wait("second")
     bench.move(1)
-    assert bench.called == []  # news come inside an append, and a call may append
+    assert bench.called == []  # notifications come inside an append, and a callback may append
     assert await bench.turn() == ["first"]
     bench.move(2)
     assert await bench.turn() == ["first", "second"]
@@ -142,7 +142,7 @@ async def test_a_future_says_the_same(bench):
 
 
 async def test_what_the_disk_does_not_have_yet_is_no_part_of_the_own_end(tmp_path):
-    """A leader's high watermark may not pass what ``flush.messages`` has it wait for."""
+    """The high watermark of a leader waits for the flushes that ``flush.messages`` requires."""
     bench = Bench(tmp_path, FLUSHED)
     ends: list[int] = []
     bench.shared.marks.on_own_end = ends.append

@@ -41,7 +41,7 @@ def test_every_key_has_an_effect_or_says_that_it_has_none():
         if path.name not in {"broker_keys.py", "topic_keys.py", "security_keys.py"}
     )
     behind_topics = {synonym.name for key in TOPIC_KEYS.values() for synonym in key.synonyms}
-    # Sizes of the coordinators' topics and bounds of groups' settings are looked up by a prefix.
+    # Sizes of the coordinators' topics and bounds of group settings are looked up by prefix.
     by_prefix = {
         f"{prefix}.{name}"
         for prefixes, names in (
@@ -209,7 +209,7 @@ def test_a_topics_own_setting_wins():
     assert log_config(config, overrides).retention_ms == 6
     assert log_config(config, overrides).segment_bytes == 100
     sources = [setting.source for setting in config.topic_settings("retention.ms", overrides)]
-    # The last one is the default of log.retention.hours, shown behind log.retention.ms.
+    # The last one is the default of log.retention.hours, shown as a synonym of log.retention.ms.
     assert sources == [ConfigSource.TOPIC, ConfigSource.STATIC_BROKER, ConfigSource.DEFAULT]
     hours = BrokerConfig({"log.retention.hours": "2"})
     assert hours.topic_settings("retention.ms", {}) == []
@@ -222,7 +222,7 @@ def test_broker_key_is_followed_by_its_synonyms_in_other_units():
     ms = ("log.retention.ms", "5", ConfigSource.STATIC_BROKER)
     hours = ("log.retention.hours", "2", ConfigSource.STATIC_BROKER)
     default = ("log.retention.hours", "168", ConfigSource.DEFAULT)
-    # Stronger places of other keys are not shown.
+    # Values from stronger sources under other keys are not shown.
     assert config.synonyms("log.retention.ms") == [ms, hours, default]
     assert config.synonyms("log.retention.minutes") == [minutes, ms, hours, default]
     assert config.synonyms("log.retention.hours") == [hours, default]
@@ -318,13 +318,13 @@ CODE_AND_FILES = re.compile(
     r"class|jaas|url|handler|provider|module|reporter|plugin|assignor|listeners|path|\bdirs?\b"
     r"|location"
 )
-"""What names of settings have in them that name code, addresses or files."""
+"""Parts of setting names that stand for code, addresses or files."""
 
 CERTIFICATES = {"ssl.keystore.location", "ssl.truststore.location"}
 
 
 def test_no_client_names_code_addresses_or_files_other_than_certificates():
-    """What CVE-2023-25194, 2025-27818 and 2025-27819 were about."""
+    """The subject of CVE-2023-25194, CVE-2025-27818 and CVE-2025-27819."""
     keys = {**BROKER_KEYS, **OF_LISTENERS, **TOPIC_KEYS, **GROUP_OWN_KEYS}
     found = {
         name

@@ -1,6 +1,6 @@
-"""Who may connect, by a manual clock; and over sockets, what a listener does about it.
+"""Connection limits by a manual clock, and a listener's behaviour over sockets.
 
-The scenarios are those of Kafka's ``ConnectionQuotasTest`` and ``DynamicConnectionQuotaTest``.
+The scenarios come from Kafka's ``ConnectionQuotasTest`` and ``DynamicConnectionQuotaTest``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KNOWN, UNKNOWN = "192.168.10.0", "192.168.2.0"
 
 
 class Gate:
-    """Listeners, those who wait before them, and those who are in."""
+    """Listeners with their waiting and their admitted connections."""
 
     def __init__(self, window: Window | None = None, **bounds: Any) -> None:
         self.clock = ManualClock()
@@ -63,7 +63,7 @@ class Gate:
         self.waited_ms = 0
 
     def comes(self, listener: str = EXTERNAL, host: str = "") -> Seat | Refused | None:
-        """One connects, and waits for its time; None if there is no room then."""
+        """Connect and wait as long as required; None if there is no room after that."""
         wait_ms = self.admission.arrived(listener)
         self.clock.advance(wait_ms)
         self.waited_ms += wait_ms
@@ -75,7 +75,7 @@ class Gate:
         return found
 
     def come(self, count: int, listener: str = EXTERNAL, host: str = "", every_ms: int = 0) -> int:
-        """How many of so many get in."""
+        """Try ``count`` connections and return how many were admitted."""
         got_in = 0
         for _ in range(count):
             got_in += isinstance(self.comes(listener, host), Seat)
@@ -96,7 +96,7 @@ def test_there_are_no_limits_by_default():
         assert gate.admission.rate(listener) == 100
         gate.leaves(listener)
         assert gate.admission.by_ip[HOSTS[listener]] == 999
-    # The protected listener is none of those that have to share.
+    # The protected listener does not share the brokers' rate.
     assert gate.admission.rate() == 200
     assert gate.waited_ms == 0
 
@@ -133,7 +133,7 @@ def test_connections_of_the_broker():
     assert gate.comes() is None
     gate.leaves()
     assert isinstance(gate.comes(), Seat)
-    # The protected listener goes on, and others have one connection too many.
+    # The protected listener still accepts, so the others have one connection too many.
     assert isinstance(gate.comes(REPLICATION), Seat)
     assert gate.admission.excess == 1
     assert gate.admission.gives_way(EXTERNAL)
@@ -190,7 +190,7 @@ def test_a_rate_above_that_of_a_listener_is_kept_to():
             assert isinstance(gate.comes(listener), Seat)
             rates.append(gate.admission.rate(listener))
             gate.clock.advance(1)
-        # The window of a rate is a tenth longer now and then; Kafka's test allows for as much.
+        # A rate's window is sometimes a tenth longer; Kafka's test has the same tolerance.
         assert 29 < max(rates) < 37
         assert gate.admission.throttled_ms[listener, "max.connection.creation.rate"] > 0
 
@@ -216,7 +216,7 @@ def test_the_rate_of_an_address_above_its_quota():
     assert gate.admission.throttled_ms[EXTERNAL, TOO_FAST_OF_IP] > 0
     gate.admission.ip_rates[None] = 20
     assert gate.come(80, ADMIN, every_ms=25) == pytest.approx(40, abs=3)
-    # Nobody else waits for that.
+    # Other connections do not wait for it.
     assert gate.waited_ms == 0
     assert not [key for key in gate.admission.throttled_ms if key[0] == REPLICATION]
 
@@ -284,7 +284,7 @@ def test_no_number_of_addresses_takes_more_than_so_much_memory(monkeypatch):
     gate.admission.ip_rates[None] = 5
     rates = gate.admission._ip_rates
     assert [gate.come(1, host=f"10.0.0.{n}") for n in range(3)] == [1] * 3
-    # Whoever comes beyond that is counted with others.
+    # Further addresses are counted together.
     assert sum(gate.come(1, host=f"10.0.1.{n}") for n in range(20)) == 5
     assert len(rates) == 4
     gate.clock.advance(5000)
@@ -314,7 +314,7 @@ def test_a_bound_that_would_let_nobody_in_is_refused(name, value):
 
 
 class Started(BrokerThread):
-    """A broker with two listeners, that a test looks into."""
+    """A broker with two listeners whose state tests inspect."""
 
     def __init__(self, directory: Path, **config: str) -> None:
         told = {
@@ -401,7 +401,7 @@ def test_bounds_change_while_a_broker_runs(broker):
             until(lambda: broker.served.server.doors.waiting == 1, "it waits")
             change(admin, max_connections="4")
             assert waits.receive()["error_code"] == "none"
-            # Of a listener, by its name.
+            # A setting of one listener, by its name.
             change(admin, **{"listener.name.other.max.connections": "3"}, max_connections="100")
             with clients(broker, "OTHER", 1) as [again]:
                 again.send("api_versions", 0)
@@ -409,7 +409,7 @@ def test_bounds_change_while_a_broker_runs(broker):
                 change(admin, **{"listener.name.other.max.connections": None})
                 assert again.receive()["error_code"] == "none"
             until(lambda: broker.count == 4, "it has left")
-            # What was allowed before has to go, the longest unused first.
+            # Excess connections are closed, the longest idle first.
             change(admin, max_connections="2")
             until(lambda: broker.count == 2, "connections gave way")
             speaks(admin)
@@ -512,7 +512,7 @@ def test_half_open_connections_count(broker):
 
 
 async def test_quota_for_a_host_name_is_passed_over_alone(tmp_path: Path) -> None:
-    """A controller of Apache Kafka takes ``localhost``; here no name is looked up."""
+    """A controller of Apache Kafka accepts ``localhost``; this broker resolves no names."""
 
     def quota(address: str, value: float, *, remove: bool = False) -> ClientQuotaRecord:
         entity = (EntityData("ip", address),)

@@ -20,7 +20,7 @@ BASES = {
     "DataError",
     "ReplicationError",
 }
-"""Classes that are never raised themselves."""
+"""Base classes that are never raised themselves."""
 
 
 def classes() -> list[type[DomainError]]:
@@ -52,7 +52,7 @@ def test_the_map_holds_nothing_else():
 
 @pytest.mark.parametrize("cls", CODES, ids=lambda cls: cls.__name__)
 def test_codes_are_those_the_docstrings_name(cls):
-    """A docstring names Kafka's error in capitals; where it does, the map must agree."""
+    """If a class's docstring names Kafka's error in capitals, the code must be that one."""
     words = (cls.__doc__ or "").replace("(", " ").replace(")", " ").replace(",", " ").split()
     known = {code.name.upper(): code for code in ErrorCode}
     named = [known[word.strip(".")] for word in words if word.strip(".") in known]

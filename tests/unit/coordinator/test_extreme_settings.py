@@ -1,4 +1,4 @@
-"""Every number that a client may set, at its ends: the broker's own work and a restart bear it."""
+"""Numeric settings at both ends of their ranges: background work and restarts must not fail."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DYNAMIC = {name: key for name, key in BROKER_KEYS.items() if key.updatable}
 
 
 def ends(key: ConfigKey) -> list[str]:
-    """The texts at both ends of what is accepted, and what is often special."""
+    """Return the texts of the smallest and largest accepted values and of common special ones."""
     most = LARGEST[key.type]
     asked = {-most - 1, most, -1, 0, 1, key.low, key.high} - {None}
     accepted = []
@@ -72,7 +72,7 @@ def numbers(keys: Mapping[str, ConfigKey]) -> Iterator[tuple[str, str]]:
 
 
 def extreme(largest: bool) -> dict[str, str]:
-    """All numbers of a topic at the same end; what contradicts itself is left out."""
+    """Return all numeric topic settings at the same end, except for one contradiction."""
     chosen: dict[str, str] = {}
     for name, text in numbers(TOPIC_KEYS):
         better = (float(text) > float(chosen[name])) is largest if name in chosen else True
@@ -96,9 +96,9 @@ def change(services: Services, one: AlterConfig) -> None:
 async def bear(
     directory: Path, topics: Mapping[str, Mapping[str, str]], broker_key: AlterConfig | None = None
 ) -> None:
-    """Write, roll, clean, retain, flush, forget, checkpoint, stop, and do it again on the same.
+    """Write, roll, clean, retain, flush, expire, checkpoint, stop; then the same after a restart.
 
-    ``topics`` has the settings of each by its name.
+    ``topics`` maps names to settings.
     """
     for start in range(2):
         async with Broker(directory, config=CALM) as broker:
@@ -145,7 +145,7 @@ async def test_a_brokers_number_at_its_ends(tmp_path: Path, name: str, text: str
 
 @pytest.mark.parametrize("way_out", ["a higher rate", "a stop"])
 async def test_cleaner_at_its_slowest_rate_ends_its_wait(tmp_path: Path, way_out: str) -> None:
-    """A byte a second would take an hour for a few records."""
+    """At a byte per second a few records would take an hour."""
 
     def set_rate(text: str) -> None:
         change(broker.services, AlterConfig(CLEANER_RATE, OpType.SET, text))
@@ -175,7 +175,7 @@ async def test_all_numbers_of_a_topic_at_the_same_end(tmp_path: Path, largest: b
 
 
 async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: Path) -> None:
-    """Each is right by itself: the topic keeps its own, and is cleaned as soon as both allow it."""
+    """Each is valid by itself: the topic keeps its own and is cleaned once both allow it."""
     await bear(
         tmp_path,
         {"t": {"min.compaction.lag.ms": "1000"}},
@@ -184,7 +184,7 @@ async def test_a_setting_of_the_broker_that_contradicts_a_topics_own(tmp_path: P
 
 
 def test_a_tombstone_that_stays_for_ever_is_cleaned_by_a_daemon_that_stops(tmp_path: Path) -> None:
-    """The horizon is a time beyond all times, which a batch has no room for."""
+    """The deletion horizon is later than any timestamp, and too large for a batch."""
     settings = {"log.cleaner.backoff.ms": "50", "log.roll.ms": "1"}
     daemon = Daemon(tmp_path / "data", settings).start()
     try:
@@ -207,5 +207,5 @@ def test_a_tombstone_that_stays_for_ever_is_cleaned_by_a_daemon_that_stops(tmp_p
 
 
 def keyed(key: bytes, value: bytes | None, number: int) -> bytes:
-    """A batch of one record, later than the one before by more than ``segment.ms``."""
+    """Return a batch of one record, later than the previous one by more than ``segment.ms``."""
     return encode_batch([LogRecord(0, NOW_MS + 10 * number, key, value)])

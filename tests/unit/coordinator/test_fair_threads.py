@@ -1,4 +1,4 @@
-"""Long jobs of clients share threads: by processor time, whatever came first."""
+"""Clients' long jobs share threads by processor time, not by order of arrival."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP_S = 0.001
 
 
 class Busy:
-    """Work that takes processor time, and knows how much it had so far."""
+    """Work that takes processor time and measures how much it has had."""
 
     def __init__(self, seconds: float) -> None:
         self.wanted = seconds
@@ -48,7 +48,7 @@ async def test_small_job_passes_large_jobs_that_came_before_it() -> None:
     before = sum(job.had for job in large)
     small = Busy(CREDIT_S / 2)
     assert await threads.run(small.steps(), "small") == small.had
-    # One thread was at the small job, the other one at large ones meanwhile.
+    # One thread ran the small job while the other ran large ones.
     assert sum(job.had for job in large) - before < 2 * CREDIT_S + 10 * SLICE_S
     for task in tasks:
         task.cancel()
@@ -105,7 +105,7 @@ async def test_processor_time_is_told_of_jobs_that_end_fail_or_are_cancelled(
     await until_true(lambda: endless.had > 0)
     task.cancel()
     await asyncio.wait({task})
-    await until_true(lambda: bool(told))  # it has let go of the thread
+    await until_true(lambda: bool(told))  # the thread is free again
     had = endless.had
     assert told.pop() >= had > 0
     await one.run(Busy(0.02).steps(), 1)

@@ -1,4 +1,4 @@
-"""Finalized features: what is refused in which words, what survives, and who obeys."""
+"""Finalized features: refusals and their messages, persistence, and their effect."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_records_of_the_coordinator_follow(tmp_path: Path, version: int, f
 
 @pytest.mark.parametrize(("version", "epoch"), [(0, 2), (2, 2)])
 async def test_takeovers_follow_without_a_restart(tmp_path: Path, version: int, epoch: int) -> None:
-    """Under TV1 the fence is an abort at the next epoch; under TV2 the same, by other means."""
+    """With TV1 the fence is an abort at the next epoch; TV2 fences by other means."""
     services = await Services(tmp_path).start()
     services.topic("t")
     finish(services.txns.open_in_steps())

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227): what is remembered, who gets a slot, and the wire's side of it."""
+"""Fetch sessions (KIP-227): cached partitions, slots and eviction, and the wire protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def partition(index: int = 0) -> PartitionFetch:
 
 
 def said(asked: PartitionFetch | None = None, error: DomainError | None = None, **read) -> Any:
-    """An answer of one partition."""
+    """Return one partition's part of a response."""
     marks = LogReadInfo(b"", 0, 0, 0, None, is_behind=False)._replace(**read)
     return FetchedPartition(asked or partition(), marks, error=error)
 
@@ -221,7 +221,7 @@ def asked(topic: str, **offsets: int) -> Answer:
 
 
 def told(answer: Answer) -> dict[int, int]:
-    """High watermarks by partition."""
+    """Return high watermarks by partition."""
     return {
         part["partition_index"]: part["high_watermark"]
         for topic in answer["responses"]

@@ -1,4 +1,4 @@
-"""The first client of a fresh daemon finds what it needs loaded."""
+"""The first client of a fresh daemon finds the modules it needs loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.daemon import ROOT
 from tests.support.raw import encode
 
 LARGEST_PIECE = 8
-"""Modules that one step imports at most: one, and what that needs."""
+"""The most modules that one step may import: one, and its own imports."""
 
 PREPARED = """
 import asyncio, json, sys

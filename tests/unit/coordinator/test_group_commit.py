@@ -59,7 +59,7 @@ def test_appends_that_wait_together_share_one_fsync(tmp_path):
         assert not any(future.done() for future in [opener, *joined])
         one.disk.gate.set()
         assert {future.result(60)["error_code"] for future in [opener, *joined]} == {"none"}
-        # The opener's file, then both partitions' for the other sixteen.
+        # One for the opener's file, then one for each partition of the other sixteen requests.
         assert one.broker.services.flusher.rounds == groups + 2
         assert one.disk.of_logs(topic, since=since).count(("sync", topic)) == 3
 
@@ -71,7 +71,7 @@ def test_nobody_sees_what_is_not_on_disk_and_the_loop_goes_on(tmp_path):
         one.disk.gate.clear()
         waiting = one.begin(lambda: one.connect().produce(topic, [b"second"]))
         assert one.disk.held.wait(60)
-        # Requests are served, and the high watermark stands where the disk is.
+        # Requests are served, and the high watermark stays at the flushed offset.
         assert one.client.offset(topic) == 1
         assert one.client.values(topic) == [b"first"]
         assert not waiting.done()
@@ -116,7 +116,7 @@ def test_every_version_is_answered_when_it_is_on_disk(tmp_path, version):
 
 
 def test_a_topic_that_is_deleted_under_a_waiting_append_is_unknown(tmp_path):
-    """As Apache Kafka says it; nothing is wrong with the disk, and nothing is logged as if."""
+    """As in Apache Kafka; no failure of the disk is reported or logged."""
     with running(tmp_path) as one, capture_logs() as said:
         topic = one.client.create_topic("t")
         one.disk.gate.clear()
@@ -179,7 +179,7 @@ def test_offset_commits_wait_for_the_disk(tmp_path):
         one.disk.gate.clear()
         committing = one.begin(lambda: commit_offset(one.connect(), topic, 2))
         assert one.disk.held.wait(60)
-        # Who asks meanwhile would see what a power loss could take back, so it waits too.
+        # A fetch of the offset would show a value that a power loss could undo, so it waits too.
         asking = one.begin(lambda: one.connect().committed("g", topic))
         assert one.client.offset(topic) == 0
         assert not committing.done()
@@ -189,11 +189,11 @@ def test_offset_commits_wait_for_the_disk(tmp_path):
         assert asking.result(60) == 2
 
 
-# --- transactions: each step is on disk before the next is written -------------------------------
+# --- transactions: each step is flushed before the next is written --------------------------------
 
 
 def transact(one: Running, topic: str, *, version: int, epoch: int, producer: int) -> Answer:
-    """One transaction of one record, of transaction version 1 or 2; returns EndTxn's answer."""
+    """Run a transaction of one record, of version 1 or 2, and return the response to EndTxn."""
     client = one.client
     if version == 1:
         added = client.call(
@@ -245,7 +245,7 @@ def test_the_steps_of_a_transaction_reach_the_disk_in_their_order(tmp_path, vers
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_second_connection_writes_nothing_before_the_transaction_is_on_disk(tmp_path, version):
-    """A repetition finds the partition in the transaction, and that is not on disk yet."""
+    """The repeated request finds the partition added, but that record is not flushed yet."""
     with running(tmp_path) as one:
         topic, state = one.client.create_topic("t"), "__transaction_state"
         one.client.produce(topic, [b"before"])
@@ -285,7 +285,7 @@ def test_a_second_connection_writes_nothing_before_the_transaction_is_on_disk(tm
         assert one.client.values(topic) == [b"before", b"x"]
 
 
-# --- a disk that fails ---------------------------------------------------------------------------
+# --- failing disks --------------------------------------------------------------------------------
 
 
 def log_of(topic: str) -> Callable[[str], bool]:
@@ -313,7 +313,7 @@ def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
         assert {one.result(60)["error_code"] for one in shared} == {"kafka_storage_error"}
         # Its own file is on disk.
         assert other.result(60)["error_code"] == "none"
-        # The kernel would now call the pages clean; nothing is tried again on them.
+        # The kernel would now report the pages as clean, so no flush is retried.
         disk.sync_fails = lambda _path: False
         syncs = disk.of_logs(bad).count(("sync", bad))
         assert one.client.produce(bad, [b"more"])["error_code"] == "kafka_storage_error"
@@ -326,7 +326,7 @@ def test_a_failed_fsync_acknowledges_nobody_and_survives_a_restart(tmp_path):
     assert "Input/output error" in report["cause"]
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     with running(tmp_path) as one:
-        # What was in doubt may be there or not; what was acknowledged is.
+        # Unacknowledged records may exist or not; acknowledged ones do.
         assert one.client.values("bad")[:1] == [b"stored"]
         assert one.client.values("good") == [b"stored", b"opener", b"kept", b"more"]
         assert one.client.produce("bad", [b"again"])["error_code"] == "none"
@@ -378,7 +378,7 @@ def test_a_marker_that_did_not_reach_the_disk_is_written_after_the_restart(tmp_p
             return is_marker
 
         disk.sync_fails = at_marker
-        # The decision is on disk, and that is what EndTxn promises.
+        # EndTxn promises only that the decision is on disk.
         ended = transact(one, topic, version=2, epoch=epoch, producer=producer)
         assert ended["error_code"] == "none"
         assert stop.is_set()
@@ -390,7 +390,7 @@ def test_a_marker_that_did_not_reach_the_disk_is_written_after_the_restart(tmp_p
         assert one.client.values("t", isolation=READ_COMMITTED) == [b"x"]
 
 
-# --- a full disk ---------------------------------------------------------------------------------
+# --- full disks -----------------------------------------------------------------------------------
 
 
 def test_a_full_disk_refuses_and_recovers_without_a_restart(tmp_path):
@@ -476,7 +476,7 @@ def test_an_orderly_stop_flushes_what_waits(tmp_path):
         assert one.client.values("t") == [b"x"]
 
 
-# --- changes of the metadata ---------------------------------------------------------------------
+# --- metadata changes -----------------------------------------------------------------------------
 
 CHANGES: dict[str, tuple[int, Answer]] = {
     "create_topics": (
@@ -528,7 +528,7 @@ CHANGES: dict[str, tuple[int, Answer]] = {
     ),
     "metadata": (4, {"topics": [{"name": "auto"}], "allow_auto_topic_creation": True}),
 }
-"""Every request that changes it, but for deletions."""
+"""Every request that changes the metadata, except deletions."""
 
 
 @pytest.mark.parametrize("api", CHANGES)

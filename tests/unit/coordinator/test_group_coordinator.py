@@ -1,4 +1,4 @@
-"""Groups on real partitions: routing, loading, upkeep, transactional offsets, restarts."""
+"""Groups on real partitions: routing, loading, expiration, transactional offsets, restarts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def committed(services: Services, group_id: str, *, stable: bool = False) 
     command = FetchOffsets(group_id, (FetchTopic("t", (0,)),), require_stable=stable)
 
     async def asked() -> object:
-        with suppress(CoordinatorLoadInProgressError):  # as a client, who asks again
+        with suppress(CoordinatorLoadInProgressError):  # retry as a client does
             return await services.groups.submit(group_id, command)
         return None
 
@@ -293,10 +293,10 @@ async def test_budgets_get_back_what_a_shard_held_when_it_is_read_again_or_let_g
     joined = memory.used
     assert joined
     assert offset_memory.used
-    gc.disable()  # what it held is not garbage that waits to be found
+    gc.disable()  # freed memory must not depend on a collection
     try:
         await reload(shards, index)
-        assert 0 < memory.used < joined  # the group of the offset; the log knows no member
+        assert 0 < memory.used < joined  # the group has an offset; the log has no member
         held = memory.used, offset_memory.used
         await reload(shards, index)
         assert (memory.used, offset_memory.used) == held

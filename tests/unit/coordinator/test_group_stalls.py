@@ -1,4 +1,4 @@
-"""What groups may ask within their limits keeps the event loop of the broker for no long turn."""
+"""No group request within the limits blocks the broker's event loop for long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT = 60_000
 
 
 class Client(Cluster):
-    """A raw connection of a member, or of many, of the group ``g``."""
+    """A raw connection of one or many members of the group ``g``."""
 
     def beat(self, member: str, epoch: int, **more: Any) -> Any:
         body = {
@@ -75,7 +75,7 @@ class Client(Cluster):
 
 
 async def stalls(home: Path, topics: dict[str, int], scenario: Callable[[Client], None]) -> None:
-    """Run ``scenario`` in a thread against a broker of this process, and look at its turns."""
+    """Run ``scenario`` in a thread against a broker of this process, and check its turns."""
     async with Broker(data_dir=home, config=CONFIG) as broker:
         with Client(broker.bootstrap) as client:
 
@@ -85,7 +85,7 @@ async def stalls(home: Path, topics: dict[str, int], scenario: Callable[[Client]
                 client.coordinator("g", GROUP)
 
             await asyncio.to_thread(prepare)
-            # As the daemon does: what is there before the first request is never collected.
+            # The daemon also freezes the objects that exist before the first request.
             gc.freeze()
             try:
                 with watched_loop() as watch:

@@ -1,4 +1,4 @@
-"""A broker that stands alone joins controllers, which began with what it knew, and comes back.
+"""A single broker joins controllers that started from its metadata, and leaves them again.
 
 The controllers here are Fencepost's; tests/oracle/test_promote.py has Apache Kafka's.
 """
@@ -43,7 +43,7 @@ SHARED = {
 
 
 class Place:
-    """The directories of a broker and its controller, and the addresses of both."""
+    """The directories of a broker and its controller, and their addresses."""
 
     def __init__(self, path: Path) -> None:
         self.data, self.output = path / "data", path / "output"
@@ -96,7 +96,7 @@ def place(tmp_path: Path) -> Place:
 
 
 async def topics_of(broker: Broker) -> Mapping[str, int]:
-    """The partitions of each topic, as a client sees them, which all have a leader."""
+    """Return topics' partition counts as a client sees them; every partition has a leader."""
     async with AsyncWireClient(broker.bootstrap) as client:
         known = (await client.metadata(refresh=True)).topics
     assert all(row.leader == 1 for topic in known.values() for row in topic.partitions.values())
@@ -108,7 +108,7 @@ def create(broker: Broker, name: str) -> None:
 
 
 async def begun(place: Place) -> None:
-    """A broker that stood alone, and has a topic."""
+    """Start and stop a single broker with one topic."""
     async with place.alone() as broker:
         create(broker, "orders")
 
@@ -178,11 +178,11 @@ async def test_a_broker_that_was_not_promoted_joins_nobody(place: Place) -> None
 
 
 async def test_controllers_that_began_with_less_are_noticed(place: Place, tmp_path: Path) -> None:
-    """Two promotions into two directories, and the controller of the older one is started."""
+    """After two promotions into two directories, the older controller is started."""
     await begun(place)
     place.promote()
     async with place.alone():
-        pass  # nothing but another leader epoch of all partitions
+        pass  # the start only changes all leader epochs
     place.promote(tmp_path / "newer")
     async with place.decides():
         with pytest.raises(BrokerError, match="orders as it was before"):

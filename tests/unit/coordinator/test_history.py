@@ -1,4 +1,4 @@
-"""The causes of decisions in a log of their own: complete, bounded, and never in the way."""
+"""The history of decisions in a log of its own: complete, bounded, and never blocking."""
 
 from __future__ import annotations
 

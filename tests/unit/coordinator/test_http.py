@@ -1,4 +1,4 @@
-"""The HTTP server for metrics and test hooks: what it answers, and what it refuses."""
+"""The HTTP server for metrics and test hooks: its responses and its limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGE_BYTES = 3 * PIECE_BYTES + 1
 
 
 async def echo(asked: Request) -> Response:
-    """Answers by path."""
+    """Respond by path."""
     match asked.path:
         case "/fails":
             raise RuntimeError("on purpose")
@@ -78,13 +78,13 @@ async def asked(server: HttpServer, sent: bytes) -> tuple[int, dict[str, str], b
 
 
 async def connected(server: HttpServer) -> bytes:
-    """What a server says to a client that says nothing."""
+    """Return the data that a server sends to a silent client."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     with closing(writer):
         return await reader.read()
 
 
-# --- what is answered ---
+# --- responses ---
 
 
 async def test_a_request_reaches_the_handler_and_its_answer_the_client() -> None:
@@ -153,7 +153,7 @@ async def test_a_failing_handler_is_logged_and_others_are_served() -> None:
         assert (await asked(server, GET))[0] == 200
 
 
-# --- limits, on both sides ---
+# --- limits on both sides ---
 
 
 async def test_a_head_may_have_so_many_bytes() -> None:
@@ -204,11 +204,11 @@ async def test_one_more_connection_takes_the_place_of_the_longest_idle_one() -> 
             await reader.readuntil(b"{} 0")
             kept.append((reader, writer))
         writer = kept[0][1]
-        writer.write(request("/again"))  # so that the second has now waited longest
+        writer.write(request("/again"))  # so that the second one has been idle longest
         await kept[0][0].readuntil(b"{} 0")
         assert (await asked(server, GET))[0] == 200
         assert await kept[1][0].read() == b""
-        # Both of the others were let be; the one that is amid a request is none to displace.
+        # The other two stayed open; a connection in the middle of a request is never evicted.
         kept[0][1].write(GET[:-2])
         kept[2][1].write(GET[:-2])
         silent = await asyncio.open_connection(server.host, server.port)
@@ -257,7 +257,7 @@ async def test_a_connection_without_requests_ends() -> None:
 async def test_who_does_not_take_an_answer_is_cut_off() -> None:
     limits = HttpLimits(take_timeout_ms=50)
     async with serving(limits=limits) as server:
-        # Small buffers, and more requests than all of them hold answers to.
+        # Small buffers, and more requests than they can hold responses for.
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.connect((server.host, server.port))
@@ -268,7 +268,7 @@ async def test_who_does_not_take_an_answer_is_cut_off() -> None:
         assert len((await asked(server, request("/large")))[2]) == LARGE_BYTES
 
 
-# --- what is refused ---
+# --- invalid requests ---
 
 
 def refusal(check: Callable[[], object]) -> HttpError | None:
@@ -363,7 +363,7 @@ def test_names_and_origins_are_checked_by_the_server() -> None:
     asyncio.run(run())
 
 
-# --- noise ---
+# --- fuzzing ---
 
 CASES = 3_000
 PARTS = (
@@ -374,7 +374,7 @@ PARTS = (
 
 
 def draw(rng: random.Random) -> bytes:
-    """A valid request with something wrong, or parts in any order."""
+    """Return a valid request with defects, or request parts in random order."""
     if rng.random() < 0.3:
         return b"".join(rng.choice(PARTS) for _ in range(rng.randrange(30)))
     whole = bytearray(request("/x?y=1", rng.choice(("GET", "POST")), b"1234567"))

@@ -1,4 +1,4 @@
-"""Logins as Kafka spells them in `sasl.jaas.config`."""
+"""Logins in the syntax of Kafka's `sasl.jaas.config`."""
 
 from __future__ import annotations
 

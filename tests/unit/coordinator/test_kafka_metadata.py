@@ -1,4 +1,7 @@
-"""Which producer ids Apache Kafka has handed out, from its metadata log; a warning by export."""
+"""Producer ids that Apache Kafka has allocated, as read from its metadata log.
+
+``fencepost log export`` warns if they collide with exported ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ FS = OsFileSystem()
 
 
 def block(next_id: int) -> bytes:
-    """A ``ProducerIdsRecord`` as Kafka's controller writes it: three varints, fields, no tags."""
+    """Return a ``ProducerIdsRecord`` as Kafka's controller writes it: varints, fields, no tags."""
     return b"\x01\x0f\x00" + struct.pack(">iqq", 1, 5, next_id) + b"\x00"
 
 
@@ -54,13 +57,13 @@ def test_an_export_warns_of_ids_that_kafka_may_hand_out(tmp_path: Path) -> None:
         with Broker.in_thread(root) as broker, Cluster(broker.bootstrap) as cluster:
             cluster.create_topic("orders")
             cluster.create_topic("plain")
-            for _ in range(2):  # of two ids the second is 1
+            for _ in range(2):  # the second of two ids is 1
                 producer_id, epoch = cluster.init_producer()
             if root is data:
                 sent = batch([b"x"], producer_id=producer_id, producer_epoch=epoch, sequence=0)
                 assert cluster.produce("orders", sent)["error_code"] == "none"
             else:
-                # The directories that Kafka has made: there, and empty.
+                # A topic directory as Kafka creates it: it exists and is empty.
                 cluster.produce("orders", [b"x"])
             cluster.produce("plain", [b"x"])
     for log in (*kafka.glob("orders-0/*.log"), *kafka.glob("plain-0/*.log")):

@@ -1,4 +1,4 @@
-"""Every key that a broker of Apache Kafka 3.9 or 4.3 has is known, alone and for a listener."""
+"""Every key of Apache Kafka 3.9's and 4.3's brokers is accepted, alone and for a listener."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES = {
     "SHORT": "1",
     "STRING": "x",
 }
-"""A value for a key that has no default; by type."""
+"""A value by type, for keys without a default."""
 
 CHOSEN = {
     "password.encoder.keyfactory.algorithm": "PBKDF2WithHmacSHA512",
@@ -41,7 +41,7 @@ CHOSEN = {
 }
 
 NUMBERS = {"broker.id": "1", "node.id": "1"}
-"""-1, the default in Kafka 3.9, asks for a generated number there; here a broker has node.id."""
+"""In Kafka 3.9 the default -1 requests a generated id; this broker requires node.id."""
 
 
 def value_of(key: KafkaKey) -> str:

@@ -1,7 +1,7 @@
-"""A partition that this broker leads with others: who may read what, and when a write is answered.
+"""A partition that this broker leads with other replicas: fetches, and responses to writes.
 
-The rules are those of ``Partition`` and ``ReplicaManager`` of Apache Kafka; numbers in comments are
-of its issues.
+The rules are Apache Kafka's in ``Partition`` and ``ReplicaManager``; numbers in comments are its
+issues.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shared(tmp_path_factory) -> Iterator[Led]:
 
 @pytest.fixture
 def led(shared) -> Iterator[Led]:
-    """A topic of its own for each test, on a broker that all share."""
+    """Yield a new topic for each test, on a broker that all tests share."""
     shared.renew()
     yield shared
     shared.forget()
@@ -66,7 +66,7 @@ def test_clients_read_what_all_of_the_isr_have_and_followers_read_all(led):
     led.append(b"c")
     led.fetch(3, 3)
     assert led.marks == (0, 3)
-    # The answer's high watermark is that of before the fetch.
+    # The response carries the high watermark from before the fetch.
     assert led.fetch(2, 2)["high_watermark"] == 0
     assert led.marks == (2, 3)
     assert led.fetch(2, 3)["high_watermark"] == 2
@@ -85,7 +85,7 @@ def test_a_new_epoch_is_known_before_it_has_a_record(led):
 
 
 def test_the_high_watermark_waits_for_enough_replicas(led):
-    """KAFKA-15583: a leader that is alone below min.insync.replicas commits nothing."""
+    """KAFKA-15583: a leader whose ISR is below min.insync.replicas commits nothing."""
     led.configure("min.insync.replicas", "2")
     led.image(isr=(1,))
     led.append(b"a")
@@ -98,7 +98,7 @@ def test_the_high_watermark_waits_for_enough_replicas(led):
 
 
 def test_what_is_refused_of_a_producer_is_not_overtaken(led):
-    """Its next batches are under way when replicas are back, or when this broker leads at last."""
+    """Its next batches are in flight when replicas return, or when this broker becomes leader."""
     first, second = (
         batch([b"v"], producer_id=7, producer_epoch=0, sequence=sequence) for sequence in (0, 1)
     )
@@ -166,7 +166,7 @@ def test_in_time_nobody_followed_and_the_records_stay(led):
 
 
 def test_the_isr_shrinks_below_the_minimum_while_a_write_waits(led):
-    """It is answered with AFTER_APPEND only where the high watermark has passed it."""
+    """The error is AFTER_APPEND only if the high watermark has passed the write."""
     led.configure("min.insync.replicas", "2")
     led.image(replicas=(1, 2), isr=(1, 2))
     producer = led.begin_produce()
@@ -184,7 +184,7 @@ def test_the_isr_shrinks_below_the_minimum_while_a_write_waits(led):
 
 
 def test_a_shrunken_isr_commits_what_waits(led):
-    """KAFKA-13091: the high watermark moves with the answer, and the producer is answered."""
+    """KAFKA-13091: the answer moves the high watermark, and the producer gets its response."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.fetch(2, 0)
     producer = led.begin_produce()
@@ -256,7 +256,7 @@ def test_a_duplicate_above_the_high_watermark_waits_for_it(led):
 
 
 def test_one_answer_when_all_partitions_are_settled(led):
-    """A partition that is alone is committed at once, and waits for the other in the answer."""
+    """The partition with one replica commits at once; its result waits for the other's."""
     other = led.create(f"{led.topic}-alone")
     led.image(alone=other, replicas=(1, 2), isr=(1, 2))
     body = led.produce_request(b"x")
@@ -271,18 +271,18 @@ def test_one_answer_when_all_partitions_are_settled(led):
     assert codes == {led.topic: "none", other: "none"}
 
 
-# --- who may fetch --------------------------------------------------------------------------------
+# --- fetch permissions ----------------------------------------------------------------------------
 
 
 def test_checks_of_a_followers_fetch_come_in_kafkas_order(led):
-    """KAFKA-14078: the epoch is compared before anybody is told who leads."""
+    """KAFKA-14078: the epoch is compared before the response names the leader."""
     led.image(leader_epoch=5, partition_epoch=5)
     fenced = led.fetch(2, 0, leader_epoch=4)
     assert errors(fenced) == "fenced_leader_epoch"
     assert fenced["current_leader"] == {"leader_id": 1, "leader_epoch": 5}
     assert errors(led.fetch(2, 0, leader_epoch=6)) == "unknown_leader_epoch"
     assert errors(led.fetch(2, 0, leader_epoch=5)) == "none"
-    # KAFKA-13837: a replica that is assigned in metadata that come here later.
+    # KAFKA-13837: a replica assigned in metadata that have not arrived here yet.
     assert errors(led.fetch(4, 0, leader_epoch=5)) == "unknown_leader_epoch"
     assert errors(led.fetch(4, 0)) == "not_leader_or_follower"
     assert errors(led.fetch(2, 0, topic_id=uuid.uuid4())) == "unknown_topic_id"
@@ -294,7 +294,7 @@ def test_checks_of_a_followers_fetch_come_in_kafkas_order(led):
 
 
 def test_a_partition_that_fails_oddly_fails_alone(led):
-    """Or a follower would get nothing of any partition of this leader."""
+    """Otherwise a follower would get no partition of this leader at all."""
     led.image(leader_epoch=5, partition_epoch=5)
     led.append()
 
@@ -309,7 +309,7 @@ def test_a_partition_that_fails_oddly_fails_alone(led):
 
 
 def test_a_former_incarnation_counts_for_nothing(led):
-    """KIP-903, KAFKA-15221: a late fetch of a broker that has registered anew."""
+    """KIP-903, KAFKA-15221: a late fetch by a broker that has registered again."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a")
     assert errors(led.fetch(2, 1, broker_epoch=EPOCHS[2] - 1)) == "not_leader_or_follower"
@@ -336,7 +336,7 @@ def test_an_old_follower_says_its_id_elsewhere_and_no_epoch(led):
 
 
 def test_who_has_parted_does_not_count(led):
-    """KAFKA-13141: the offset of a diverging fetch says nothing of what both have."""
+    """KAFKA-13141: a diverging fetch's offset does not show which records both logs have."""
     led.image(replicas=(1, 2), isr=(1, 2), leader_epoch=1, partition_epoch=1)
     led.append(b"a", b"b")
     led.image(replicas=(1, 2), isr=(1, 2), leader_epoch=3, partition_epoch=3)
@@ -390,7 +390,7 @@ def test_who_waits_hears_of_another_leader(led):
 
 
 def test_a_waiting_fetch_counts_once(led):
-    """What is read at the end of a wait says nothing new of the follower."""
+    """The read at the end of a wait is no new sign of life from the follower."""
     led.image(replicas=(1, 2), isr=(1, 2))
     waiting = led.begin_fetch(2, 0, max_wait=20_000, min_bytes=1)
     until(lambda: led.waiting_fetches == 1, "the fetch waits")
@@ -420,7 +420,7 @@ def test_a_followers_session_names_only_what_changes(led):
 
 
 def test_who_fetches_inside_of_a_batch_has_nothing_of_it(led):
-    """A follower that has cut its log there takes the whole batch again."""
+    """A follower truncated to that offset fetches the whole batch again."""
     led.image(replicas=(1, 2), isr=(1, 2))
     led.append(b"a", b"b")
     led.append(b"c", b"x" * 5_000)
@@ -444,7 +444,7 @@ def test_a_replica_joins_at_the_high_watermark(led):
     led.fetch(2, 2)
     change = led.changes[0]
     assert (change.joins, change.new_isr) == ((2,), ((1, EPOCHS[1]), (2, EPOCHS[2])))
-    # KIP-497: it counts from now on.
+    # KIP-497: the new member counts from now on.
     led.append(b"c")
     assert led.marks == (2, 3)
     led.answer()
@@ -455,7 +455,7 @@ def test_a_replica_joins_at_the_high_watermark(led):
 
 
 def test_a_refused_change_lets_the_leader_go_on(led):
-    """§6.17: INELIGIBLE_REPLICA is back to the committed ISR."""
+    """§6.17: INELIGIBLE_REPLICA restores the committed ISR."""
     led.image(replicas=(1, 2), isr=(1,))
     led.fetch(2, 0)
     led.append(b"a")
@@ -500,7 +500,7 @@ def test_a_fenced_follower_does_not_join(led):
 
 
 def test_an_older_image_changes_nothing_and_a_newer_one_disturbs_no_fetcher(led):
-    """KAFKA-13790: fetchers begin anew with a leader epoch, not with a partition epoch."""
+    """KAFKA-13790: a new leader epoch restarts a fetcher, a new partition epoch does not."""
     led.image(leader=2, leader_epoch=3, partition_epoch=7)
     assert led.following.log[-1] == ("follow", [(led.topic, 2)])
     so_far = len(led.following.log)
@@ -515,7 +515,7 @@ def test_an_older_image_changes_nothing_and_a_newer_one_disturbs_no_fetcher(led)
 
 
 def test_a_follower_becomes_leader_with_its_own_high_watermark(led):
-    """§6.9: what it leads on with may be behind what clients were told."""
+    """§6.9: its high watermark may be lower than the one clients have seen."""
     led.image(leader=2, leader_epoch=1, partition_epoch=1)
     led.run(lambda: led.partition.append_as_follower(batch([b"a", b"b"]), 1))
     assert led.marks == (0, 2)
@@ -566,7 +566,7 @@ def test_a_partition_that_goes_elsewhere_is_served_no_more(led):
 
 
 def test_a_topic_made_anew_is_another_one(led):
-    """KAFKA-14190: nothing of the old id is served under the new one."""
+    """KAFKA-14190: records of the old topic id are not served under the new one."""
     led.image()
     led.append(b"a")
     old = led.topic_id
@@ -604,7 +604,7 @@ def test_a_follower_serves_clients_up_to_its_own_high_watermark(led):
     assert errors(led.read(2)) == "none"
     assert errors(led.read(3)) == "offset_out_of_range"
     assert errors(led.read(0, leader_epoch=0)) == "fenced_leader_epoch"
-    # Clients that know of no racks read from leaders alone, but for those who look for faults.
+    # Clients without rack support read from leaders only, except for debugging consumers.
     old = led.client.fetch(led.topic, version=10)
     assert errors(old) == "not_leader_or_follower"
     assert errors(led.fetch(-2, 0)) == "none"
@@ -634,7 +634,7 @@ def test_a_client_is_sent_to_the_nearest_replica_in_sync(tmp_path):
             return part["preferred_read_replica"], len(part["records"] or b"")
 
         assert told(1, "r2") == (2, 0)
-        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # it has less than that
+        assert led.read(2, rack_id="r2")["preferred_read_replica"] == -1  # its log ends before
         assert led.read(0, rack_id="r3")["preferred_read_replica"] == -1  # not in sync
         assert led.read(0, rack_id="r1")["preferred_read_replica"] == -1
         assert led.read(0, rack_id="")["preferred_read_replica"] == -1
@@ -647,7 +647,7 @@ def test_a_client_is_sent_to_the_nearest_replica_in_sync(tmp_path):
 
 
 def test_a_throttled_replica_outside_of_the_isr_waits(led):
-    """KIP-73: what is in sync is not held back, and what is not counts once it is sent."""
+    """KIP-73: fetches of in-sync replicas are never throttled; other fetches count once sent."""
     led.configure("leader.replication.throttled.replicas", "0:1")
     led.image(isr=(1, 2))
     led.append(b"x" * 1000)
@@ -735,7 +735,7 @@ def test_only_the_leader_says_where_epochs_end(led):
         told = answer["topics"][0]["partitions"][0]
         return told["error_code"], told["leader_epoch"], told["end_offset"]
 
-    # To the end of the log: a follower has to know what is not committed as well.
+    # Up to the log end offset: a follower needs the uncommitted epochs as well.
     assert ended(2, 2) == ("none", 2, 1)
     assert ended(9, 2) == ("none", -1, -1)
     assert ended(2, 1)[0] == "fenced_leader_epoch"
@@ -745,7 +745,7 @@ def test_only_the_leader_says_where_epochs_end(led):
 
 
 def test_what_waits_for_the_disk_is_sent_to_followers_and_committed_by_nobody(tmp_path):
-    """flush.messages: the leader's own end counts where the disk is."""
+    """flush.messages: the leader's own end is the flushed offset."""
     disk = FaultyDisk()
     with cluster_of_one(tmp_path, {"log.flush.interval.messages": "1"}, disk) as led:
         led.image(replicas=(1, 2), isr=(1, 2))
@@ -760,7 +760,7 @@ def test_what_waits_for_the_disk_is_sent_to_followers_and_committed_by_nobody(tm
         assert led.marks == (1, 1)
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 def test_a_scrape_says_what_is_missing(tmp_path):

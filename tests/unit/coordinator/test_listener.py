@@ -1,4 +1,4 @@
-"""What a listening socket takes in one turn of the loop, and without a file descriptor."""
+"""Accepting connections: how many per turn of the loop, and without free file descriptors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_connections_are_accepted_a_bounded_number_a_turn() -> None:
 
 
 async def test_without_a_descriptor_clients_wait_for_one_and_one_line_tells() -> None:
-    structlog.reset_defaults()  # a broker of another test may have quietened the log
+    structlog.reset_defaults()  # a broker of another test may have silenced the log
     arrived: list[socket.socket] = []
     bound = socket.create_server(("127.0.0.1", 0))
     listener = Listener(asyncio.get_running_loop(), bound, lambda one, _: arrived.append(one))

@@ -1,4 +1,4 @@
-"""Users, PLAIN, what the configuration says of logins, and what an operator hears of them."""
+"""Users, PLAIN, the configuration of logins, and log lines about them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 class Plain:
-    """PLAIN with two users of SCRAM and one of the configuration."""
+    """PLAIN with two SCRAM users and one from the configuration."""
 
     def __init__(self, directory: Path) -> None:
         self.checks = PasswordChecks()
@@ -130,7 +130,7 @@ async def test_what_is_told_of_others(plain: Plain, token: bytes, told: str) -> 
 
 
 async def test_every_name_costs_one_check(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of users of either kind, and of those that there are not: nothing is found out by time."""
+    """Users of either kind and unknown ones: response times reveal no difference."""
     asked: list[tuple[str, int]] = []
 
     def counted(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
@@ -147,7 +147,7 @@ async def test_every_name_costs_one_check(plain: Plain, monkeypatch: pytest.Monk
 
 
 async def test_few_wait_for_a_check(plain: Plain) -> None:
-    """A flood of logins ends at the bounds, and what was let in goes on."""
+    """A flood of logins hits the limits, while admitted ones complete."""
     credential = plain.login.users.stand_in("x")
 
     def begin(host: str) -> asyncio.Future[bytes]:
@@ -215,7 +215,7 @@ def test_a_record_that_is_not_understood_is_not_shown() -> None:
 
 
 def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:
-    """It has the cost of one that there is, and is the same each time; nobody has its password."""
+    """It costs as much as a real user, never changes, and has no password."""
     users = users_in(tmp_path)
     assert users.stand_in("x", SCRAM_SHA_256).iterations == 4096
     give(users, "alice", "right", SCRAM_SHA_256, iterations=9_000)
@@ -232,7 +232,7 @@ def test_a_stand_in_is_like_a_user(tmp_path: Path) -> None:
     assert len(salts) == 50
 
 
-# --- users of the command line (ScramParserTest) ---
+# --- users on the command line (ScramParserTest) ---
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ async def test_others_can_not_read_what_is_kept(tmp_path: Path) -> None:
         directory.chmod(0o755)
 
 
-# --- what the configuration says ---
+# --- configuration ---
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_users_of_the_configuration_that_can_not_be(text: str) -> None:
     assert "geheim" not in str(caught.value)
 
 
-# --- what an operator hears ---
+# --- log lines for operators ---
 
 
 def logins(clock: ManualClock, most: int = 2) -> Logins:

@@ -1,4 +1,4 @@
-"""An image that makes a broker lead thousands of partitions keeps nobody waiting."""
+"""An image that makes a broker leader of thousands of partitions leaves its loop responsive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNT = 600
 
 
 class Many:
-    """A broker, and the images of a topic with many partitions."""
+    """A broker, and images of a topic with many partitions."""
 
     def __init__(self, store: Storage) -> None:
         self.storage, self.replicas = store, store.replicas
@@ -104,7 +104,7 @@ async def test_who_leaves_follows_nobody_anew(many):
 
 
 async def test_image_that_stops_no_fetch_leaves_due_work_for_later(many):
-    """A controlled shutdown looks at each image, and most have nothing to stop."""
+    """A controlled shutdown checks every image, and most of them stop no fetch."""
     many.apply(leader=2, epoch=3)
     due = len(many.replicas._due.partitions)
     assert due > 0
@@ -127,7 +127,7 @@ async def test_image_behind_the_stop_leads_no_partition_and_checks_no_isr(many):
 
 
 async def test_what_can_not_be_followed_oddly_is_followed_a_little_later(many, monkeypatch):
-    """No image to come would say it again."""
+    """No later image would contain the change again."""
     monkeypatch.setattr(due_changes, "AFTER_FAILURE_MS", 20)
     follow, failures = many.following.follow, [ValueError("odd"), ValueError("odd again")]
 

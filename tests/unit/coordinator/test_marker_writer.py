@@ -1,4 +1,4 @@
-"""The ways of markers to partitions, where transactions are many, large, replaced or refused."""
+"""Markers on their way to partitions: many transactions, large, superseded or refused ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bench:
         self.leaders: dict[TopicPartition, int] = {}
         self.asked: dict[str, int] = {}
         self.reported: dict[str, int] = {}
-        """How many partitions of each transaction are reported."""
+        """The number of reported partitions by transaction."""
         self.answered: list[str] = []
         self.writer._leader_of = lambda partition: self.leaders.get(partition, HERE)
         self.writer._epoch_of = lambda _shard: self.epoch
@@ -56,13 +56,13 @@ class Bench:
 
 
 class Time:
-    """What the marker writer takes for the time, in seconds: only the test's work takes any."""
+    """The marker writer's clock, in seconds; only the test's work advances it."""
 
     now = 0.0
 
 
 class Turns:
-    """The longest turn of the loop on such a time, in milliseconds."""
+    """The longest turn of the loop by that clock, in milliseconds."""
 
     def __init__(self, time: Time) -> None:
         self._time, self._since = time, time.now
@@ -85,13 +85,13 @@ class Turns:
 
 MARKER_MS, LOOKUP_MS = 0.1, 0.01
 ALLOWED_MS = SLICE_MS + 4
-"""A turn ends behind the last piece of work of its slice."""
+"""A turn ends after the last piece of work that began in its slice."""
 
 
 def with_costs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
 ) -> Time:
-    """Have markers and searches for leaders take their time; all are written, or refused."""
+    """Give markers and leader lookups a duration; markers are written, or fail with ``error``."""
     time = Time()
 
     def write(_partition: TopicPartition, _marker: EndMarker) -> bool:
@@ -158,7 +158,7 @@ async def test_a_report_that_fails_does_not_lose_the_next_one(bench: Bench) -> N
 async def test_no_marker_of_a_request_follows_those_of_its_successor(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shard was loaded again, in the next epoch, while markers were being written."""
+    """The shard was loaded again in the next epoch while markers were being written."""
     writer, partitions = bench.writer, [("t", index) for index in range(60)]
     epochs: list[int] = []
     append = writer.write_one
@@ -185,7 +185,7 @@ async def test_no_marker_of_a_request_follows_those_of_its_successor(
 async def test_no_transaction_waits_for_the_replicas_of_another_one(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are tried again at the same time."""
+    """Both are retried at the same time."""
     writer, logs = bench.writer, bench.services.logs
     append = writer.write_one
 

@@ -61,7 +61,7 @@ def member(path: Path, at: tuple[str, int], node_id: int = 101, **more: str) -> 
 
 @asynccontextmanager
 async def cluster(path: Path, *node_ids: int) -> AsyncIterator[tuple[Broker, list[Broker]]]:
-    """A controller, and brokers that have joined it."""
+    """Yield a controller and its registered brokers."""
     async with controller(path / "controller") as decides:
         brokers = [member(path, decides.address, one) for one in node_ids]
         try:
@@ -78,12 +78,12 @@ def of(broker: Broker) -> Member:
 
 
 def fenced(decides: Broker) -> Mapping[int, bool]:
-    """Whether each broker is fenced, as the controller has it."""
+    """Return for each broker whether the controller has it fenced."""
     return {one.broker_id: one.fenced for one in decides.services.metadata.image.brokers.values()}
 
 
 async def create(broker: Broker, name: str, *replicas: list[int]) -> None:
-    """Have a topic created by this broker, which passes that on."""
+    """Create a topic through this broker, which forwards the request."""
 
     def body(make: Any) -> Entity:
         rows = [
@@ -101,7 +101,7 @@ async def create(broker: Broker, name: str, *replicas: list[int]) -> None:
 
 
 def leads(broker: Broker, name: str, index: int = 0) -> Callable[[], int | None]:
-    """Who leads, as this broker has been told."""
+    """Return a function that returns the leader according to this broker's metadata."""
 
     def look() -> int | None:
         topic = broker.services.metadata.topic(name)
@@ -170,7 +170,7 @@ def test_what_is_led_is_handed_over_before_a_stop(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_turn_of_the_loop_does_not_have_a_broker_fenced(tmp_path: Path) -> None:
-    """Longer than a session: heartbeats do not wait behind it, and the metadata is not lost."""
+    """A turn longer than the session delays no heartbeat and loses no metadata."""
 
     async def work(at: tuple[str, int], seen: Callable[[], Mapping[int, bool]]) -> None:
         async with member(tmp_path, at):
@@ -209,7 +209,7 @@ def test_a_broker_that_is_forgotten_is_told_to_stop(tmp_path: Path) -> None:
 def test_a_broker_that_can_not_go_with_its_cluster_is_told_to_stop(
     tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would go on with the metadata that it has, and wait for news that do not come."""
+    """Otherwise it would serve outdated metadata and wait for updates that never come."""
 
     async def work() -> None:
         async with cluster(tmp_path, 101) as (_, (one,)):
@@ -322,7 +322,7 @@ def test_a_start_that_waits_for_a_controller_can_be_broken_off(tmp_path: Path) -
 
 @pytest.mark.parametrize("password", ["right", "wrong"])
 def test_brokers_log_in_to_controllers(tmp_path: Path, password: str) -> None:
-    """By what the keys of the controllers' listener say, as in Kafka."""
+    """The keys of the controllers' listener have the credentials, as in Kafka."""
 
     def plain(own: str) -> str:
         return (
@@ -353,7 +353,7 @@ def test_brokers_log_in_to_controllers(tmp_path: Path, password: str) -> None:
 
 
 def test_a_listener_of_clients_is_no_controllers(tmp_path: Path) -> None:
-    """The mistake that is made most often: the wrong port."""
+    """The wrong port is the most common mistake."""
 
     async def work() -> None:
         limit = {"initial.broker.registration.timeout.ms": "300"}
@@ -379,7 +379,7 @@ def test_a_broker_that_nobody_looks_after_stops_by_itself(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_what_happens_to_replicas_is_told_by_whoever_leads_them(tmp_path: Path) -> None:
-    """Each broker of a cluster writes its own part of the history; the command has all of them."""
+    """Each broker writes its part of the history; the command merges all parts."""
 
     def told(broker: Broker) -> list[dict[str, Any]]:
         done = cli(broker.bootstrap, "topics", "history", "t", "--format", "json")

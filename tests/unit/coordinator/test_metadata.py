@@ -47,7 +47,7 @@ from tests.unit.coordinator.services import allocate_producer_ids, storage
 
 
 class Node:
-    """A metadata log on a directory; another one on the same directory is a restart."""
+    """A metadata log in a directory; another object on the same directory is a restart."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ def test_a_grown_log_is_rewritten_and_means_the_same(tmp_path, monkeypatch):
     before = node.log.partition.log_end_offset
     node.log.compact()
     assert node.log.partition.log_start_offset == before
-    # A kill forgets the new log start: the old records are replayed too, to the same end.
+    # A kill loses the new log start: replaying the old records as well gives the same image.
     for starts, stop in enumerate((False, True, False), 2):
         if stop:
             node.stop()

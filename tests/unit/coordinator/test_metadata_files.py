@@ -1,4 +1,4 @@
-"""Directories of older releases, snapshots, and what a kill or a power loss leaves of either."""
+"""Metadata directories of older releases, and snapshots, after a kill or a power loss."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def start(disk: MemoryDisk) -> Storage:
 
 
 def known(image: MetadataImage) -> MetadataImage:
-    """What is there, wherever in the log it was said, and by which start."""
+    """Return the image without offsets, epochs and registrations, which depend on the starts."""
     return replace(image, offset=0, epoch=0, brokers={})
 
 
@@ -143,7 +143,7 @@ def old_directory() -> MemoryDisk:
 
 
 def check_converted(storage: Storage, *, starts: int) -> None:
-    """``starts``: how often the new release has been started."""
+    """Check the converted image after so many ``starts`` of the new release."""
     image = storage.metadata.image
     assert {one.name: one.topic_id for one in image.topics.values()} == {"a.b": A, "b": B, "c": C}
     assert {one.name: len(one.partitions) for one in image.topics.values()} == {
@@ -190,7 +190,7 @@ def test_an_older_directory_is_converted_at_its_first_start() -> None:
 
 
 def files(disk: MemoryDisk) -> list[tuple[str, bytes]]:
-    """Those that a file of metadata now consists of."""
+    """Return the snapshots and the secret, of which the metadata files now consist."""
     return [
         (f"{directory}/{name}", disk.read_file(f"{directory}/{name}") or b"")
         for directory, names in disk.names.items()
@@ -225,7 +225,7 @@ def each_end(
     judge: Callable[[MemoryDisk], None],
     losses: int = 1,
 ) -> int:
-    """Let ``run`` be ended by a kill and by power losses behind each of its steps; return those."""
+    """Judge the disk after a kill and power losses at each step of ``run``; return their number."""
     disk = before.after_kill()
     run(disk)
     loss, count = before.base(), 0
@@ -240,7 +240,7 @@ def each_end(
 def test_no_end_of_a_conversion_loses_anything() -> None:
     def judge(left: MemoryDisk) -> None:
         now = start(left)
-        # The start that was cut short may or may not count as one.
+        # The interrupted start may or may not count.
         check_converted(now, starts=now.metadata.epoch - 7)
         assert now.metadata.epoch in {8, 9}
 
@@ -257,7 +257,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grown() -> MemoryDisk:
-    """A log that the next start rewrites as a snapshot."""
+    """Return a log that the next start rewrites as a snapshot."""
     disk = MemoryDisk()
     disk.make_directory(DATA)
     now = start(disk)
@@ -315,7 +315,7 @@ def test_no_end_of_a_snapshot_loses_anything() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_log_that_ends_before_its_snapshot_goes_on_behind_it() -> None:
-    """The log was damaged where it does not count any more."""
+    """The damaged records are older than the snapshot."""
     disk = grown()
     now = start(disk)
     end = now.metadata.partition.log_start_offset

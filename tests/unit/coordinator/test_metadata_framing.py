@@ -1,4 +1,4 @@
-"""Batches of the metadata log, of our own making and of others'."""
+"""Batches of the metadata log, written by Fencepost and by others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_batches_of_other_forms_are_read(codec: Codec) -> None:
 
 
 def plain(items: Sequence[bytes | Alike]) -> list[bytes]:
-    """The values of all items, one by one."""
+    """Return the values of all items, one by one."""
     values: list[bytes] = []
     for item in items:
         if isinstance(item, Alike):
@@ -144,7 +144,7 @@ def _check_damaged(batch: bytes, step: int) -> None:
                 found = plain(values_of(header, damaged))
             except LogError:
                 found = None
-            # What only the offsets tell is for the CRC to find.
+            # Damage that affects offsets only is detected by the CRC.
             assert found == expected or expected is None, (at, bit)
 
 

@@ -1,4 +1,4 @@
-"""Metrics and health of a broker, as Prometheus reads them, from its start to its stop."""
+"""Metrics and health of a broker, as Prometheus reads them, from start to stop."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def serving(home: Path, settings: Mapping[str, str] = SETTINGS) -> AsyncIt
 
 
 def found(families: Iterator[Metric]) -> Found:
-    """Every sample once: a second one of the same labels would be refused by Prometheus."""
+    """Return all samples; Prometheus would reject two with the same labels."""
     values: Found = {}
     for family in families:
         for sample in family.samples:
@@ -86,7 +86,7 @@ def value(values: Found, name: str, **wanted: str) -> float:
 
 
 class Client:
-    """A producer in a transaction and a member of a group, which have done what clients do."""
+    """A transactional producer and a group member, with typical activity behind them."""
 
     def __init__(self, bootstrap: str) -> None:
         servers = {"bootstrap.servers": bootstrap}
@@ -124,7 +124,7 @@ async def used(broker: Broker) -> AsyncIterator[Client]:
         await asyncio.to_thread(client.close)
 
 
-# --- what a scrape says ---
+# --- scrapes ---
 
 
 async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_every_definition_has_a_series_and_every_series_a_definition(tmp_p
     samples = found(read_prometheus(text))
     names = {name for name, _ in samples}
     names |= {re.sub("_(bucket|sum|count)$", "", name) for name in names}
-    # Nothing of the kind has happened, no listener encrypts, and no client has a quota.
+    # No such event has happened, no listener uses TLS, and no client has a quota.
     assert known.keys() - names == {
         "fencepost_certificate_not_after_seconds",
         "fencepost_certificate_stale",
@@ -199,7 +199,7 @@ async def test_lag_is_what_a_reader_can_still_get(tmp_path: Path) -> None:
 
 
 async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
-    """Its coordinator has forgotten it: the state's topic was lost, the log was not."""
+    """Its coordinator has no record of it: the state's topic was lost, the log was not."""
     async with serving(tmp_path) as broker:
 
         def leave_one(cluster: Cluster) -> None:
@@ -230,7 +230,7 @@ async def test_a_hanging_transaction_is_told(tmp_path: Path) -> None:
 
 
 def commit_offsets(cluster: Cluster, group: str, topic: str, partitions: int) -> None:
-    """Commit offset 0 of each partition, from outside of the group."""
+    """Commit offset 0 of each partition, from outside the group."""
     parts = [
         {"partition_index": index, "committed_offset": 0, "committed_metadata": ""}
         for index in range(partitions)
@@ -251,7 +251,7 @@ def _with_cluster(bootstrap: str, do: Callable[[Cluster], None]) -> None:
 
 
 async def test_counters_never_fall(tmp_path: Path) -> None:
-    """Nor when a topic goes: its own series end, those of the broker go on."""
+    """The broker's counters continue when a topic is deleted; only the topic's own series end."""
 
     def counters(values: Found) -> Found:
         return {
@@ -333,7 +333,7 @@ async def test_a_client_that_has_to_wait_is_told_of(tmp_path):
         assert total == pytest.approx(waits[0], abs=0.01)
         assert total > 0.4
         assert value(values, "fencepost_connections_waiting") == 0
-        # Under the names of jmx_exporter and others nothing is said twice.
+        # The names of jmx_exporter and others repeat none of it.
         assert not [name for name, labels in values if "quota" in name and not labels]
 
 
@@ -389,7 +389,7 @@ async def test_every_expression_of_a_dashboard_finds_a_series(tmp_path: Path) ->
     assert len(list(expressions())) > 45
 
 
-# --- bounds ---
+# --- limits ---
 
 
 async def test_a_scrape_has_so_many_series_and_counts_the_rest() -> None:
@@ -556,7 +556,7 @@ def test_the_settings_name_what_there_is() -> None:
 
 
 class SlowDisk(OsFileSystem):
-    """Waits, where it is told to, before a directory is listed or a file forced to disk."""
+    """A disk that delays directory listings and flushes while its events are unset."""
 
     def __init__(self) -> None:
         self.listing, self.syncing = threading.Event(), threading.Event()
@@ -653,7 +653,7 @@ async def test_a_coordinator_that_loads_or_has_failed_is_named(tmp_path: Path) -
             _with_cluster, broker.bootstrap, lambda cluster: cluster.coordinator("g", GROUP)
         )
         services = broker.services
-        # The partition of "g" serves; the other is opened behind it.
+        # The partition of "g" serves; the other one is opened after it.
         await until_true(lambda: len(services.groups.shards) == 2, "both are open")
         shard = services.groups.shards[1]
         assert unready(SERVING, services) == ""
@@ -696,7 +696,7 @@ async def test_a_port_that_is_taken_keeps_the_broker_from_starting(tmp_path: Pat
         with pytest.raises(BrokerError, match="can not serve metrics"):
             await broker.start()
     async with serving(tmp_path):
-        pass  # nothing of the first try is left
+        pass  # the failed start has left nothing behind
 
 
 async def test_without_the_setting_nothing_listens_and_nothing_is_loaded(tmp_path: Path) -> None:

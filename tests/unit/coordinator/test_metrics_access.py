@@ -1,4 +1,4 @@
-"""Who may read the metrics: encryption, passwords, and what is refused for other machines."""
+"""Access to the metrics: encryption, passwords, and limits on remote clients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_it_is_encrypted(tmp_path: Path, *, is_apart: bool) -> None:
         address = broker.metrics_address
         trusting = ssl.create_default_context(cafile=str(authority.truststore))
         assert (await get(address, "/metrics", trusting))[0] == 200
-        # Who speaks no TLS is not answered.
+        # A client without TLS gets no response.
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert await reader.read() == b""
@@ -150,7 +150,7 @@ async def test_who_takes_too_slowly_is_cut_off(tmp_path: Path) -> None:
         await reader.read(1)
         await until_true(lambda: not server.connections, "it is cut off")
         writer.transport.abort()
-        # Who takes it gets all of it.
+        # A client that reads gets the whole response.
         assert len((await get(address, "/", trusting))[1]) > 16 << 20
     finally:
         await server.close()
@@ -161,7 +161,7 @@ async def test_handshakes_that_stand_still_are_connections_and_end(tmp_path: Pat
         return Response(body=b"pong")
 
     authority = Authority(tmp_path)
-    # Long enough for the handshake below on a machine with other work.
+    # Long enough for the handshake below on a busy machine.
     limits = HttpLimits(max_connections=2, request_timeout_ms=3_000)
     server = await serve_http(
         "127.0.0.1",
@@ -175,7 +175,7 @@ async def test_handshakes_that_stand_still_are_connections_and_end(tmp_path: Pat
         address = server.host, server.port
         halves = [await asyncio.open_connection(*address) for _ in range(3)]
         async with asyncio.timeout(20):
-            # One is too many, the others take too long.
+            # One exceeds the limit, the others time out.
             assert [await reader.read() for reader, _ in halves] == [b"", b"", b""]
             assert server.refused == 1
         await until_true(lambda: not server.connections, "no connection is left")

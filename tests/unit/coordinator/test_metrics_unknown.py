@@ -1,4 +1,4 @@
-"""What a broker does not know has no sample: lags without a commit, partitions of other brokers."""
+"""Unknown values have no sample: lags without a commit, partitions of other brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRESS = Progress(7, "a query", "digest").to_text()
 
 
 def told_of(values: Found, name: str, group: str) -> dict[str, float]:
-    """The samples of a group under a name, by partition ("" where it has no such label)."""
+    """Return a group's samples under a name, by partition ("" without that label)."""
     told = {}
     for (sample, pairs), value in values.items():
         by_name = dict(pairs)

@@ -1,4 +1,4 @@
-"""``fencepost log verify`` says beforehand what the next start will cut, and touches nothing."""
+"""``fencepost log verify`` reports what the next start will truncate, and changes nothing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CUT = "log cut"
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``kill -9`` leaves: two partitions, offsets 0 to 3 on disk for certain, then four more.
+    """Return a directory after ``kill -9``: two partitions, offsets 0 to 3 flushed, then four more.
 
-    Offsets of a group and transactions are there as well, and a topic that was deleted.
+    It also has offsets of a group, transactions, and a deleted topic.
     """
     daemon = Daemon(tmp_path_factory.mktemp("killed") / "data")
     for _ in range(2):
@@ -64,7 +64,7 @@ def log_of(data: Path) -> Path:
 
 
 def flip(data: Path, *offsets: int) -> None:
-    """A bit in the records of the batches at these offsets."""
+    """Flip a bit in the records of the batches at these offsets."""
     raw = bytearray(log_of(data).read_bytes())
     for at, header in list(iter_headers(bytes(raw))):
         if header.base_offset in offsets:
@@ -73,20 +73,20 @@ def flip(data: Path, *offsets: int) -> None:
 
 
 def tear(data: Path) -> None:
-    """Half a write at the end of the log."""
+    """Append half a batch, as a torn write leaves it."""
     raw = log_of(data).read_bytes()
     log_of(data).write_bytes(raw + raw[:65])
 
 
 def shorten(data: Path, batches: int) -> None:
-    """Nothing but the first batches is left."""
+    """Keep only the first batches."""
     raw = log_of(data).read_bytes()
     ends = [at + header.size for at, header in iter_headers(raw)]
     log_of(data).write_bytes(raw[: ends[batches - 1]])
 
 
 def state(data: Path) -> dict[str, tuple[int, bytes]]:
-    """Every name below the directory with its mtime and bytes."""
+    """Return the mtime and bytes of every path in the directory."""
     return {
         str(one.relative_to(data)): (
             one.stat().st_mtime_ns,
@@ -101,7 +101,7 @@ def verify(data: Path, *arguments: str) -> Result:
 
 
 def told_before(data: Path) -> tuple[list[dict[str, Any]], int]:
-    """What is said of the next start, and the exit status, which is the table's as well."""
+    """Return the report on the next start and the exit status; the table must agree with both."""
     before = state(data)
     result, table = verify(data, "--format", "json"), verify(data)
     assert state(data) == before
@@ -169,12 +169,12 @@ def test_what_is_said_beforehand_is_what_the_start_logs(
     assert told_by_the_start(data) == rows
     for row in rows:
         assert all(Path(one).exists() for one in row.get("kept", ()))
-    # The start has mended what it told of, and closed the logs.
+    # The start has repaired the reported damage and closed the logs.
     assert told_before(data)[0] == []
 
 
 def test_settings_that_a_recovery_heeds_are_those_of_the_start(data: Path) -> None:
-    """With ``log.preallocate`` the end of the file is blank, and nobody is told of its going."""
+    """With ``log.preallocate`` the file ends in zeros, and their removal is not reported."""
     log = log_of(data)
     log.write_bytes(log.read_bytes() + bytes(100_000))
     blank, status = told_before(data)

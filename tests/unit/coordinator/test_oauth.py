@@ -1,4 +1,4 @@
-"""OAUTHBEARER: its messages, tokens that nobody has signed, tokens that an issuer has, its keys."""
+"""OAUTHBEARER: messages, unsecured tokens, signed tokens, and the issuer's keys."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def first(token: str, authzid: str = "", extensions: str = "") -> bytes:
 
 
 async def taken(exchange: OauthExchange, token: bytes) -> bytes:
-    """One step, with its waits."""
+    """Run one step of the exchange, including its waits."""
     steps = exchange.step(token)
     try:
         while True:
@@ -157,7 +157,7 @@ async def test_a_message_has_a_bound() -> None:
         await taken(believing(), first(unsecured(), extensions=f"x={'y' * (size + 1)}\x01"))
 
 
-# --- tokens that nobody has signed (OAuthBearerUnsecuredValidatorCallbackHandlerTest) ---
+# --- unsecured tokens (OAuthBearerUnsecuredValidatorCallbackHandlerTest) ---
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_an_unsecured_token_that_holds(claims: dict[str, object]) -> None:
     assert await taken(exchange, first(unsecured(**claims))) == b""
 
 
-# --- tokens that an issuer has signed (BrokerJwtValidatorTest) ---
+# --- signed tokens (BrokerJwtValidatorTest) ---
 
 
 def public(key: Any, name: str, **more: str) -> dict[str, Any]:
@@ -228,7 +228,7 @@ KEYS = [
 
 
 class Issuer:
-    """Serves a set of keys over HTTP, or something else in its place."""
+    """An issuer that serves a key set, or another body, over HTTP."""
 
     def __init__(self) -> None:
         self.body: bytes = json.dumps({"keys": KEYS}).encode()
@@ -406,7 +406,7 @@ async def test_a_fetch_that_fails_is_tried_again_later_and_later(
     issuer.status = 200
     clock.advance(400)
     assert await taken(begin(), first(signed())) == b""
-    # What is known stays in use while the issuer fails, and while it is asked again.
+    # Known keys stay in use while the issuer fails and while a refresh is in progress.
     issuer.status = 500
     clock.advance(3_600_000)
     later = signed(exp=NOW + 10_000)

@@ -1,4 +1,4 @@
-"""What the broker does by itself keeps the event loop for no long turn, all of it at once."""
+"""The broker's background work never blocks the event loop for long, even all at once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_retention_that_lets_thousands_of_segments_go(tmp_path: Path) -> N
             await asyncio.sleep(0)
         assert broker._maintenance is not None
         with watched_loop() as watch:
-            # Not awaited here: the watch sees the turns of a task.
+            # A task of its own, since the watch measures the turns of tasks.
             await asyncio.create_task(broker._maintenance.run_retention(partition))
         watch.check()
         assert partition.log_start_offset == SEGMENTS
@@ -114,7 +114,7 @@ async def test_a_broker_setting_that_thousands_of_topics_follow(tmp_path: Path) 
 
 
 async def test_offsets_of_a_deleted_topic_and_expired_ones_in_a_large_shard(tmp_path: Path) -> None:
-    """Most stay, and are looked at; groups with one offset each go."""
+    """Most offsets stay and are only checked; groups with one offset each expire."""
     lasting = [(f"large{number}", "t", OFFSETS) for number in range(2)]
     going = [("mixed", "deleted", 20_000), *((f"g{number}", "t", 1) for number in range(5_000))]
     async with Broker(tmp_path, config={"offsets.topic.num.partitions": "1"}) as broker:

@@ -1,4 +1,7 @@
-"""Placement must be Java's: another hash would look for a group's offsets in the wrong file."""
+"""Partition placement must equal Java's.
+
+With another hash a group's offsets would be looked up in the wrong partition.
+"""
 
 import pytest
 
@@ -11,7 +14,7 @@ from fencepost.coordinator.runtime.key_partition import java_string_hash, partit
         ("", 0),
         ("a", 97),
         ("group", 98629247),
-        ("polygenelubricants", 0x8000_0000),  # the well-known string whose hash is -2**31
+        ("polygenelubricants", 0x8000_0000),  # the well-known string with the hash -2**31
         ("ä", 228),
         ("\U0001f600", (0xD83D * 31 + 0xDE00) & 0xFFFF_FFFF),  # two UTF-16 units
         ("\ud83d", 0xD83D),  # a lone surrogate is a unit

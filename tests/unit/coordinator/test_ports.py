@@ -1,4 +1,4 @@
-"""A held port: nobody else's while its server is down, and no hindrance when it comes back."""
+"""A held port: no other process gets it while its server is down, and the server may rebind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What controllers are given when a broker is promoted, and what any end of that leaves."""
+"""The controllers' initial state when a broker is promoted, and interrupted promotions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ THREE = tuple(Controller(100 + n, f"10.0.0.{n}", 9093) for n in range(1, 4))
 
 
 def grown() -> MemoryDisk:
-    """The directory of a broker that has something of everything, and was stopped."""
+    """Return the directory of a stopped broker with some metadata of every kind."""
     disk = MemoryDisk()
     for path in (DATA, "/home"):
         disk.make_directory(path)
@@ -84,7 +84,7 @@ def grown() -> MemoryDisk:
             UserScramCredentialRecord("alice", 2, b"salt", b"stored", b"server", 8192),
         ]
     )
-    storage(Path(DATA), fs=disk).logs.close()  # a start more: leader epochs above 0
+    storage(Path(DATA), fs=disk).logs.close()  # another start, for leader epochs above 0
     write_clean_shutdown(disk, DATA, 1)
     return disk
 
@@ -112,7 +112,7 @@ def log_of(controller: int, output: str = OUT) -> str:
 
 
 def given(disk: MemoryDisk, controller: int = 100) -> MetadataImage:
-    """The image that a controller starts from."""
+    """Return the image from which a controller starts."""
     (one,) = snapshots(disk, log_of(controller))
     loader = ImageLoader()
     load_snapshot(disk, log_of(controller), one, loader)
@@ -124,7 +124,7 @@ def owner(disk: MemoryDisk, controller: int) -> MetaProperties | None:
 
 
 def head_of(disk: MemoryDisk, controller: int) -> list[dict[str, Any] | None]:
-    """The control records with which the snapshot of a controller begins."""
+    """Return the control records at the beginning of a controller's snapshot."""
     (one,) = snapshots(disk, log_of(controller))
     data = disk.read_file(f"{log_of(controller)}/{one.file_name}") or b""
     position, header = next(iter_headers(data))
@@ -135,7 +135,7 @@ def settings_in(disk: MemoryDisk, name: str) -> dict[str, str]:
     return properties.parse(disk.read_file(f"{OUT}/{name}") or b"")
 
 
-# --- what is handed over ---
+# --- the handover ---
 
 
 def test_controllers_start_from_everything_that_the_broker_knew() -> None:
@@ -246,7 +246,7 @@ def test_a_broker_that_was_told_nothing_but_where_to_listen() -> None:
     assert broker["offsets.topic.replication.factor"] == "1"
 
 
-# --- what is refused, and what is said ---
+# --- refusals and messages ---
 
 
 def with_another_broker(disk: MemoryDisk) -> None:
@@ -324,7 +324,7 @@ def test_a_kill_of_the_broker_is_said() -> None:
     assert [one for one in promote(disk).warnings if "not stopped cleanly" in one]
 
 
-# --- twice, and cut short ---
+# --- repeated and interrupted promotions ---
 
 
 def test_a_second_call_changes_nothing_but_what_is_new() -> None:
@@ -340,7 +340,7 @@ def test_a_second_call_changes_nothing_but_what_is_new() -> None:
     ]
     assert again == owners
     assert {one: disk.read_file(f"{OUT}/{one}") for one in files} == files
-    metadata = start(disk).metadata  # it goes on alone for a while
+    metadata = start(disk).metadata  # the single broker runs for a while
     assert promoted_as(disk, LOG) is not None, "a storage is no broker"
     create_topic(metadata, "later", 1, {})
     plan = promote(disk, wanted(THREE))
@@ -392,7 +392,7 @@ METADATA = Path(OUT) / "controller-100" / "metadata"
 
 
 def joined() -> MemoryDisk:
-    """The directories of a broker that has joined a controller, and was stopped."""
+    """Return the directories of a stopped broker that has joined a controller."""
     disk = grown()
     promote(disk)
     note_membership(disk, LOG)
@@ -526,7 +526,7 @@ def test_settings_come_back_from_their_file(text: str) -> None:
     assert properties.parse(properties.text_of(settings)) == settings
 
 
-# --- a metadata log that nobody writes ---
+# --- a metadata log without a writer ---
 
 
 def test_a_torn_end_counts_for_nothing() -> None:

@@ -54,7 +54,7 @@ def test_failing_subscriber_is_logged_and_keeps_no_other_from_its_turn() -> None
 
 
 def of_broker_settings(*settings: tuple[str, str]) -> MetadataImage:
-    """Dynamic settings of all brokers; the names may be unknown."""
+    """Return an image with dynamic settings of all brokers; names may be unknown."""
     return after(MetadataImage(), *(ConfigRecord(BROKER_RESOURCE, "", *one) for one in settings))
 
 
@@ -79,7 +79,7 @@ def test_failing_listener_of_settings_keeps_no_other_and_no_subscriber_from_the_
 
 
 class Unreadable(Metadata):
-    """Cannot decrypt the passwords among its settings."""
+    """Metadata that cannot decrypt the passwords in its settings."""
 
     def plain_settings(self, name: str) -> Mapping[str, str]:
         raise RuntimeError(f"no key for {name}")
@@ -95,7 +95,7 @@ def test_settings_that_cannot_be_read_keep_no_subscriber_from_the_image() -> Non
 
 
 class Coordinator:
-    """A coordinator of broker 7 that writes down its elections."""
+    """A coordinator of broker 7 that records its elections."""
 
     def __init__(self) -> None:
         self.told: Told = []
@@ -136,7 +136,7 @@ def test_leader_of_a_new_partition_is_elected(replicas: tuple[int, ...]) -> None
 
 
 def test_change_of_the_isr_is_no_election() -> None:
-    """KAFKA-15468: a coordinator does not load again for that."""
+    """KAFKA-15468: a coordinator does not reload for that."""
     coordinator = Coordinator()
     coordinator.publish(*created())
     assert coordinator.publish(changed(isr=(ME,))) == []
@@ -162,7 +162,7 @@ def test_replica_that_is_removed_resigns_without_an_epoch() -> None:
 
 
 def test_deleted_topic_resigns_without_an_epoch() -> None:
-    """KAFKA-19274: with one, the unloading would be ignored."""
+    """KAFKA-19274: with an epoch the unloading would be ignored."""
     coordinator = Coordinator()
     coordinator.publish(*created())
     assert coordinator.publish(RemoveTopicRecord(TOPIC_ID)) == [("resigned", 0, None)]

@@ -1,6 +1,6 @@
-"""Rates, buckets and budgets by a manual clock: who is counted with whom, and how long one waits.
+"""Rates, token buckets and budgets by a manual clock: shared quotas and throttle times.
 
-The scenarios are those of Kafka's ``RateTest``, ``TokenBucketTest``, ``ClientQuotaManagerTest``,
+The scenarios come from Kafka's ``RateTest``, ``TokenBucketTest``, ``ClientQuotaManagerTest``,
 ``ClientRequestQuotaManagerTest`` and ``ControllerMutationQuotaManagerTest``.
 """
 
@@ -44,7 +44,7 @@ def test_a_rate_is_taken_over_ten_to_eleven_windows():
     assert rate.elapsed_ms(999) == 10_999
     assert rate.elapsed_ms(1000) == 10_000
     assert rate.elapsed_ms(10_500) == 10_500
-    # What is eleven windows old counts no more, and the rate is that of somebody new.
+    # Samples eleven windows old no longer count, and the rate is like a new client's.
     assert rate.per_second(10_999) > 0
     assert (rate.per_second(11_000), rate.elapsed_ms(11_000)) == (0, 10_000)
 
@@ -55,7 +55,7 @@ def test_the_oldest_sample_may_have_begun_before_the_window():
     rate.record(10, 900)
     for second in range(1, 12):
         rate.record(10, 1000 * second)
-    # The first sample saw something 10.1 s ago; it began 11 s ago.
+    # The first sample's last record was 10.1 s ago; the sample began 11 s ago.
     assert rate.elapsed_ms(11_000) == 11_000
     assert rate.per_second(11_000) == pytest.approx(130 / 11)
     assert rate.per_second(11_900) == pytest.approx(110 / 10.9)
@@ -94,7 +94,7 @@ def test_a_wait_is_no_longer_than_an_answer_can_say():
 
 
 def test_a_bucket_begins_full_is_overdrawn_once_and_fills_up():
-    """TokenBucketTest, with a burst of 50 at 5 a second."""
+    """TokenBucketTest, with a burst of 50 at 5 per second."""
     bucket = TokenBucket(Window(10, 1000))
     assert bucket.tokens(5, 123_456) == 50
     bucket.take(60, 5, 123_456)
@@ -122,7 +122,7 @@ def change(metadata: MetadataLog, pair: Pair, wanted: Mapping[str, float | None]
 
 
 class Clients:
-    """The quotas of a broker, and clients that take of them."""
+    """The quotas of a broker, and clients that use them up."""
 
     def __init__(self, metadata: MetadataLog, clock: ManualClock) -> None:
         self.quotas = quotas = ClientQuotas(QuotaTable(metadata), BrokerConfig(), clock)
@@ -140,7 +140,7 @@ class Clients:
         value: float | None,
         key: str = PRODUCE,
     ) -> None:
-        """``""`` for no name, None for the default."""
+        """Set a quota; ``""`` stands for no name, None for the default entity."""
         change(self._metadata, (user, client_id), {key: value})
 
     def limit(self, user: str, client_id: str, key: str = PRODUCE) -> float | None:
@@ -215,7 +215,7 @@ def test_a_quota_comes_and_goes(clients, entity):
 
 
 def test_the_most_specific_quota_holds_alone(clients):
-    """ClientQuotaManagerTest.testQuotaConfigPrecedence; amounts are of ten seconds."""
+    """ClientQuotaManagerTest.testQuotaConfigPrecedence; each amount is a rate over ten seconds."""
 
     def check(user: str, client_id: str, limit: float, amount: float, *, waits: bool) -> None:
         assert clients.limit(user, client_id) == limit
@@ -237,15 +237,15 @@ def test_the_most_specific_quota_holds_alone(clients):
     check("A", "1", 5000, 4500, waits=False)
     check("A", "2", 4000, 4500, waits=True)
     check("A", "3", 4000, 0, waits=True)  # shared with the other clients of the user
-    check("A", "1", 5000, 0, waits=False)  # and this is its own
+    check("A", "1", 5000, 0, waits=False)  # its own quota
     check("B", "1", 7000, 8000, waits=True)
-    check("B", "2", 8000, 7000, waits=False)  # a default of clients is for each of them alone
+    check("B", "2", 8000, 7000, waits=False)  # a default applies to each client id separately
     check("B", "3", 8000, 7000, waits=False)
     check("D", "1", 3000, 3500, waits=True)
     check("D", "2", 3000, 2500, waits=False)
     check("E", "1", 3000, 2500, waits=False)
     clients.set(None, None, None)
-    check("D", "1", 1000, 0, waits=False)  # counted with others now, who took nothing yet
+    check("D", "1", 1000, 0, waits=False)  # now it shares a quota of which nothing is used yet
     check("E", "4", 1000, 1500, waits=True)
     check("F", "4", 1000, 800, waits=False)
     check("F", "5", 1000, 800, waits=True)
@@ -253,7 +253,7 @@ def test_the_most_specific_quota_holds_alone(clients):
     check("F", "4", 2000, 0, waits=False)
     check("F", "5", 2000, 0, waits=False)
     check("F", "5", 2000, 2500, waits=True)
-    check("G", "5", 2000, 0, waits=True)  # a client id is shared by all users
+    check("G", "5", 2000, 0, waits=True)  # all users share a client id's quota
     clients.set("A", "", 8000)
     clients.set("A", "1", 10_000)
     check("A", "2", 8000, 0, waits=False)
@@ -266,7 +266,7 @@ def test_the_most_specific_quota_holds_alone(clients):
     check("A", "6", 11_000, 8500, waits=False)
     clients.set("A", None, 12_000)
     clients.set("A", "6", None)
-    check("A", "6", 12_000, 4000, waits=True)  # what it took before still counts
+    check("A", "6", 12_000, 4000, waits=True)  # its earlier use still counts
 
 
 def test_a_default_of_both_is_weaker_than_a_user_by_name(clients):
@@ -314,7 +314,7 @@ def test_time_on_the_loop_is_waited_for_no_longer_than_a_sample(clients):
 
 
 def test_changes_of_topics_are_refused_or_waited_for(clients):
-    """ControllerMutationQuotaManagerTest, with 10 a second and a burst of 110."""
+    """ControllerMutationQuotaManagerTest, with 10 per second and a burst of 110."""
     assert clients.quotas.mutations("alice", "c", is_strict=True) is None
     clients.set("alice", "", 10, MUTATION)
     strict = clients.quotas.mutations("alice", "c", is_strict=True)
@@ -368,13 +368,13 @@ def test_no_number_of_names_takes_more_than_so_much_memory(clients, monkeypatch,
 
     for number in range(3):
         take(f"c{number}", 200)
-    # All are in use: whoever comes now is counted with the others who do.
+    # All budgets are in use: further clients share one.
     for number in range(3, 10):
         take(f"c{number}", 200)
     assert len(budgets) == 4
     assert list(budgets)[-1] == ("", None)
     assert len(clients.quotas._found[key]) <= 3
-    # One that is as good as new makes room for another.
+    # An unused budget is evicted for a new client.
     clients.clock.advance(60_000)
     take("late", 1)
     assert ("", "late") in budgets
@@ -393,7 +393,7 @@ def test_long_names_take_no_more_memory_than_short_ones(clients):
     assert len(budgets) == 2
     assert max(len(name or "") for names in budgets for name in names) <= 128
     assert not clients.quotas._found[PRODUCE]
-    # Up to there a name is kept as it is.
+    # Names up to that length are kept as they are.
     clients.waits("alice", "z" * 128, 1)
     assert ("", "z" * 128) in budgets
 

@@ -1,4 +1,4 @@
-"""Plans for replicas: even, over racks, and with no more moves than that takes; and their files."""
+"""Reassignment plans: balanced over brokers and racks with the fewest moves, and their files."""
 
 from __future__ import annotations
 

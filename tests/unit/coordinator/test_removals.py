@@ -1,4 +1,4 @@
-"""Topics and files on their way out: nobody waits for the disk, and a kill leaves none of them."""
+"""Removal of topics and files: requests never wait for the disk, and a kill leaves none behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(broker: Broker, topic: str, index: int = 0, count: int = 1) -> None:
 
 
 async def delete(broker: Broker, *topics: str) -> list[str]:
-    """By a request; the client is in a thread of its own."""
+    """Delete topics by a request from a thread and return the error codes."""
 
     def ask() -> list[str]:
         with Cluster(broker.bootstrap) as client:
@@ -63,12 +63,12 @@ def is_metadata(path: str) -> bool:
 
 
 def fail_syncs_of_metadata(disk: FaultyDisk, broker: Broker) -> None:
-    """Have the metadata log go off line with its next flush."""
+    """Let the metadata log's next flush fail, which takes it offline."""
     disk.sync_fails = is_metadata
 
 
 def refuse_flushes_of_metadata(disk: FaultyDisk, broker: Broker) -> None:
-    """Have no file handle for a flush of the metadata log, which stays on line."""
+    """Refuse file handles for a flush of the metadata log, which stays online."""
 
     def before(kind: str, path: str) -> None:
         if kind == "sync_directory" and is_metadata(path):
@@ -91,7 +91,7 @@ async def commit_offset(services: BrokerServices, topic: str, offset: int) -> No
 
 
 async def committed_offset(services: BrokerServices, topic: str) -> int:
-    """The offset of group ``g``; -1 if it has none."""
+    """Return the offset of group ``g``, or -1 if it has none."""
     command = FetchOffsets("g", (FetchTopic(topic, (0,)),))
     result = await services.groups.submit("g", command)
     [(_, [found])] = result.topics  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ async def committed_offset(services: BrokerServices, topic: str) -> int:
 
 
 class ThreadsOfSteps(FaultyDisk):
-    """Notes which steps that wait for the disk are made in the loop's own thread."""
+    """A disk that notes which blocking steps run in the loop's own thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ async def test_a_deleted_topic_is_gone_from_the_loop_at_once_and_from_the_disk_s
         disk.watched = True
         with watched_loop() as watch:
             assert await delete(broker, "t") == ["none"]
-            # Renamed before the answer, and removed behind it.
+            # The directories are renamed before the response and removed after it.
             assert not list(tmp_path.glob("t-?"))
             await until_gone(tmp_path)
         disk.watched = False
@@ -165,7 +165,7 @@ async def test_a_partition_of_many_producers_is_forgotten_in_turns(tmp_path):
 
 
 async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
-    """Made and written in the very turn in which the old one's record goes."""
+    """The new topic is created and written in the turn of the old one's deletion."""
     async with Broker(tmp_path, config=CALM) as broker:
         create_topic(broker.services.metadata, "t", partitions=3)
         for index in range(3):
@@ -188,7 +188,7 @@ async def test_a_topic_of_the_same_name_does_not_meet_the_old_one(tmp_path):
 
 
 async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_path):
-    """A power loss may bring the topic back until then, and its data must be there."""
+    """Until then a power loss may bring the topic back, which needs its data."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services = broker.services
@@ -207,7 +207,7 @@ async def test_directories_stay_until_the_record_of_the_deletion_is_durable(tmp_
 
 
 async def test_directory_of_later_deletion_stays_until_its_own_record_is_durable(tmp_path):
-    """The second topic is deleted while the record of the first deletion is being forced."""
+    """The second topic is deleted while the record of the first deletion is being flushed."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         metadata = broker.services.metadata
@@ -222,7 +222,7 @@ async def test_directory_of_later_deletion_stays_until_its_own_record_is_durable
             end = metadata.partition.log_end_offset
             delete_topic(metadata, "second")
         disk.is_gated = lambda path: is_metadata(path) and metadata.partition.recovery_point >= end
-        disk.gate.set()  # for the flush that waits, and no later one
+        disk.gate.set()  # for the waiting flush only
         disk.gate.clear()
         await until_true(lambda: not (tmp_path / "first-0").exists(), "the first one is renamed")
         assert metadata.partition.recovery_point == end
@@ -290,7 +290,7 @@ async def test_directory_whose_record_was_refused_by_the_disk_goes_with_the_next
 
 
 async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tmp_path):
-    """Else power loss would bring the topic back with records that were deleted before it."""
+    """Otherwise a power loss would bring the topic back with records deleted before it."""
     disk = FaultyDisk()
     async with Broker(tmp_path, config=CALM, fs=disk) as broker:
         services, metadata = broker.services, broker.services.metadata
@@ -314,7 +314,7 @@ async def test_log_start_of_deleted_topic_is_kept_until_its_record_is_durable(tm
 
 
 async def test_offsets_of_deleted_topic_go_before_the_checkpoints_are_written(tmp_path):
-    """Groups wait for the record of the deletion, and for nothing else."""
+    """Groups wait only for the record of the deletion."""
     disk, may_write = FaultyDisk(), threading.Event()
 
     def before(_kind: str, path: str) -> None:
@@ -336,7 +336,7 @@ async def test_offsets_of_deleted_topic_go_before_the_checkpoints_are_written(tm
 
 
 async def test_offsets_of_deleted_topic_go_before_the_shards_close(tmp_path):
-    """The stop comes while the record of the deletion is being forced."""
+    """The stop comes while the record of the deletion is being flushed."""
     disk = FaultyDisk()
     services = await Services(tmp_path, fs=disk).start()
     services.topic("t")
@@ -377,14 +377,14 @@ async def test_offsets_whose_record_was_refused_by_the_disk_go_with_the_next_del
 
 
 async def test_what_a_kill_leaves_is_removed_behind_the_start(tmp_path):
-    """Directories on their way out, of a deleted topic, and files of removed segments."""
+    """Renamed directories, directories of a deleted topic, and files of removed segments."""
     async with Broker(tmp_path, config=CALM) as broker:
         for name in ("deleted", "kept"):
             create_topic(broker.services.metadata, name, partitions=1)
             write(broker, name)
     killed = storage(tmp_path)
     delete_topic(killed.metadata, "deleted")
-    killed.logs.close()  # behind the record, before the directory
+    killed.logs.close()  # after the record, before the directory's removal
     assert (tmp_path / "deleted-0").exists()
     (tmp_path / "old-0.0123-delete").mkdir()
     (tmp_path / "old-0.0123-delete" / "file").write_text("x")

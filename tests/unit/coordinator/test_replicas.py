@@ -43,7 +43,7 @@ CHECKPOINTS = {
 
 
 class Node:
-    """The data side of a broker; another one on the same directory is a restart."""
+    """The storage of a broker; another object on the same directory is a restart."""
 
     def __init__(self, directory: Path, config=None, *, fs=None, clock=None) -> None:
         store = storage(directory, config, fs=fs, clock=clock)
@@ -118,7 +118,7 @@ def test_records_are_there_after_a_restart(tmp_path, clean):
 
 @pytest.mark.parametrize(("silent_ms", "known"), [(172_799_999, [7]), (172_800_000, [])])
 def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, known):
-    """Two days, and not the day that is the default."""
+    """The setting is two days, the default one."""
     config = {"producer.id.expiration.ms": "172800000"}
     node = Node(tmp_path, config)
     create_topic(node.metadata, "a", partitions=1)
@@ -131,7 +131,7 @@ def test_a_start_forgets_producers_by_the_configured_time(tmp_path, silent_ms, k
 
 
 def test_the_limit_of_producers_is_the_brokers(tmp_path):
-    """Over all partitions, and changed while the broker runs."""
+    """The limit covers all partitions and may change while the broker runs."""
     node = Node(tmp_path, {"max.producer.ids": "2"})
     create_topic(node.metadata, "a", partitions=3)
     create_topic(node.metadata, "b", partitions=1)
@@ -228,7 +228,7 @@ def test_checkpointed_offsets_of_a_partition_that_is_gone_are_dropped_at_start(t
     create_topic(node.metadata, "a")
     node.write("a", count=9).cleanup.delete_records_before(9)
     node.logs.checkpoint()
-    # Killed between the tombstone and the removal of the directory and the offsets.
+    # As after a kill between the tombstone and the removal of the directory and the offsets.
     delete_topic(node.metadata, "a")
     node = Node(tmp_path)
     asyncio.run(node.clean_up())
@@ -276,7 +276,7 @@ def test_settings_reach_open_partitions(tmp_path):
 
 @pytest.mark.parametrize("killed_at", range(40))
 def test_a_kill_at_any_step_of_creation_and_deletion(tmp_path, killed_at):
-    """Whatever was answered holds; what was not is wholly there or not at all."""
+    """Acknowledged changes survive; an unacknowledged one has happened completely or not at all."""
     fs = MortalDisk(kinds=CHANGES - {"create"})
     node = Node(tmp_path, fs=fs)
     create_topic(node.metadata, "kept", partitions=2)
@@ -315,7 +315,7 @@ def test_a_start_that_fails_half_way_leaves_no_clean_mark(tmp_path):
 
     full = FaultyDisk()
     full.fails = {"write": errno.ENOSPC}
-    with pytest.raises(LogError):  # the metadata log can not count the start
+    with pytest.raises(LogError):  # the metadata log cannot record the start
         Node(tmp_path, fs=full)
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
     assert Node(tmp_path).logs.partition("a", 0).log_start_offset == 2
@@ -400,7 +400,7 @@ class Reader:
         self.poll.watch(Watched(self.partition, start, 1 << 20))
 
     async def end_offset(self) -> int:
-        """What it would read when its wait is over."""
+        """Return the log end offset when the wait is over."""
         await asyncio.wait_for(self.poll.over, 30)
         return self.partition.log_end_offset
 
@@ -461,7 +461,7 @@ async def test_a_poll_ends_when_its_offset_is_deleted(tmp_path):
     assert await reader.end_offset() == 3
 
 
-# --- what a start has done to the logs is told ---------------------------------------------------
+# --- reports of a start's repairs -----------------------------------------------------------------
 
 
 def told_of(told, event):
@@ -502,7 +502,7 @@ def test_what_a_recovery_removes_is_an_error_with_all_there_is_to_know(tmp_path)
         "kept": [str(tmp_path / "a-0" / f"{5:020d}.log.1-stray")],
         "log_level": "error",
     }
-    # The next start has nothing to say, and knows of no loss any more.
+    # The next start has nothing to report and no longer knows of the loss.
     again.logs.checkpoint(HIGH_WATERMARK_CHECKPOINT)
     with capture_logs() as told:
         Node(tmp_path)
@@ -527,7 +527,7 @@ def test_a_torn_write_is_a_warning(tmp_path):
 
 
 def test_a_log_that_has_lost_its_end_without_a_trace_is_an_error(tmp_path):
-    """Cut at the end of a batch, or gone with its files: there is no bad batch to find."""
+    """The log was cut between batches, or its files are gone: recovery finds no bad batch."""
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=2)
     for index in (0, 1):
@@ -565,7 +565,7 @@ def test_damage_below_the_recovery_point_is_told_and_left(tmp_path):
 
 
 def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
-    """The last segment of an older version's log may have been compacted."""
+    """An older version may have compacted the log's last segment."""
     node = Node(tmp_path)
     create_topic(node.metadata, "a", partitions=1)
     node.write("a", 0, 6)
@@ -581,7 +581,7 @@ def test_what_the_cleaner_has_emptied_is_no_hole(tmp_path):
 
 
 def test_a_start_commits_no_more_than_was_committed(tmp_path):
-    """The high watermark of a log with other replicas is what was checkpointed, not its end."""
+    """With other replicas the high watermark is the checkpointed one, not the log end offset."""
     node = Node(tmp_path)
     topic = create_topic(node.metadata, "t", 3, {})
     for index in range(3):

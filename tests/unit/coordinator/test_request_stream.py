@@ -1,4 +1,4 @@
-"""The request stream, byte by byte: requests and responses are the same however bytes come in."""
+"""The request stream, byte by byte: the same requests and responses for any fragmentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERVED = {
 
 Seen = tuple[int, int, int, str | None, Any]
 Told = tuple[list[Seen], bytes, type[WireError] | None]
-"""The requests, the bytes to write, and how it ended."""
+"""The requests, the bytes to write, and the error that ended the stream."""
 
 
 def request(key: ApiKey, version: int, number: int, **fields: Any) -> bytes:
@@ -47,7 +47,7 @@ def heartbeat(number: int) -> bytes:
 
 
 UNSERVED = struct.pack(">ihhih", 10, ApiKey.API_VERSIONS, 99, 3, -1)
-"""ApiVersions of the future, which is the one that is answered all the same."""
+"""ApiVersions in a future version, the only unsupported one that gets a response."""
 
 SMALL = b"".join((heartbeat(1), produce(2, 300), UNSERVED, heartbeat(4), produce(5, 0)))
 LARGE = b"".join((heartbeat(1), produce(2, FIRST_BUFFER_BYTES + 1), UNSERVED, heartbeat(4)))
@@ -63,7 +63,7 @@ BROKEN = {
 
 
 def answer_to(one: Request) -> Any:
-    """Of some size, so that bytes of one answer can't pass for another's."""
+    """Return a response whose size differs, so that bytes of two responses cannot be confused."""
     make = response_factory(one.api_key, one.api_version)
     if one.api_key == ApiKey.HEARTBEAT:
         return make.message(throttle_time_ms=one.correlation_id)
@@ -74,7 +74,7 @@ def answer_to(one: Request) -> Any:
 
 
 def feed(stream: RequestStream, piece: bytes) -> Iterator[None]:
-    """Put a piece in, and stop wherever the stream has no more room at once."""
+    """Feed a piece, yielding whenever the stream's buffer is full."""
     while piece:
         room = stream.frames.writable()
         count = min(len(room), len(piece))
@@ -183,7 +183,7 @@ def test_a_large_frame_of_an_unserved_version_is_answered_or_ends_the_stream() -
 
 
 class InSomeFile:
-    """Records that are read when they are taken."""
+    """Records that are read only when they are taken."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -222,7 +222,7 @@ def test_answers_go_out_in_pieces_and_only_what_is_in_memory_counts(
 
 @pytest.mark.parametrize("partitions", [1, 2, 700, 701, 1_400])
 def test_records_in_a_file_may_be_few_bytes(partitions: int) -> None:
-    """A Fetch copies a bounded number of short reads; what is beyond that stays in its files."""
+    """A Fetch copies a bounded number of short reads; further ones stay in their files."""
     stream = RequestStream(SERVED, LIMITS)
     for _ in feed(stream, request(ApiKey.FETCH, 11, 1)):
         one = stream.next_request()

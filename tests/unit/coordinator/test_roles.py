@@ -1,4 +1,4 @@
-"""What a configuration makes of a node, and which ones contradict themselves."""
+"""The roles that a configuration gives a node, and contradictory configurations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_by_default_a_node_is_both_and_alone() -> None:
 
 
 def test_others_join_it_where_it_has_a_listener_for_that() -> None:
-    """As in the file that comes with Apache Kafka."""
+    """As in the configuration file that comes with Apache Kafka."""
     config = {
         "process.roles": "broker,controller",
         "node.id": "1",

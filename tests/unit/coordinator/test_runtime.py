@@ -80,7 +80,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Tell:
-    """The effect."""
+    """The effect of :class:`PutAndTell`."""
 
     key: str
 
@@ -90,7 +90,7 @@ class RefusedError(DomainError):
 
 
 class TableMachine:
-    """A table of texts; waiting for a key that is not there yet parks the request."""
+    """A table of texts; waiting for an absent key parks the request."""
 
     def __init__(self) -> None:
         self.table: dict[str, tuple[str, int]] = {}
@@ -180,7 +180,7 @@ def _record(key: str, value: str | None) -> Record:
 
 
 class FlakyPartition:
-    """Passes everything on; an append can be made to fail, before or after it was written."""
+    """A partition whose appends may be made to fail, before or after the write."""
 
     def __init__(self, partition: Partition) -> None:
         self.inner = partition
@@ -334,7 +334,7 @@ async def test_what_a_restart_rebuilds_is_what_ran(bench: Bench) -> None:
 
 
 async def test_effects_belong_to_the_turn(bench: Bench) -> None:
-    """The reply must not be out before the last record of the turn is in the log."""
+    """The reply must not be sent before the last record of the turn is in the log."""
     shard = await bench.load()
     ends: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Logins over real connections: frames, real clients, delays, bounds, and logging in again."""
+"""Logins over real connections: frames, real clients, delays, limits, re-authentication."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VERSIONS = {"client_software_name": "x", "client_software_version": "1"}
 
 
 class Served:
-    """A broker whose first listener asks for a login, and whose second does not."""
+    """A broker whose first listener requires a login, and whose second does not."""
 
     def __init__(self, broker: Broker) -> None:
         self.server = broker.server
@@ -89,7 +89,7 @@ def librdkafka(bootstrap: str, mechanism: str, user: str, password: str) -> dict
 def log_in(
     client: RawClient, user: str = "alice", password: str = "right", version: int = 2
 ) -> dict[str, object]:
-    """By SCRAM-SHA-256; the last answer."""
+    """Log in by SCRAM-SHA-256 and return the last response."""
     told = client.call("sasl_handshake", 1, mechanism="SCRAM-SHA-256")
     assert told["error_code"] == "none"
     return scram_tokens(client, user, password, version)
@@ -160,7 +160,7 @@ def test_a_client_hears_that_it_may_not(served: Served, mechanism: str, user: st
 
 
 def test_users_by_a_real_client(served: Served) -> None:
-    """The new user may log in, until it is taken away."""
+    """The new user may log in until it is deleted."""
     admin = AdminClient(librdkafka(served.bootstrap, "PLAIN", "alice", "right"))
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 8192)
     name = "dan,=\N{LATIN SMALL LETTER E}"
@@ -187,7 +187,7 @@ def test_users_by_a_real_client(served: Served) -> None:
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("client_auth", ["none", "required"])
 def test_a_login_behind_tls(tmp_path: Path, mechanism: str, client_auth: str) -> None:
-    """The user is whoever has logged in, whatever the certificate says."""
+    """The principal is the user that logged in, not the certificate's subject."""
     authority = Authority(tmp_path / "ca")
     settings = {
         **CONFIG,
@@ -243,7 +243,7 @@ def test_bare_tokens(served: Served) -> None:
 
 
 def test_all_at_once(served: Served) -> None:
-    """A client that does not wait is served in order, whatever comes with the login."""
+    """A client that pipelines requests gets its responses in order."""
     with RawClient(served.bootstrap) as client:
         client.send("api_versions", 0)
         client.send("sasl_handshake", 1, mechanism="PLAIN")
@@ -286,7 +286,7 @@ def test_nothing_is_served_without_a_login(served: Served) -> None:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_listener_without_logins(served: Served, version: int) -> None:
-    """ILLEGAL_SASL_STATE, and the connection stays."""
+    """ILLEGAL_SASL_STATE, and the connection stays open."""
     with RawClient(served.open) as client:
         told = client.call("sasl_handshake", version, mechanism="PLAIN")
         assert told == {"error_code": "illegal_sasl_state", "mechanisms": []}
@@ -303,12 +303,12 @@ def test_a_second_login_where_the_first_does_not_end(served: Served) -> None:
         assert client.call("metadata", 1, topics=[])["brokers"]
 
 
-# --- bounds ---
+# --- limits ---
 
 
 @pytest.mark.parametrize("size", [65_537, 524_289, 104_857_600, 2**31 - 1, -1])
 def test_a_frame_that_is_too_large(served: Served, size: int) -> None:
-    """Nothing is read of it, let alone kept."""
+    """The broker reads none of the frame."""
     with RawClient(served.bootstrap) as client:
         client.send_bytes(struct.pack(">i", size))
         assert is_closed(client)
@@ -329,7 +329,7 @@ def test_the_largest_frame_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_held_of_a_client_that_has_not_logged_in(served: Served) -> None:
-    """Its buffer grows with what has come, and stays small."""
+    """The receive buffer grows with the bytes received and stays small."""
     with RawClient(served.bootstrap) as client:
         client.call("sasl_handshake", 1, mechanism="PLAIN")
         client.send_bytes(struct.pack(">i", 65_536) + b"x" * 65_000)
@@ -386,7 +386,7 @@ def test_connections_of_an_address_that_have_not_logged_in(tmp_path: Path) -> No
     ],
 )
 def test_an_answer_of_no_is_held_back(tmp_path: Path, fail: Callable[[RawClient], None]) -> None:
-    """The first byte of it, or the end where there is none."""
+    """The delay is before the first byte of the response, or before the close without one."""
     key = "connection.failed.authentication.delay.ms"
     with serving(tmp_path, **{key: "300"}) as served, RawClient(served.bootstrap) as client:
         began = time.monotonic()
@@ -406,7 +406,7 @@ def test_a_client_that_does_not_wait_for_it(tmp_path: Path) -> None:
         until(lambda: not server.connections and not served.logins.trying, "no connection")
 
 
-# --- logging in again (KIP-368) ---
+# --- re-authentication (KIP-368) ---
 
 
 def test_a_login_that_ends(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_wall_clock_that_is_set_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_login_that_begins_anew(tmp_path: Path) -> None:
-    """Also when it has ended; but not twice in a second."""
+    """Also after the session has expired, but at most once per second."""
     clock = ManualClock(1_700_000_000_000)
     with serving(tmp_path, clock, **{"connections.max.reauth.ms": "60000"}) as served:
         with RawClient(served.bootstrap) as client:
@@ -455,7 +455,7 @@ def test_a_login_that_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_user_who_is_deleted_is_in_until_the_login_ends(tmp_path: Path) -> None:
-    """As with Apache Kafka: rights are what is taken away at once."""
+    """As in Apache Kafka; only ACLs take effect at once."""
     with (
         serving(tmp_path, **{"connections.max.reauth.ms": "60000"}) as served,
         RawClient(served.bootstrap) as client,
@@ -524,7 +524,7 @@ def test_a_real_client_logs_in_again_and_again(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_failed_logins(tmp_path: Path) -> None:
-    """Whoever has logged in is served meanwhile, and whoever wants to can."""
+    """Logged-in clients are served meanwhile, and new logins succeed."""
     with serving(tmp_path) as served, RawClient(served.bootstrap) as friend:
         log_in(friend)
         rounds = itertools.count()

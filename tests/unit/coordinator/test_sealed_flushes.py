@@ -1,4 +1,4 @@
-"""What a roll seals gets to disk behind everybody's back, and a start then leaves it alone."""
+"""Sealed segments are flushed in the background, and a start need not recover them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_one_bit_of_a_sealed_segment_costs_no_other_record_after_a_kill(tmp_path
         with Cluster(daemon.bootstrap) as cluster:
             assert cluster.offset(topic, 0, EARLIEST) == 0
             assert cluster.offset(topic, 0, LATEST) == 12
-            # Who reads there is the one to notice.
+            # A read of that segment would detect the damage.
             assert len(cluster.fetch(topic, offset=3)["records"]) > len(VALUE)
     finally:
         daemon.stop()
@@ -74,7 +74,7 @@ def of_topic(topic: str) -> Callable[[str], bool]:
 
 
 def test_nobody_waits_for_a_disk_that_takes_what_was_sealed(tmp_path):
-    """Not who appends there, and not who has to wait for the disk with another topic."""
+    """Neither appends to that topic nor other topics' flushes wait for it."""
     with running(tmp_path) as one:
         slow = one.client.create_topic("slow", 1, {**SMALL, "flush.messages": str(2**63 - 1)})
         quick = one.client.create_topic("quick")
@@ -102,7 +102,7 @@ def test_what_ends_while_its_segments_are_flushed(tmp_path, how):
         fill(one.client, topic, 3)
         assert one.disk.held.wait(60)
         if how == "the broker stops":
-            # It has to wait: what it closes may still be in that thread's hands.
+            # The stop must wait, as the thread may still use the files.
             threading.Timer(0.2, one.disk.gate.set).start()
         else:
             answer = one.client.call("delete_topics", 3, topic_names=[topic], timeout=10_000)
@@ -153,7 +153,7 @@ def test_a_log_that_was_killed_before_its_flush_gets_to_disk_after_the_start(tmp
 
 
 def test_a_healthy_directory_verifies_after_a_kill(tmp_path):
-    """The leader epochs are written with the first flush; before, a start reads them anew."""
+    """The first flush writes the leader epochs; before it, a start rebuilds them from the log."""
     daemon = Daemon(tmp_path / "data", SETTINGS).start()
     with Cluster(daemon.bootstrap) as cluster:
         few, many = cluster.create_topic("few"), cluster.create_topic("many", 1, SMALL)
@@ -165,6 +165,6 @@ def test_a_healthy_directory_verifies_after_a_kill(tmp_path):
     assert not (daemon.data_dir / "few-0" / LEADER_EPOCH_CHECKPOINT).exists()
     assert not list(verify_partition(fs, str(daemon.data_dir / "few-0")))
     assert not list(verify_partition(fs, directory))
-    # What was flushed has to be there.
+    # The checkpoint of a flushed log must exist.
     (daemon.data_dir / "many-0" / LEADER_EPOCH_CHECKPOINT).unlink()
     assert [row["problem"] for row in verify_partition(fs, directory)] == ["the file is missing"]

@@ -31,7 +31,7 @@ PLAIN = (
 
 
 def secured(protocol: str, authority: Authority, name: str) -> dict[str, str]:
-    """A node that shows a certificate and wants to see one, or a password."""
+    """Return settings of a node that presents a certificate and requires one, or a password."""
     keystore = {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(authority.issue(name)),
@@ -118,7 +118,7 @@ def test_a_file_that_can_not_be_used_is_told_at_the_start(tmp_path: Path) -> Non
 
 
 def test_a_broker_outlives_a_file_that_breaks(tmp_path: Path) -> None:
-    """It loses its controller, says why, and is back once the file is."""
+    """The broker loses its controller, logs the cause, and reconnects once the file is repaired."""
     authority = Authority(tmp_path / "ca")
     settings = secured("SSL", authority, "broker")
     truststore = authority.truststore

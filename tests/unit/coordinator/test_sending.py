@@ -1,4 +1,4 @@
-"""Responses whose records the kernel sends from their files: whole, in order, and in turns."""
+"""Responses whose records the kernel sends from files: complete, in order, and in turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.logcore.partition_driver import append, client_batch, open_parti
 
 
 class Sends(FaultyDisk):
-    """Notes in which turn of the loop how much was sent to which socket from a file."""
+    """A disk that counts the bytes sent from files, by turn of the loop and by socket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def disk() -> Sends:
 
 @pytest.fixture
 def make(tmp_path: Path, disk: Sends) -> Callable[..., Partition]:
-    """Makes a partition with batches of these sizes in it."""
+    """Return a function that makes a partition with batches of these sizes."""
 
     def made(*sizes: int) -> Partition:
         partition = open_partition(tmp_path / str(len(list(tmp_path.iterdir()))), fs=disk)
@@ -79,7 +79,7 @@ def content(partition: Partition) -> bytes:
 
 
 def answering(service: Service, partitions: list[Partition]) -> None:
-    """Have each Fetch of ``service`` answered with all that is in ``partitions``."""
+    """Answer every Fetch of ``service`` with all records of ``partitions``."""
 
     @handles(ApiKey.FETCH, versions=(4, 18), permission="READ Topic")
     def run(ctx: Context) -> Any:
@@ -135,7 +135,7 @@ async def test_where_the_kernel_sends_no_files_they_are_read(
 
 
 async def stuck(service: Service, disk: Sends) -> Peer:
-    """A client that has asked and does not read, when no more can be sent to it."""
+    """Return a client that has sent a Fetch and does not read, once its socket is full."""
     peer = await Peer.of(service)
     peer.writer.transport.pause_reading()
     peer.send(fetch(1, 0) + heartbeat(2))

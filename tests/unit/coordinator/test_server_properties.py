@@ -1,4 +1,4 @@
-"""A ``server.properties`` that was made for Apache Kafka."""
+"""A ``server.properties`` written for Apache Kafka."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOCK = Path(__file__).with_name("server.properties")
 
 
 class FileDaemon(Daemon):
-    """A ``fencepost serve`` that is told nothing but a file."""
+    """A ``fencepost serve`` with a configuration file as its only argument."""
 
     def __init__(self, path: Path, *more: str) -> None:
         super().__init__(path.parent, {})

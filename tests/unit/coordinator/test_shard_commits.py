@@ -1,4 +1,4 @@
-"""A shard on a replicated partition: what leaves it waits for the high watermark."""
+"""A shard on a replicated partition: its responses and effects wait for the high watermark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Replicated(Bench):
-    """The partition has other replicas; ``replicate`` is what a leader makes of their fetches."""
+    """A bench with other replicas; ``replicate`` has the effect of their fetches."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -46,7 +46,7 @@ class Replicated(Bench):
         await asyncio.sleep(0)
 
     async def lose(self) -> None:
-        """Another broker leads; the shard is told of it later."""
+        """Let another broker become leader; the shard learns of it later."""
         self.partition.inner.marks.leader_epoch += 1
         self.commits.give_up(self.partition)  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -85,7 +85,7 @@ async def test_an_error_that_shows_what_is_not_committed_waits_as_well(bench: Re
 
 
 async def test_an_effect_waits_for_its_cause(bench: Replicated) -> None:
-    """A marker for a decision that is taken back would be a lie."""
+    """A marker must not be sent for a decision that may yet be lost."""
     shard = await bench.load()
     done = shard.submit(PutAndTell("a"))
     await asyncio.sleep(0)
@@ -93,14 +93,14 @@ async def test_an_effect_waits_for_its_cause(bench: Replicated) -> None:
     await bench.replicate(1)
     assert bench.effects == [Tell("a")]
     assert bench.table() == {"a": "complete"}
-    # The report was written in a turn of its own, and the answer waits for that one too.
+    # The report was written in a turn of its own, for which the response waits as well.
     assert not done.done()
     await bench.replicate(2)
     assert done.result() == "done"
 
 
 async def test_an_effect_of_loading_waits_for_what_was_read(bench: Replicated) -> None:
-    """A new leader reads to the end of its log; what lies there may not be committed yet."""
+    """A new leader reads to its log end offset, which may be above the high watermark."""
     shard = await bench.load()
     bench.answer = lambda _shard, _effect: None
     shard.submit(PutAndTell("a"))
@@ -110,7 +110,7 @@ async def test_an_effect_of_loading_waits_for_what_was_read(bench: Replicated) -
     read = bench.shard.submit(Get("a"))
     assert not read.done()
     await bench.replicate(1)
-    assert bench.effects == [Tell("a")] * 2  # the former shard was not told to end
+    assert bench.effects == [Tell("a")] * 2  # the former shard was not told to stop
     assert read.result() == ("prepared", 0)
 
 
@@ -138,16 +138,16 @@ async def test_an_answer_waits_for_so_long_and_the_record_stays(bench: Replicate
 
 
 async def test_an_answer_behind_an_effect_waits_no_longer(bench: Replicated) -> None:
-    """An EndTxn whose decision stalls hears of it in time; the markers come when it is committed.
+    """An EndTxn whose decision stalls fails in time; the markers are sent once it commits.
 
-    One deadline is for all of it: the decision, the effect, and the effect's report.
+    One deadline covers the decision, the effect, and the effect's report.
     """
     shard = await bench.load()
     first = shard.submit(PutAndTell("a"))
     bench.clock.advance(1)
     second = shard.submit(PutAndTell("b"))
     bench.clock.advance(COMMIT_TIMEOUT_MS - 2)
-    await bench.replicate(1)  # the decision on the first, not its report
+    await bench.replicate(1)  # the first decision, not its report
     bench.timers.run_due()
     assert not first.done()
     bench.clock.advance(1)
@@ -166,7 +166,7 @@ async def test_an_answer_behind_an_effect_waits_no_longer(bench: Replicated) -> 
 
 
 async def test_leadership_lost_with_answers_pending(bench: Replicated) -> None:
-    """KAFKA-20115: they hear NOT_COORDINATOR, and no effect comes any more."""
+    """KAFKA-20115: they fail with NOT_COORDINATOR, and no further effect is carried out."""
     shard = await bench.load()
     waiting = [
         shard.submit(Put("a", "1")),
@@ -195,7 +195,7 @@ async def test_leadership_lost_with_answers_pending(bench: Replicated) -> None:
 async def test_nothing_is_appended_under_another_epoch(
     bench: Replicated, write: Callable[[ShardRuntime], object]
 ) -> None:
-    """Leadership was lost and won again, and the shard has not heard of it."""
+    """Leadership was lost and won again before the shard learned of it."""
     shard = await bench.load()
     shard.submit(Put("a", "1"))
     bench.partition.inner.marks.leader_epoch += 2
@@ -213,7 +213,7 @@ async def test_a_shard_that_was_read_under_another_epoch_does_not_serve(bench: R
 
 
 async def test_what_cannot_be_committed_is_not_decided(bench: Replicated) -> None:
-    """NOT_ENOUGH_REPLICAS: a request hears of it, a report and a timer come again."""
+    """NOT_ENOUGH_REPLICAS: a request fails with it, while a report or timer is retried."""
     shard = await bench.load()
     bench.answer = lambda _shard, _effect: None
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Shards of both coordinators reach the same state however they come to it."""
+"""Shards of both coordinators reach the same state by every path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def digests(shards: ShardSet) -> list[str]:
 
 
 async def filled(directory: Path) -> Services:
-    """Groups of every kind with offsets, and transactions, on many shards."""
+    """Return services with groups of every kind and transactions, on many shards."""
     services = await Services(directory).start()
     services.topic("t", 3)
     finish(services.groups.open_in_steps())
@@ -100,7 +100,7 @@ async def test_a_shard_goes_with_its_leadership_and_comes_back_the_same(tmp_path
 
 
 async def test_only_a_newer_epoch_moves_a_shard(tmp_path: Path) -> None:
-    """A change of the ISR elects nobody (KAFKA-15468), nor does news that comes late."""
+    """A change of the ISR (KAFKA-15468) or late metadata cause no election."""
     services = await filled(tmp_path)
     groups, shards = services.groups, services.groups._shards
     index = groups.partition_for("g3")
@@ -118,7 +118,7 @@ async def test_only_a_newer_epoch_moves_a_shard(tmp_path: Path) -> None:
 
 
 async def test_a_shard_of_a_deleted_topic_goes_without_an_epoch(tmp_path: Path) -> None:
-    """KAFKA-16118, KAFKA-19274. What waits for the shard is answered."""
+    """KAFKA-16118, KAFKA-19274. Requests waiting for the shard get a response."""
     services = await filled(tmp_path)
     for coordinator in (services.groups, services.txns):
         index = coordinator.partition_for("g3")
@@ -158,7 +158,7 @@ async def test_a_request_that_waits_hears_that_the_coordinator_has_moved(tmp_pat
 
 
 async def test_leadership_that_is_lost_while_the_log_is_read(tmp_path: Path) -> None:
-    """Lost again when the log is half read, and before the partition was so much as opened."""
+    """Leadership is lost when half of the log is read, or before the partition is opened."""
     services = await filled(tmp_path)
     groups, shards = services.groups, services.groups._shards
     index = groups.partition_for("g3")

@@ -1,4 +1,4 @@
-"""No setting, wherever it comes from, makes a topic of the coordinators lose state."""
+"""No setting from any source makes a coordinator's topic lose state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ YEAR_MS = 365 * 86_400_000
 
 
 def acceptable(configs: Mapping[str, str]) -> bool:
-    """Whether a topic of a client may have these settings."""
+    """Return whether a client's topic may have these settings."""
     try:
         check_topic_configs(BrokerConfig(), configs)
     except ConfigError:
@@ -94,7 +94,7 @@ def test_unclean_election_is_refused(topic: str) -> None:
 
 
 def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
-    """The controller reads it in the image; what its configuration says is the file's alone."""
+    """The controller reads it in the image; its configuration holds the file's values only."""
     config = BrokerConfig()
     config.set_dynamic(
         ConfigSource.DYNAMIC_DEFAULT_BROKER, {"unclean.leader.election.enable": "true"}
@@ -104,7 +104,7 @@ def test_dynamic_default_of_unclean_election_ends_with_its_record() -> None:
 
 
 def test_share_state_may_be_deleted_on_request_alone() -> None:
-    """Apache Kafka prunes it by DeleteRecords alone."""
+    """Apache Kafka prunes it only by DeleteRecords."""
     as_kafka = {"cleanup.policy": "delete", "retention.ms": "-1"}
     check_state_topic(SHARE_GROUP_STATE, as_kafka)
     for other in ({"cleanup.policy": "delete"}, {**as_kafka, "retention.ms": "1"}):
@@ -115,7 +115,7 @@ def test_share_state_may_be_deleted_on_request_alone() -> None:
 
 
 def values_of(key: ConfigKey) -> st.SearchStrategy[str]:
-    """Values that ``key`` may have, those at its bounds among them."""
+    """Return a strategy for values of ``key``, those at its bounds included."""
     if key.type in {ConfigType.INT, ConfigType.LONG, ConfigType.SHORT}:
         low = int(key.low) if key.low is not None else -(1 << 31)
         high = int(key.high) if key.high is not None else (1 << 31) - 1
@@ -145,7 +145,7 @@ def test_what_is_left_of_any_settings_does_no_harm(configs: dict[str, str]) -> N
 
 
 def keep(store: Storage, topic: str, clock: ManualClock) -> int:
-    """Let a year of retention pass over one record of state; its log start."""
+    """Let a year of retention pass over one record of state and return the log start offset."""
     partition = store.logs.partition(topic, 0)
     partition.append_records([Record(b"k", b"v")], now_ms=clock.now_ms())
     clock.advance(YEAR_MS)
@@ -161,7 +161,7 @@ EVIL = {"cleanup.policy": "delete", "retention.ms": "1", "segment.ms": "1"}
 def test_settings_that_come_by_metadata_are_ignored_with_a_warning(
     tmp_path: Path, topic: str
 ) -> None:
-    """As from the controllers of Apache Kafka, or of an older release: no request was refused."""
+    """They come from Apache Kafka's controllers or an older release, so no request was refused."""
     clock = ManualClock(1_700_000_000_000)
     store = storage(tmp_path, clock=clock)
     internal_topic(store.metadata, topic)

@@ -21,7 +21,7 @@ LABELS = Labels("unit", "size")
 
 
 class Death(Exception):  # noqa: N818 - stands for SIGKILL
-    """Ends the test's broker."""
+    """Raised to end the test's broker."""
 
 
 def die(event: Event) -> None:
@@ -29,7 +29,7 @@ def die(event: Event) -> None:
 
 
 def work(counter: Counter, root: str) -> None:
-    """Two operations, an answer, one operation, two answers."""
+    """Do two operations, an acknowledgement, an operation, and two acknowledgements."""
     fs = CountedFileSystem(root, counter)
     handle = fs.open(f"{root}/t-0/a.log", create=True)
     try:

@@ -1,4 +1,4 @@
-"""Keyed timers: what is cancelled or replaced never fires, what is due fires in order."""
+"""Keyed timers: cancelled or replaced ones never fire, due ones fire in order."""
 
 import asyncio
 import socket
@@ -157,7 +157,7 @@ async def test_what_had_arrived_is_read_before_a_deadline_passes(clock: ManualCl
         for key in ("silent", "also silent"):
             timers.set(key, 1_010)
         timers.set("alive", 1_011)
-        # The loop pauses past all three deadlines, and a heartbeat comes in the meantime.
+        # The loop pauses past all three deadlines, and a heartbeat arrives in the meantime.
         clock.advance(20)
         theirs.send(b"alive")
         timers.set("next", 1_009)

@@ -1,4 +1,4 @@
-"""Work in steps: it is done at once if it is short, and takes turns if it is long."""
+"""Work in steps: short work is done at once, long work takes turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fencepost.coordinator.wire.steps import Steps, finish
 
 
 class Desk:
-    """A loop's turns, and what was done in them."""
+    """A loop's turns, and the steps done in them."""
 
     def __init__(self) -> None:
         self.turns = Turns(asyncio.get_running_loop())
@@ -22,7 +22,7 @@ class Desk:
         self.ended: list[str] = []
 
     def steps(self, name: str, count: int, spent_ms: float = 0.0) -> Work:
-        """As many steps, each of which keeps the loop for a while."""
+        """Yield ``count`` steps, each of which blocks the loop for ``spent_ms``."""
         try:
             for number in range(count):
                 until = time.perf_counter() + spent_ms / 1000
@@ -37,7 +37,7 @@ class Desk:
         return self.turns.begin(work, self.turns.until(), on_end)
 
     def begin_short(self, work: Work) -> Job | None:
-        """The same for what ends within its slice, even if the machine makes it a long one."""
+        """Begin work that fits its slice, however slow the machine is."""
         return self.turns.begin(work, self.turns.until() + 60, lambda: None)
 
 

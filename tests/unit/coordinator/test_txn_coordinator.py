@@ -203,7 +203,7 @@ async def test_ids_are_never_given_out_twice(services: Services, tmp_path: Path)
 async def test_no_decision_reserves_ids(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn writes to its own log alone: the reservation is forced to disk before, or behind."""
+    """A turn writes only to its own log: the reservation is flushed before or after it."""
     finish(services.txns.open_in_steps())
     shards = services.txns._shards.shards
     allocate = services.txns.allocate
@@ -220,7 +220,7 @@ async def test_no_decision_reserves_ids(
 
 
 async def test_a_timeout_that_needs_an_id_has_one_reserved(services: Services) -> None:
-    """At the last epoch the fence takes a new producer id, and a restart has left none."""
+    """Fencing at the last epoch needs a new producer id, and none is left after a restart."""
     finish(services.txns.open_in_steps())
     at_last_epoch = TransactionMetadata(
         producer_id=1_000_000,
@@ -362,7 +362,7 @@ async def test_a_partition_off_line_gets_its_marker_later(
 async def test_no_marker_goes_to_the_log_of_a_shard_that_writes_no_transactions(
     services: Services,
 ) -> None:
-    """An imported log may say that its transaction spans one."""
+    """The transaction of an imported log may include a partition of the state topic."""
     producer = await Producer(services).init()
     others = [(TRANSACTION_STATE, index) for index in range(3)]
     await producer.add(("t", 0), *others)
@@ -425,7 +425,7 @@ async def _one_transaction(services: Services, version: int, *, commits: bool) -
 async def test_killed_before_every_write_of_the_end(
     tmp_path: Path, version: int, commits: bool
 ) -> None:
-    """After a restart the transaction is either still open or wholly ended, everywhere."""
+    """After a restart the transaction is either still open or completely ended, in every log."""
     outcomes = []
     for die_after in range(20):
         directory = tmp_path / str(die_after)
@@ -446,7 +446,7 @@ async def test_killed_before_every_write_of_the_end(
         if outcome == "Ongoing":
             assert stable(again) == stable(again, index=1) == 0
             assert await committed(again, "g") == -1
-            # The next producer ends it, whatever the last one wanted.
+            # The next producer aborts it, even if the last one wanted to commit.
             await Producer(again).init()
         else:
             assert outcome == ("CompleteCommit" if commits else "CompleteAbort")

@@ -1,4 +1,4 @@
-"""What the broker does by itself on a failing disk: the next round works, and so does a stop."""
+"""Background work on a failing disk: the next round succeeds, and so does the stop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Faults = Callable[[str, str], None]
 
 
 def fault(kind: str, part: str, error: Exception | None = None) -> Faults:
-    """Raise ``error``, or what nobody expects, at each step of a kind whose path has ``part``."""
+    """Raise ``error``, or an unexpected one, at steps of a kind on paths that contain ``part``."""
 
     def before(done: str, path: str) -> None:
         if done == kind and part in path:
@@ -57,7 +57,7 @@ async def serving(directory: Path, disk: FaultyDisk, **config: str) -> AsyncIter
 
 
 def fill(broker: Broker, topic: str, *, dead: bool = False) -> Partition:
-    """Segments full of one key, sealed; ``dead`` ends them with a tombstone."""
+    """Write sealed segments full of one key; with ``dead`` the last record is a tombstone."""
     if broker.services.metadata.topic(topic) is None:
         create_topic(broker.services.metadata, topic, partitions=1, configs=COMPACTED)
     partition, now_ms = broker.services.logs.partition(topic, 0), broker.clock.now_ms()
@@ -82,7 +82,7 @@ def maintenance(broker: Broker) -> Maintenance:
 
 
 async def test_a_round_that_fails_in_every_way_is_followed_by_one_on_another_log(tmp_path):
-    """The read that nobody expected to fail, and then even the removal of what was written."""
+    """An unexpected error in a read, and then an error in the removal of the partial result."""
     disk = FaultyDisk()
 
     def before(kind: str, path: str) -> None:
@@ -135,13 +135,14 @@ async def test_a_cleaner_checkpoint_that_is_not_written_costs_no_partition(tmp_p
 
 
 async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_path):
-    """Both far more often than ever: segments go from under the rounds, and rounds go on.
+    """Both run far more often than usual: rounds continue although retention removes their
+    segments.
 
-    A round puts neighbours together, two at most here. Could it put all into one segment, then a
-    cleaner that keeps up with the appends would leave retention nothing to remove: what is behind
-    that one would never come to ``retention.bytes``.
+    A round merges at most two neighbours here. If it could merge all segments into one, a cleaner
+    as fast as the appends would leave retention nothing to remove, since the rest would never reach
+    ``retention.bytes``.
     """
-    structlog.reset_defaults()  # a broker of another test may have quietened the log
+    structlog.reset_defaults()  # a broker of another test may have silenced the log
     with capture_logs() as told:
         async with serving(
             tmp_path,
@@ -174,11 +175,11 @@ async def test_retention_in_the_middle_of_rounds_leaves_the_log_cleanable(tmp_pa
     assert [one for one in told if one["log_level"] == "error"] == []
 
 
-# --- how far a log is compacted, after it has become another one ---
+# --- the cleaned offset of a log that has since been replaced ---
 
 
 async def cleaned_twice(services: Services, topic: str) -> dict[bytes | None, bytes | None]:
-    """Two rounds, with the time of tombstones between them; the records that are left."""
+    """Run two rounds, with delete.retention.ms between them, and return the remaining records."""
     cleaner = Cleaner(services.logs, services.config, services.clock)
     partition = services.logs.partition(topic, 0)
     for _ in range(2):
@@ -203,7 +204,7 @@ def write_and_take_back(services: Services, topic: str) -> None:
 
 
 async def compacted(directory: Path) -> Services:
-    """A topic ``t`` of seven records, cleaned up to offset 6."""
+    """Return services with a topic ``t`` of seven records, cleaned up to offset 6."""
     services = Services(directory, clock=ManualClock(1_700_000_000_000))
     create_topic(services.metadata, "t", 1, COMPACTED)
     partition = services.logs.partition("t", 0)
@@ -221,14 +222,14 @@ async def compacted(directory: Path) -> Services:
 
 @pytest.mark.usefixtures("killed_logs_are_closed")
 async def test_a_topic_of_a_deleted_ones_name_keeps_no_record_that_was_taken_back(tmp_path):
-    """Killed after the tombstone of the topic, before anything else of it was removed."""
+    """The kill came after the topic's tombstone and before any other removal."""
     services = await compacted(tmp_path)
     delete_topic(services.metadata, "t")
     again = Services(tmp_path, clock=services.clock)
     create_topic(again.metadata, "t", 1, COMPACTED)
     write_and_take_back(again, "t")
     assert read_offsets(OsFileSystem(), str(tmp_path), CLEANER_CHECKPOINT) == {}
-    # And killed once more.
+    # Killed once more.
     last = Services(tmp_path, clock=services.clock)
     assert b"K" not in await cleaned_twice(last, "t")
 
@@ -253,7 +254,7 @@ async def test_a_log_that_lost_its_cleaned_end_keeps_no_record_that_was_taken_ba
     services = await compacted(tmp_path)
     services.logs.partition("t", 0).flushes.run(0)
     services.logs.checkpoint()
-    # A power loss took all but the first segment's beginning.
+    # A power loss left only the beginning of the first segment.
     directory = tmp_path / "t-0"
     for path in directory.iterdir():
         if path.name.startswith(f"{6:020}"):
@@ -366,7 +367,7 @@ async def test_a_checkpoint_that_fails_is_written_next_time(tmp_path, interval, 
 
 
 async def test_a_flush_that_fails_unheard_of_tells_nobody_that_it_is_on_disk(tmp_path):
-    """The thread raises what is no OSError; the next flush, of another log, is done."""
+    """The thread raises an error other than OSError; the next flush, of another log, succeeds."""
     disk = FaultyDisk()
     with capture_logs() as told:
         async with serving(tmp_path, disk, flush_messages="1") as broker:
@@ -413,13 +414,13 @@ async def test_a_stop_closes_every_log_but_the_one_that_fails(tmp_path):
     assert [stored[name, 0] for name in ("a", "z")] == [1, 1]
     for partition in partitions:
         assert partition.log.is_empty, "its files are closed"
-    # The directory is free, and nothing is lost.
+    # The lock is released, and no record is lost.
     async with serving(tmp_path, FaultyDisk()) as broker:
         assert broker.services.logs.partition("bad", 0).log_end_offset == 1
 
 
 async def test_a_stop_whose_services_fail_closes_every_log(tmp_path, monkeypatch):
-    """Each service in turn, by a failure that is thrown into it from outside."""
+    """Each service in turn fails because of an injected error."""
     async with serving(tmp_path, FaultyDisk()) as broker:
         create_topic(broker.services.metadata, "t", partitions=1)
         broker.services.logs.partition("t", 0).append_records([Record(b"k", b"v")], now_ms=1)

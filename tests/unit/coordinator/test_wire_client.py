@@ -1,4 +1,4 @@
-"""Both clients against a small broker: negotiation, routing, what is repeated and what is not."""
+"""Both clients against a small broker: negotiation, routing, and retries."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_metadata_is_asked_for_again_when_the_open_connection_has_died(tmp_path:
 
 
 async def test_a_connect_that_is_cancelled_ends_so_even_as_it_fails():
-    """Whoever ends a task that connects has to be sure of it."""
+    """The caller relies on the cancellation, even if the connect fails at the same time."""
     held = hold_port()
     host, port = held.getsockname()
     with held:
@@ -383,7 +383,7 @@ async def test_a_connect_that_is_cancelled_ends_so_even_as_it_fails():
 
 
 async def test_a_call_that_is_cancelled_before_versions_are_known_leaves_no_connection() -> None:
-    """Nobody holds a connection then that was not ready to be used."""
+    """No other object owns a connection that is not ready yet."""
     asked, ended = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -393,7 +393,7 @@ async def test_a_call_that_is_cancelled_before_versions_are_known_leaves_no_conn
         ended.set()
         writer.close()
 
-    gc.disable()  # it would end the connection some time
+    gc.disable()  # the collector would close the connection eventually
     try:
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()

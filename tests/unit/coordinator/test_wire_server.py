@@ -1,4 +1,4 @@
-"""Connections and the server: order, isolation, limits, and what closes a connection."""
+"""Connections and the server: order, isolation, limits, and reasons to close a connection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RefusedError(DomainError):
 
 
 class Service:
-    """Handlers of a broker small enough to see through."""
+    """Handlers of a minimal broker."""
 
     def __init__(self, **limits: int) -> None:
         self.features = FEATURES
@@ -125,7 +125,7 @@ async def serving(**limits: int) -> AsyncIterator[Service]:
 
 
 class Peer:
-    """The other end of a connection, as raw as can be."""
+    """The client's end of a connection, in raw frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -172,7 +172,7 @@ def fetch(correlation_id: int, max_bytes: int) -> bytes:
     return b"".join(encode_request(ApiKey.FETCH, 11, correlation_id, "test", body))
 
 
-# --- order and feeding ---
+# --- order and fragmentation ---
 
 
 async def test_pipelined_requests_are_answered_one_by_one_in_order() -> None:
@@ -318,7 +318,7 @@ async def test_a_response_of_any_size_arrives_whole(size: int) -> None:
 
 
 async def stuck(service: Service, size: int) -> Peer:
-    """A client that has asked for ``size`` bytes and does not read them."""
+    """Return a client that has requested ``size`` bytes and does not read them."""
     before = len(service.seen)
     peer = await Peer.of(service)
     peer.writer.transport.pause_reading()
@@ -328,17 +328,17 @@ async def stuck(service: Service, size: int) -> Peer:
 
 
 async def test_responses_that_are_not_taken_stay_within_one_budget() -> None:
-    size = 20 << 20  # more than a socket takes
+    size = 20 << 20  # more than a socket buffers
     async with serving(max_queued_response_bytes=2 * size) as service:
         budget = service.server.responses
         held = [await stuck(service, size) for _ in range(2)]
         assert 2 * size > budget.held_bytes > size
-        held.append(await stuck(service, size))  # there was room, as there is for the last one
+        held.append(await stuck(service, size))  # accepted, as there was room before it
         assert 3 * size > budget.held_bytes > 2 * size
         waiting, small = await Peer.of(service), await Peer.of(service)
         waiting.send(fetch(2, 1) + heartbeat(3))
         await until_true(lambda: budget.contended)
-        small.send(heartbeat(4))  # what has no large answer is served meanwhile
+        small.send(heartbeat(4))  # requests with small responses are served meanwhile
         assert (await small.answer(12, 4))[0] == 4
         assert budget.contended
         held[0].writer.transport.resume_reading()
@@ -370,7 +370,7 @@ async def test_a_slow_reader_is_cut_off_only_when_others_wait() -> None:
     limits = {"slow_frame_grace_ms": 100, "frame_timeout_ms": 200}
     async with serving(max_queued_response_bytes=size // 2, **limits) as service:
         slow = await stuck(service, size)
-        await asyncio.sleep(0.5)  # longer than grace and the time between two sweeps
+        await asyncio.sleep(0.5)  # longer than the grace period plus the sweep interval
         assert len(service.server.connections) == 1
         other = await Peer.of(service)
         other.send(fetch(2, 1))
@@ -453,7 +453,7 @@ async def test_what_a_slow_client_has_not_taken_is_sent_before_the_server_stops(
         await stopping
 
 
-# --- failures stay where they are ---
+# --- failures stay local ---
 
 
 async def test_a_domain_error_becomes_the_top_level_code() -> None:
@@ -561,7 +561,7 @@ async def test_a_prefix_alone_reserves_no_memory() -> None:
 
 
 def large(correlation_id: int, size: int) -> bytes:
-    """A Produce frame of exactly ``size`` bytes, its length included."""
+    """Return a Produce frame of exactly ``size`` bytes, its length included."""
     return produce(
         correlation_id, bytes(size - len(produce(correlation_id, bytes(1 << 20))) + (1 << 20))
     )
@@ -581,7 +581,7 @@ async def test_frames_of_all_connections_stay_within_one_budget() -> None:
         waiting = next(c for c in service.server.connections if c._waiting)
         assert waiting._frames.pending <= 128 << 10
         small = await Peer.of(service)
-        small.send(heartbeat(9))  # what needs no large buffer is served meanwhile
+        small.send(heartbeat(9))  # requests without a large buffer are served meanwhile
         assert (await small.answer(12, 4))[0] == 9
         first.send(large(1, size)[-1:])
         assert (await first.answer(0, 9))[0] == 1
@@ -629,7 +629,7 @@ async def test_a_slow_large_frame_is_given_up_only_when_others_wait() -> None:
         slow, other = await Peer.of(service), await Peer.of(service)
         frame = large(1, size)
         slow.send(frame[: 200 << 10])
-        for at in range(200 << 10, 218 << 10, 1 << 10):  # longer than grace and timeout together
+        for at in range(200 << 10, 218 << 10, 1 << 10):  # longer than grace period plus timeout
             slow.send(frame[at : at + (1 << 10)])
             await asyncio.sleep(0.1)
         assert len(service.server.connections) == 2
@@ -691,7 +691,7 @@ async def test_steps_that_wait_may_fail_and_end_with_their_client() -> None:
         assert (await staying.answer(12, 4))[1].error_code == ErrorCode.unknown_server_error
 
 
-# --- limits over time and number ---
+# --- limits on time and number ---
 
 
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
@@ -731,9 +731,9 @@ async def test_connections_leave_file_descriptors_to_the_logs() -> None:
                 await asyncio.wait([asyncio.ensure_future(peers[-1].reader.read(1))])
             assert service.server.connections
             first = first_reserved_file()
-            # What the logs keep already, they need not find free.
+            # Descriptors that the logs already hold need not be free.
             assert limit - first == limit // 4 - held_handles()
-            # Half of the connections' descriptors are their clients', which are in this process.
+            # Half of the connections' descriptors belong to the clients, which are in this process.
             files = [os.open(os.devnull, os.O_RDONLY) for _ in range(limit - first - 2)]
             for peer in peers:
                 peer.writer.close()

@@ -1,4 +1,4 @@
-"""Nothing reaches the native decoder that could make it allocate more than the limits allow."""
+"""No frame reaches the native decoder that could make it allocate more than the limits."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_unknown_tags_count_too() -> None:
 
 
 def test_peak_memory_of_the_worst_frame_within_the_budget() -> None:
-    # Partitions of an OffsetCommit are dear: 26 bytes on the wire, five values each.
+    # Partitions of an OffsetCommit are expensive: 26 bytes on the wire, five values each.
     budget = 20_000
     make = request_factory(ApiKey.OFFSET_COMMIT, 8)
     part = make.OffsetCommitRequestPartition(committed_offset=2**40, committed_leader_epoch=2**20)
@@ -138,7 +138,8 @@ def test_unknown_tags_inside_and_beside_known_ones() -> None:
     for _ in compile_writer(type(entity))(entity, parts.append) or ():
         pass
     data = b"".join(parts)
-    # Tags: 0 cluster id ("abc"), 1 replica state (int32, int64, tags). Put strangers everywhere.
+    # Tags: 0 cluster id ("abc"), 1 replica state (int32, int64, tags). Insert unknown tags
+    # everywhere.
     state = struct.pack(">iq", 5, -1)
     plain_section = b"\x02" + b"\x00\x04\x04abc" + b"\x01\x0d" + state + b"\x00"
     assert data.endswith(plain_section)
@@ -176,7 +177,7 @@ def test_no_step_decodes_or_frees_much_at_once() -> None:
     frame = b"".join(encode_request(ApiKey.FETCH, 12, 1, None, make.message(topics=asked)))[4:]
     del make, wide, asked
     finish(decode_request_in_steps(frame))  # compiles the walker
-    gc.collect()  # what other tests left shall not go in the middle of a step
+    gc.collect()  # no garbage of other tests may be collected during a step
     blocks, request = [sys.getallocatedblocks()], None
     steps = decode_request_in_steps(frame)
     while request is None:

@@ -1,4 +1,4 @@
-"""The compiled writer gives the same bytes as kio's own, for every API and version."""
+"""The compiled writer produces the same bytes as kio's, for every API and version."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_value_that_does_not_fit_is_an_encode_error() -> None:
     ],
 )
 def test_a_text_about_an_error_can_always_be_sent(api: ApiKey, structure: str) -> None:
-    """It quotes names, which may be as long as any string; the longest text fits, more is cut."""
+    """Names in it may be as long as any string; text beyond the limit is cut off."""
     for version in range(APIS[api].min_version, APIS[api].max_version + 1):
         make = response_factory(api, version)
         field = "batch_index_error_message" if api is ApiKey.PRODUCE else "error_message"

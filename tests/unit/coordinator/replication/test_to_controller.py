@@ -1,4 +1,4 @@
-"""What a leader asks of the controller: changes of ISRs, and where replicas lie."""
+"""A leader's requests to the controller: ISR changes, and the directories of replicas."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ HERE = uuid.UUID(int=77)
 
 
 class Controller:
-    """Keeps what it is asked, and answers as it is told."""
+    """A controller that records requests and returns the responses a test has set."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.refusals: list[Any] = []
-        """What comes instead of an answer: a code, or an exception."""
+        """Replacements for the next responses: an error code, or an exception."""
         self.part_errors: list[ErrorCode] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -95,7 +95,7 @@ class Controller:
 
 
 class Asking:
-    """A leader, its ways to the controller, and that."""
+    """A leader, its senders of ISR changes and directories, and their controller."""
 
     def __init__(self, led: Led) -> None:
         self.led = led
@@ -111,16 +111,16 @@ class Asking:
 
     @property
     def asked(self) -> list[Any]:
-        """Changes of ISRs."""
+        """Return the AlterPartition requests."""
         return [one for one in self.controller.asked if hasattr(one, "topics")]
 
     @property
     def placed(self) -> list[Any]:
-        """Where replicas are said to lie."""
+        """Return the AssignReplicasToDirs requests."""
         return [one for one in self.controller.asked if hasattr(one, "directories")]
 
     def hold(self, *, held: bool) -> None:
-        """Have the controller take its time, or answer."""
+        """Have the controller hold its responses back, or send them."""
         event = self.controller.may_answer
         self.led.run(event.clear if held else event.set)
 
@@ -155,7 +155,7 @@ def test_one_request_at_a_time_and_the_next_has_what_came_meanwhile(asking):
     led.image(isr=(1,), directories=(HERE,))
     led.fetch(2, 0)
     until(lambda: len(asking.asked) == 1, "the first request")
-    led.fetch(3, 0)  # one change of a partition at a time
+    led.fetch(3, 0)  # a partition has one pending change at a time
     assert len(asking.asked) == 1
     asking.hold(held=False)
     until(lambda: not len(asking.changes), "the answer")
@@ -198,13 +198,13 @@ def test_a_leader_whose_disk_fails_is_in_a_directory_that_is_lost(asking):
     asking.controller.part_errors.append(ErrorCode.not_controller)
     led.run(lambda: led.partition.marks.fail(StorageError("bad disk")))
     until(lambda: led.clock.advance(600) and not len(asking.directories), "the answer")
-    assert len(asking.placed) == 2  # what is refused in passing is told again
+    assert len(asking.placed) == 2  # a retriable refusal is sent again
     for request in asking.placed:
         ((directory,),) = (request.directories,)
         assert (request.broker_epoch, directory.id_) == (EPOCHS[1], LOST)
         (topic,) = directory.topics
         assert [one.partition_index for one in topic.partitions] == [0]
-    # What the controller makes of it is no news.
+    # The controller's own change in response to that is not reported back.
     led.image(leader=2, leader_epoch=1, partition_epoch=1, isr=(2, 3), directories=(LOST,))
     assert len(asking.placed) == 2
     assert led.following.log[-1] != ("follow", [(led.topic, 2)])
@@ -219,7 +219,7 @@ def test_a_replica_that_can_be_read_again_is_said_to_be_here(asking):
 
 
 async def controller_that_says(number: int, when: asyncio.Event | None = None) -> OtherBroker:
-    """A controller that answers DescribeCluster once it may, as controller ``number``."""
+    """Start a controller that answers DescribeCluster as ``number``, once ``when`` is set."""
 
     async def answer(request: Request) -> Entity:
         if request.api_key == ApiKey.API_VERSIONS:
@@ -236,7 +236,7 @@ async def controller_that_says(number: int, when: asyncio.Event | None = None) -
 
 
 async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> None:
-    """Its connection stays open, and an answer may take 30 s."""
+    """The frozen controller keeps its connection open, and a response may take 30 s."""
     frozen = await controller_that_says(1, asyncio.Event())
     other = await controller_that_says(2)
     known = [("127.0.0.1", frozen.port)]
@@ -253,7 +253,7 @@ async def test_a_frozen_controller_holds_nothing_up_once_another_is_known() -> N
 
 
 async def test_what_a_controller_does_not_take_is_not_sent_to_it() -> None:
-    """Whatever it says of itself; the next one may take it."""
+    """Ignore the API versions it advertises; the next controller may support the API."""
     controllers = [await controller_that_says(number) for number in (1, 2)]
     known = [controllers[0].port]
     channel = RemoteControllerChannel(
@@ -288,7 +288,7 @@ def test_levels_that_keep_a_broker_out(finalized: dict[str, int], problems: list
 
 
 async def test_a_request_that_can_not_be_made_holds_up_no_other() -> None:
-    """The one before it was answered, and so is the one behind it."""
+    """The requests before and after it are answered."""
     controller = await controller_that_says(7)
     channel = RemoteControllerChannel(lambda: ("127.0.0.1", controller.port), client_id="c")
     failures: list[Exception] = [KeyError("odd")]

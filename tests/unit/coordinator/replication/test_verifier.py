@@ -33,9 +33,10 @@ pytestmark = pytest.mark.usefixtures("killed_logs_are_closed")
 
 
 class Pair(Scripted):
-    """A broker that leads topic t, and the coordinator of every transaction, elsewhere.
+    """A broker that leads topic t; another one coordinates every transaction.
 
-    That answers with the next of ``codes``, or NONE; None ends the connection.
+    The coordinator answers with the next of ``codes``, or NONE. The code None closes the
+    connection.
     """
 
     api, oldest = ApiKey.ADD_PARTITIONS_TO_TXN, 0
@@ -184,7 +185,7 @@ async def test_without_a_coordinator_a_producer_comes_again(pair: Pair) -> None:
 
 
 async def test_a_transaction_that_is_being_completed_is_asked_for_again(pair: Pair) -> None:
-    """For an implicit add alone, and not for ever."""
+    """Only for implicit adds, and only until a limit."""
     pair.codes = [ErrorCode.concurrent_transactions] * 2
     assert await pair.produce(12) is ErrorCode.none
     assert len(pair.bodies) == 3
@@ -194,7 +195,7 @@ async def test_a_transaction_that_is_being_completed_is_asked_for_again(pair: Pa
 
 @pytest.mark.parametrize("event", ["marker", "election"])
 async def test_a_verdict_of_before_the_end_counts_for_nothing(pair: Pair, event: str) -> None:
-    """KIP-890: the batch would begin a transaction that nobody ends."""
+    """KIP-890: the batch would begin a transaction that never ends."""
     pair.may_answer.clear()
     produced = pair.begin(11)
     await until_true(lambda: len(pair.bodies) == 1, "the coordinator is asked")
@@ -224,7 +225,7 @@ async def test_others_do_not_wait_for_a_coordinator(pair: Pair) -> None:
 
 
 async def test_a_producer_that_repeats_itself(pair: Pair) -> None:
-    """At most one question of an id waits; what it replaces is told to come again."""
+    """One request per producer id waits; replaced ones get a retriable or a fencing error."""
     pair.may_answer.clear()
     first = pair.begin(name="first")
     await until_true(lambda: len(pair.bodies) == 1, "the connection is busy")
@@ -241,7 +242,7 @@ async def test_a_producer_that_repeats_itself(pair: Pair) -> None:
 
 
 async def test_producer_ids_come_from_the_controller(pair: Pair) -> None:
-    """And a request that finds none is told so in time."""
+    """A request that finds no id fails before its timeout."""
     make = response_factory(ApiKey.ALLOCATE_PRODUCER_IDS, 0)
     codes = [ErrorCode.stale_broker_epoch, ErrorCode.none, ErrorCode.none]
     starts = iter((7_000, 9_000))

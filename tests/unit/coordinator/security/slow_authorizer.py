@@ -1,4 +1,4 @@
-"""Rules as texts, and the model: an authorizer that looks at all of them for each question."""
+"""Rules written as text, and a model: an authorizer that scans all rules for each decision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMPLY = {
 
 
 def rule(text: str) -> Acl:
-    """``ALLOW READ User:bob * TOPIC PREFIXED foo``: permission, operation, principal, host, …"""
+    """Parse ``ALLOW READ User:bob * TOPIC PREFIXED foo``."""
     permission, operation, principal, host, kind, pattern, name = text.split(" ")
     return Acl(
         ResourceType[kind],
@@ -82,7 +82,7 @@ def allows_some(
     *,
     allows_without_rules: bool = False,
 ) -> bool:
-    """``Authorizer.authorizeByResourceType``, step by step."""
+    """Decide as ``Authorizer.authorizeByResourceType`` does, step by step."""
     every = list(acls)
     if allows(every, who, operation, kind, "hardcode", allows_without_rules=allows_without_rules):
         return True

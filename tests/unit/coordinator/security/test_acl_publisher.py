@@ -1,5 +1,7 @@
-"""ACLs are created and deleted, and the authorizer follows. The scenarios are those of Kafka's
-AclControlManagerTest, and the ones of AuthorizerTest that are about the existing rules.
+"""ACLs are created and deleted, and the authorizer follows.
+
+The scenarios come from Kafka's AclControlManagerTest, and from AuthorizerTest as far as it is about
+existing rules.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Kept:
         self.open()
 
     def creating(self, rules: Iterable[Acl]) -> Steps[list[DomainError | None]]:
-        """What a request does, a decision a step."""
+        """Carry out a creation request, one decision per step."""
         machine = self.controller
         machine.image = self.storage.metadata.image
         errors, created = yield from machine.check_acl_creation(
@@ -78,7 +80,7 @@ class Kept:
         return errors
 
     def deleting(self, filters: Iterable[AclFilter]) -> Steps[list[list[Acl] | DomainError]]:
-        """The same for a request that deletes."""
+        """Carry out a deletion request, one decision per step."""
         machine = self.controller
         machine.image = self.storage.metadata.image
         answers, deleted = yield from machine.check_acl_deletion(filters, self.authorizer.rules)
@@ -126,7 +128,7 @@ def exactly(one: Acl) -> AclFilter:
     )
 
 
-# --- what a rule and a filter may be -------------------------------------------------------------
+# --- valid rules and filters ----------------------------------------------------------------------
 
 GOOD = rule("ALLOW ALTER User:* * TOPIC LITERAL *")
 NO_COLON = (
@@ -194,7 +196,7 @@ def test_what_a_filter_may_be(kept, unknown):
     assert gone == {READ_T}
 
 
-# --- making and taking away ----------------------------------------------------------------------
+# --- creation and deletion ------------------------------------------------------------------------
 
 
 def test_rules_hold_at_once_and_after_a_start(kept):
@@ -228,7 +230,7 @@ def test_the_records_are_kafkas(kept):
 
 @pytest.mark.parametrize("change", [{"operation": 99}, {"permission_type": 0}])
 def test_a_rule_that_is_not_understood_keeps_a_broker_from_its_start(kept, change):
-    """Nobody knows what it would deny."""
+    """The rule may be a denial."""
     kept.create(READ_T)
     (record,) = kept.storage.metadata.image.acls.values()
     kept.storage.metadata.append([replace(record, **change)])
@@ -390,7 +392,7 @@ def test_filters_by_resource(kept):
 
 @pytest.mark.parametrize("where", ["LITERAL t", "LITERAL *", "PREFIXED t"])
 def test_rules_of_one_resource(kept, where):
-    """Some of them go, others are kept; those of other resources stay as they are."""
+    """Some of them are deleted, others kept; rules of other resources stay as they are."""
     read, write, deny = (
         rule(f"{text} User:alice * TOPIC {where}")
         for text in ("ALLOW READ", "ALLOW WRITE", "DENY READ")
@@ -408,7 +410,7 @@ def test_rules_of_one_resource(kept, where):
 
 
 def matches(wanted: AclFilter, one: Acl) -> bool:
-    """``ResourcePatternFilter`` and ``AccessControlEntryFilter``, to the letter."""
+    """Match as ``ResourcePatternFilter`` and ``AccessControlEntryFilter`` do."""
     if wanted.resource_type not in {ResourceType.ANY, one.resource_type}:
         return False
     how, name = wanted.pattern_type, wanted.resource_name
@@ -445,7 +447,7 @@ def drawn_filter(draw: random.Random) -> AclFilter:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_the_table_is_the_model(tmp_path, seed):
-    """What is taken away is what filters mean, and nothing else (CVE-2024-27309)."""
+    """Deletion removes exactly the rules that the filters match (CVE-2024-27309)."""
     draw, kept, model = random.Random(seed), Kept(tmp_path), set[Acl]()
     for _ in range(12):
         wanted = drawn_filter(draw)
@@ -478,7 +480,7 @@ def large(count: int) -> Iterable[Acl]:
 
 @pytest.mark.slow
 def test_changes_of_ten_thousand_rules_among_twenty_thousand_keep_the_loop_free(kept):
-    """The turns of a request are slices of its steps; the longest is a step that is not divided."""
+    """A turn runs steps until its slice is over, so its length is bounded by the longest step."""
     rules = list(large(20_000))
     half = rules[:10_000]
     with watched_loop() as watch:

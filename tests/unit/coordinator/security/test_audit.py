@@ -1,4 +1,4 @@
-"""Lines about who was refused what, and with DEBUG about who was allowed what."""
+"""Audit lines about denied requests and, at DEBUG, about allowed ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who may do what. The scenarios are those of Kafka's StandardAuthorizerTest and AuthorizerTest.
+"""The authorizer's decisions, with the scenarios of StandardAuthorizerTest and AuthorizerTest.
 
-Where a scenario has a number of users, topics or hosts, they are named as there.
+Users, topics and hosts have the names that they have there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def authorizer(*texts: str, **fields) -> Authorizer:
 
 
 def may(of: Authorizer, who: Session | str, what: str, host: str = "127.0.0.1") -> bool:
-    """``READ T foo``; the name may be empty."""
+    """Decide on ``READ T foo``; the name may be empty."""
     operation, kind, name = what.split(" ")
     asks = session(who, host) if isinstance(who, str) else who
     return of.allows(asks, Operation[operation], KINDS[kind], name)
@@ -100,7 +100,7 @@ def test_what_no_rule_is_about_may_be_allowed_to_all(text, allowed):
     made = Authorizer.configured(BrokerConfig(settings))
     made.rules = RuleTable.of([rule("ALLOW READ User:Alice * TOPIC LITERAL topic1")])
     assert may(made, "Bob", "READ T topic2") is allowed
-    assert not may(made, "Bob", "READ T topic1")  # a rule for somebody else is a rule
+    assert not may(made, "Bob", "READ T topic1")  # a rule for another user is a rule
     assert not may(made, "Alice", "WRITE T topic1")
     assert may(made, "admin", "WRITE T topic1")
 
@@ -318,7 +318,7 @@ def test_a_denial_comes_before_any_permission():
     "name", ["*", "admin;User:x", "admin\n", "Admin", " admin", "", "User:admin"]
 )
 def test_a_name_that_looks_like_others_is_nobody_elses(name):
-    """Whoever gives users their names gives them no more than that."""
+    """A user name never grants more than the rules for exactly that name."""
     of = authorizer(
         "ALLOW READ User:bob * TOPIC LITERAL foo",
         "ALLOW READ User:* * TOPIC LITERAL public",
@@ -534,7 +534,7 @@ def test_answers_about_some_are_kept_and_bounded(monkeypatch):
         assert len(of._some) <= 2
 
 
-# --- the fast way is the slow way ----------------------------------------------------------------
+# --- the authorizer against the model -------------------------------------------------------------
 
 NAMES = ["*", "a", "ab", "aba", "abab", "b", "ba", "bab", "é", "aé", "\U0001f600", "hardcode", "h"]
 USERS = ["alice", "bob", "*"]
@@ -571,7 +571,7 @@ def compare(of: Authorizer, rules: list[Acl], *, default: bool) -> None:
 
 
 def check_prefixes(table: RuleTable, rules: list[Acl]) -> None:
-    """The table keeps no prefix that no rule has."""
+    """Check that the table keeps no prefix without a rule."""
     wanted = {
         kind: {
             one.resource_name
@@ -589,7 +589,7 @@ def check_prefixes(table: RuleTable, rules: list[Acl]) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_fast_authorizer_is_the_slow_one(seed):
-    """Also after rules were taken away: of one resource some stay (CVE-2024-27309)."""
+    """Also after removals that leave some rules of a resource (CVE-2024-27309)."""
     draw = random.Random(seed)
     default = draw.random() < 0.5
     of = Authorizer(allows_without_rules=default)
@@ -602,7 +602,7 @@ def test_the_fast_authorizer_is_the_slow_one(seed):
             before.changed(removed=[*gone, drawn(draw), *gone], added=dict.fromkeys(more, NO_ID))
         )
         rules = list(dict.fromkeys([*(one for one in rules if one not in gone), *more]))
-        # The one more that was to be removed may have been there.
+        # The additional rule that was removed may have been in the table.
         rules = [one for one in rules if one in of.rules]
         assert of.rules.count == len(rules)
         assert all(one in before for one in known)
@@ -636,7 +636,7 @@ def test_of_thousands_of_rules_few_are_looked_at(monkeypatch):
 
 
 def test_a_grant_is_built_once_however_many_of_its_rules_change(monkeypatch):
-    """These rules differ in nothing but the spelling of one address."""
+    """These rules differ only in the spelling of one address."""
     hosts = [":".join("0" * (at >> bit & 1) + "1" for bit in range(8)) for at in range(256)]
     rules = [rule(f"ALLOW READ User:u {host} TOPIC LITERAL t") for host in hosts]
     write = rule(f"ALLOW WRITE User:u {hosts[0]} TOPIC LITERAL t")
@@ -654,7 +654,7 @@ def test_a_grant_is_built_once_however_many_of_its_rules_change(monkeypatch):
 
     made = RuleTable.of(rules)
     assert (built, allowed(made)) == ([256], read)
-    # The one that is taken away and added is there afterwards.
+    # The rule that is both removed and added exists afterwards.
     most = dict.fromkeys([rules[7], write], NO_ID)
     left = finish(made.changed(removed=rules[1:], added=most))
     assert (built, allowed(left), left.count) == ([256, 3], read | 1 << Operation.WRITE, 3)
@@ -673,7 +673,7 @@ def test_no_step_of_a_change_takes_long(request):
     table, added = RuleTable(), dict.fromkeys(map(rule, texts), NO_ID)
     longest = 0.0
     gc.collect()
-    gc.disable()  # as a broker does, who collects between requests
+    gc.disable()  # as in a broker, which collects between requests
     request.addfinalizer(gc.enable)
     rules = [*added]
     few = dict.fromkeys(rules[:5], NO_ID)

@@ -1,4 +1,4 @@
-"""Names and dates of certificates. Java's names of these subjects were asked of a JDK 17."""
+"""Names and dates of certificates. The expected names of Java come from a JDK 17."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ JAVA = [
     ("3018310a300806035504030c0161310a300806035504030c0162", "CN=b,CN=a"),
     ("300f310d300b06035504030c0461202062", "CN=a  b"),
 ]
-"""What ``X500Principal.getName(RFC2253)`` says, by the DER of the subject."""
+"""Subjects in DER, each with the name that ``X500Principal.getName(RFC2253)`` returns."""
 
 OURS = [("300f310d300b06035504031e0400fc20ac", "CN=ü€")]
-"""Of UTF-16 Java writes the single bytes, zeros among them; nobody can have such a name."""
+"""From UTF-16 Java takes single bytes, zeros included; no user can have such a name."""
 
 
 @pytest.mark.parametrize(("der", "name"), [*JAVA, *OURS])
@@ -93,7 +93,7 @@ def test_what_is_known_of_a_certificate(tmp_path: Path) -> None:
     assert (
         read_certificate(ssl.PEM_cert_to_DER_cert(authority.pem)).alternative_names == frozenset()
     )
-    # Years behind 2049 are written in another form.
+    # Years after 2049 are encoded in another form.
     late = authority.server("late", valid=(0, 365 * 60))
     year = dt.datetime.fromtimestamp(
         read_certificate(ssl.PEM_cert_to_DER_cert(late.chain)).not_after_s, dt.UTC

@@ -1,4 +1,4 @@
-"""Rules and quotas that the controller of a cluster has changed hold on its brokers."""
+"""Brokers apply changes of rules and quotas by their cluster's controller."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULE = UUID(int=5)
 
 
 class Cluster:
-    """Images, one after the other."""
+    """A broker's metadata, to which records are applied as images."""
 
     def __init__(self) -> None:
         config = {
@@ -115,7 +115,7 @@ def test_a_rule_that_is_not_understood_is_an_error_in_the_log_and_the_others_hol
 
 
 def rule(number: int, permission: int = 3) -> AccessControlEntryRecord:
-    """An ACL of the topic ``t<number>``, whose id is the number."""
+    """Return an ACL of the topic ``t<number>`` whose id follows from the number."""
     id_ = UUID(int=number + 1)
     return AccessControlEntryRecord(
         id_, 2, f"t{number}", 3, f"User:{number % 50}", "*", 3, permission
@@ -154,7 +154,7 @@ async def test_few_changed_rules_hold_at_once() -> None:
 
 
 async def test_many_changed_rules_hold_together_and_later_images_behind_them() -> None:
-    """At no moment are there rules of which no image consists."""
+    """At every moment the rules match some image."""
     one = Following()
     one.cluster.change(*map(rule, range(400)))
     states = [one.rules()]

@@ -1,4 +1,7 @@
-"""From distinguished names to users: the cases of SslPrincipalMapperTest, and Java's templates."""
+"""Mapping of distinguished names to users.
+
+The cases are from SslPrincipalMapperTest; others come from Java's replacement templates.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def test_valid_rules(rules: str) -> None:
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/L",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/U",
         "RULE:^CN=(.*?),OU=ServiceUsers.*$/LU",
-        # What Java finds out when the first client comes.
+        # Java fails on these when the first client connects.
         "RULE:^CN=(.*$/$1/",
         "RULE:^CN=.*$/$1/",
         "RULE:^CN=(.*)$/$/",
@@ -121,7 +124,7 @@ def test_comma_with_whitespace() -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "user"),
     [
-        # Java's replaceAll goes on behind a match, where an empty one may follow.
+        # Java's replaceAll continues after a match, where an empty match may follow.
         ("RULE:.*/x/", "abc", "xx"),
         ("RULE:(a)(b)?c/$1-$2-/", "ac", "a--"),
         ("RULE:(a)(b)(c)/$12$0/", "abc", "a2abc"),
@@ -129,7 +132,7 @@ def test_comma_with_whitespace() -> None:
         ("RULE:(a)bc/\\$1\\\\\\/$1/", "abc", "$1\\/a"),
         ("RULE:(?<who>a)bc/${who}!/U", "abc", "A!"),
         ("RULE:(?<=x)abc/no/,DEFAULT", "abc", "abc"),
-        # The whole name has to be like the pattern.
+        # The pattern must match the whole name.
         ("RULE:CN=a/no/", "CN=ab", None),
         ("", "CN=a", None),
         ("RULE:(\\w+)/$1/", "ü", None),

@@ -1,4 +1,4 @@
-"""From Kafka's keys and files to what a listener encrypts with, and what may take its place."""
+"""A listener's TLS context: from Kafka's keys and files, and replaced at run time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refused(settings: dict[str, str], listener: ListenerConfig = SSL) -> ConfigE
     return found.value
 
 
-# --- what the keys say ---
+# --- the keys' values ---
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_secrets_are_not_printed() -> None:
     assert SECRET not in repr(tls_settings(BrokerConfig(inline), SSL))
 
 
-# --- what the files hold ---
+# --- the files' contents ---
 
 
 def test_a_file_and_the_same_inline(authority: Authority) -> None:
@@ -235,7 +235,7 @@ def test_versions(
     ],
 )
 def test_suites_that_nobody_can_use(authority: Authority, suites: str, reason: str) -> None:
-    # The key is for ECDSA, so one of RSA would fail every client.
+    # The key is for ECDSA, so an RSA suite would fail every client.
     settings = {**authority.server().keystore, "ssl.cipher.suites": suites}
     assert reason in str(refused(settings))
     only_newer = {"ssl.enabled.protocols": "TLSv1.3", "ssl.cipher.suites": suites}
@@ -256,7 +256,7 @@ def test_registered_names_of_suites_are_openssls() -> None:
     assert openssl_name("TLS_RSA_WITH_AES_128_GCM_SHA256") == "AES128-GCM-SHA256"
 
 
-# --- what may take its place ---
+# --- replacements ---
 
 
 def test_a_renewed_certificate_has_the_same_names(authority: Authority) -> None:
@@ -302,7 +302,7 @@ def test_principals(authority: Authority) -> None:
     assert default == Principal("User", "CN=Alice,OU=ServiceUsers,O=Acme\\, Inc.,C=DE")
 
 
-# --- what a client asks for while the broker runs ---
+# --- changes requested while the broker runs ---
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ TOPICS = "/kafka-acl/Topic"
 
 
 class Znodes(Session):
-    """Reads and writes at once."""
+    """A session whose reads and writes complete at once."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Znodes(Session):
         self.is_away = False
         """Whether writes fail as they do without a connection."""
         self.attempts = 0
-        """How often something was to be written."""
+        """The number of attempted writes."""
         self._versions: dict[str, int] = {}
         self._count = 0
 
@@ -61,10 +61,10 @@ class Znodes(Session):
         return sorted({one.partition("/")[0] for one in inside})
 
     async def sync(self) -> None:
-        """Every read is up to date."""
+        """Do nothing, as every read is up to date."""
 
     async def ensure(self, path: str) -> None:
-        """Folders need not exist."""
+        """Do nothing, as parent znodes need not exist."""
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
         self.attempts += 1
@@ -89,7 +89,7 @@ class Znodes(Session):
         return [None for _ in writes]
 
     def deny(self, topic: str, users: Sequence[str]) -> None:
-        """Have a topic's znode hold a DENY for each of ``users``."""
+        """Write a DENY for each of ``users`` to a topic's znode."""
         acls = [
             {"principal": f"User:{one}", "permissionType": "Deny", "host": "*", "operation": "All"}
             for one in users

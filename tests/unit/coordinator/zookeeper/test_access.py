@@ -22,7 +22,7 @@ from tests.unit.coordinator.zookeeper.kept_znodes import TOPICS, Znodes
 
 
 class Broker:
-    """The access of a broker, and its image."""
+    """A broker's access to them, and its image."""
 
     def __init__(self) -> None:
         self.session = Znodes()
@@ -129,14 +129,14 @@ async def test_znode_that_is_named_twice_is_taken_once(broker: Broker) -> None:
 
 
 def quota(user: str) -> dict[str, list[Change]]:
-    """The change that sets a quota of a user, by path."""
+    """Return the change that sets a user's quota, by path."""
     entity = (EntityData("user", user),)
     record = ClientQuotaRecord(entity, "producer_byte_rate", 1024.0, remove=False)
     return {formats.path_of(record): [Change(record)]}
 
 
 def with_quotas(broker: Broker) -> set[str]:
-    """The users that have a quota in ZooKeeper."""
+    """Return the users with a quota in ZooKeeper."""
     folder = f"{formats.USERS}/"
     return {one.removeprefix(folder) for one in broker.session.data if one.startswith(folder)}
 

@@ -1,4 +1,4 @@
-"""Users, quotas and rules in znodes: what Apache Kafka 3.9.2 wrote, and what nobody can read."""
+"""Users, quotas and rules in znodes: those that Apache Kafka 3.9.2 wrote, and invalid ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rule(
 
 
 NOBODY = rule("User:*", operation=Operation.ALL, permission=Permission.DENY)
-"""Everything is denied to everybody."""
+"""A rule that denies every operation to every user."""
 
 
 def read(data: bytes | None, path: str = TOPIC) -> list[tuple[object, ...]]:
@@ -179,7 +179,7 @@ def test_rules_about_what_kafka_does_not_know_are_passed_over(path: str):
 
 
 def test_rules_after_changes_are_those_of_a_set():
-    """Any order of changes, against a model."""
+    """Apply changes in random order and compare with a model."""
     for seed in range(50):
         chance = random.Random(seed)
         data: bytes | None = None

@@ -1,4 +1,4 @@
-"""Certificates that a broker of a cluster on ZooKeeper tries out, where passwords are encoded."""
+"""Validation of certificates on a cluster on ZooKeeper, where passwords are encoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PASSWORD: Final = "listener.name.safe.ssl.key.password"
 
 
 class Elected:
-    """Broker 1, the active controller, whose settings and another broker's have a password."""
+    """Broker 1 as the active controller; its own settings and another broker's have a password."""
 
     def __init__(self, directory: Path) -> None:
         self.services = Services(directory, SETTINGS)
@@ -66,7 +66,7 @@ class Elected:
         return found
 
     def check(self, broker: str, **changes: str) -> None:
-        """Try out a change of a broker's settings, asked for by IncrementalAlterConfigs."""
+        """Validate a change of a broker's settings, requested by IncrementalAlterConfigs."""
         entries = [
             {"name": name, "config_operation": 0, "value": value} for name, value in changes.items()
         ]
@@ -80,7 +80,7 @@ class Elected:
         active = ActiveController(
             self.store, settings, self.services.clock, None, lambda *_: None, own_broker=False
         )
-        nothing: Any = None  # is not looked at
+        nothing: Any = None  # is never used
         ctx = Context(
             broker=self.services,
             registry=nothing,

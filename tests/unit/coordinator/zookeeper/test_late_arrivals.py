@@ -1,4 +1,4 @@
-"""What a controller tells may arrive late, and before the broker knows of its own registration."""
+"""A controller's requests may arrive late, and before the broker has seen its registration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _after(image: MetadataImage, records: Sequence[MetadataRecord]) -> MetadataI
 
 
 def _requests(before: MetadataImage, after: MetadataImage) -> dict[int, Entity]:
-    """What broker 1 is told, by API key."""
+    """Return the requests to broker 1, by API key."""
     teller = Controller(1, 1, "PLAINTEXT")
     return {one.__api_key__: one for broker, one in told(before, after, teller) if broker == 1}
 
@@ -77,7 +77,7 @@ def test_a_deleted_topic_does_not_come_back() -> None:
 
 
 def test_its_own_epoch_is_told_before_it_knows_that_it_is_registered() -> None:
-    """It asked for changes of ISRs as broker epoch -1, and was refused for good."""
+    """Otherwise its ISR changes had broker epoch -1 and were refused for ever."""
     told_early = _requests(MetadataImage(), BEFORE)[ApiKey.UPDATE_METADATA]
     records = updated(Arrivals(1), MetadataImage(), told_early, -1)
     assert _after(MetadataImage(), records).brokers[1].epoch == EPOCH

@@ -1,4 +1,4 @@
-"""A broker that stops asks the controller to take over, as often as it may."""
+"""A broker that stops asks the controller to take over, until a retry limit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SETTINGS = {
     "controlled.shutdown.retry.backoff.ms": 1,
 }
 Said = ErrorCode | int | Exception
-"""What a controller answers: an error, how many partitions are left, or nothing in time."""
+"""A controller's response: an error, the number of remaining partitions, or a timeout."""
 
 
 class Leaving(ZooKeeperMember):
-    """A broker of epoch 7 whose controller says this, one after the other."""
+    """A broker of epoch 7 whose controller responds with these, one after the other."""
 
     def __init__(self, *said: Said) -> None:
         super().__init__(

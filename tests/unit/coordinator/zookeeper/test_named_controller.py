@@ -1,4 +1,4 @@
-"""Whom clients are told to be the controller, where brokers elect it on ZooKeeper."""
+"""The controller's id in responses to clients, if brokers elect the controller on ZooKeeper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.coordinator.services import Services
 
 @pytest.mark.parametrize("known", [-1, 1, 2])
 async def test_nobody_is_named_while_no_controller_is_known(tmp_path: Path, known: int) -> None:
-    """A broker that has just resigned has named any broker, and itself now and then."""
+    """A broker that has just resigned used to name an arbitrary broker, sometimes itself."""
     services = await Services(tmp_path).start()
     services.zookeeper = ZooKeeperNode(
         BrokerConfig({"zookeeper.connect": "nowhere:1"}),

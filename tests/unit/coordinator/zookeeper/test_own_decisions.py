@@ -1,4 +1,4 @@
-"""Changes of ACLs that a broker decides on, while others change ACLs as well."""
+"""ACL changes that a broker decides on while other brokers change ACLs as well."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Connection:
 
 @pytest.fixture
 async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Services]:
-    """The services of broker 1, which reads znodes kept in memory."""
+    """Yield the services of broker 1, which reads znodes kept in memory."""
     monkeypatch.setattr(node_module, "Session", Znodes)
     clock = ManualClock(1_700_000_000_000)
     observed = ZooKeeperMetadata(SETTINGS, Passwords(SETTINGS, node_id=1), node_id=1)
@@ -55,7 +55,7 @@ async def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 def deletion(services: Services) -> Context:
-    """The request to delete all ACLs of topics."""
+    """Return a request to delete all ACLs of topics."""
     make = request_factory(ApiKey.DELETE_ACLS, VERSION)
     wanted = make.DeleteAclsFilter(
         resource_type_filter=2,
@@ -81,7 +81,7 @@ def deletion(services: Services) -> Context:
 
 
 async def answered(work: Iterator[Any]) -> Entity:
-    """Run the steps of a request to their end."""
+    """Run the steps of a request to their end and return the response."""
     while True:
         try:
             wait = next(work)

@@ -1,4 +1,4 @@
-"""Passwords as Kafka 3.9 keeps them in ZooKeeper; tests/oracle judges them with its broker."""
+"""Passwords as Kafka 3.9 stores them in ZooKeeper; tests/oracle checks them with its broker."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_what_the_old_secret_has_encoded_is_encoded_anew_once() -> None:
 
 
 def test_a_change_of_a_broker_encodes_only_what_is_new() -> None:
-    """What is kept comes with every change of a broker's settings (KAFKA-14136)."""
-    nobody: Any = None  # nothing is written here
+    """Every change of a broker's settings includes the stored ones (KAFKA-14136)."""
+    nobody: Any = None  # no write happens here
     own = BrokerStore(
         BrokerConfig({}), nobody, MetadataImage(), passwords(secret="the secret"), nobody, node_id=1
     )

@@ -1,4 +1,4 @@
-"""How a broker reaches ZooKeeper: what its settings mean, which are refused, and its login."""
+"""A broker's connection to ZooKeeper: its settings, refused ones, and its login."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ CHALLENGE = (
 
 
 def example() -> DigestMd5:
-    """That of RFC 2831, section 4."""
+    """Return the example of RFC 2831, section 4."""
     return DigestMd5("chris", "secret", uri="imap/elwood.innosoft.com", cnonce="OA6MHXh6VqTrRk")
 
 

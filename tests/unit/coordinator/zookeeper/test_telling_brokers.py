@@ -1,7 +1,7 @@
-"""A controller's decisions as znodes and as requests, and what brokers make of the requests.
+"""A controller's decisions as znodes and as requests, and the brokers' handling of the requests.
 
-The model: a controller machine, a dictionary that holds what ZooKeeper would, and brokers that
-take what they are told. Nothing but sockets and sessions is left out.
+The model has a controller machine, a dictionary in place of ZooKeeper, and brokers that apply the
+requests. Only sockets and sessions are left out.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = 11, 77
 FENCED_LEADER_EPOCH, INCONSISTENT_TOPIC_ID = 74, 103
 
 CONNECTED_S = 10.0
-"""When the controller has connected."""
+"""The time at which the controller connected."""
 
 
 class Broker:
-    """A broker, as far as it takes what it is told."""
+    """The part of a broker that applies the controller's requests."""
 
     def __init__(self, broker_id: int, epoch: int, image: MetadataImage) -> None:
         self.broker_id, self.epoch = broker_id, epoch
@@ -87,14 +87,14 @@ class Broker:
 
 
 class Scene:
-    """Three brokers, and a controller that tells them."""
+    """Three brokers, and a controller that sends them requests."""
 
     def __init__(self) -> None:
         settings = ControllerSettings("cluster", tells_by_leader_epoch=True)
         self.machine = Machine(settings, MetadataImage(), 0)
         self.teller = Controller(1, 1, "PLAINTEXT")
         self.nodes: dict[str, tuple[bytes, int]] = {}
-        """What ZooKeeper holds, and its version."""
+        """The data and version of each znode."""
         self.brokers: dict[int, Broker] = {}
         self.requests: list[tuple[int, Any]] = []
         self.clock = 10
@@ -157,7 +157,7 @@ class Scene:
         return self.machine.image.topics[name].partitions[index]
 
     def check(self) -> None:
-        """ZooKeeper and all who live know what the controller does."""
+        """Check that ZooKeeper and all live brokers agree with the controller."""
         for topic in self.machine.image.topics.values():
             held = znodes.topic_of(topic.name, self.nodes[znodes.topic_path(topic.name)][0])
             for index, one in enumerate(topic.partitions):
@@ -240,7 +240,7 @@ def test_a_leader_that_changes_its_isr_has_its_answer_and_keeps_its_epoch(scene:
 
 
 def test_a_bounced_broker_is_taken_for_dead_first(scene: Scene):
-    """KAFKA-7235: nobody saw it go, only another epoch of it."""
+    """KAFKA-7235: the controller did not see it go, only its new epoch."""
     scene.create("t", (1, 2), (2, 1))
     scene.come(1)
     scene.check()
@@ -259,7 +259,7 @@ def test_the_last_of_an_isr_keeps_it_and_leads_again_when_it_comes_back(scene: S
 
 
 def test_a_controller_that_never_saw_a_broker_takes_it_out_of_the_isrs(scene: Scene):
-    """It went together with the controller before: ZooKeeper has its ISRs, and not its id."""
+    """It went with the former controller: ZooKeeper has it in ISRs, but has no znode of it."""
     scene.create("t", (1, 2), (2, 1))
     delta = MetadataDelta(scene.machine.image)
     delta.replay(UnregisterBrokerRecord(1, scene.brokers.pop(1).epoch))
@@ -346,7 +346,7 @@ def test_a_reassignment_may_wait_for_a_broker_where_a_tool_has_written_it(scene:
 
 
 def test_a_reassignment_of_another_controller_goes_on(scene: Scene):
-    """It has died with the target in sync, or before anybody heard of the target."""
+    """The other controller died with the target in sync, or before brokers learned the target."""
     topic_id = scene.create("t", (1, 2), (2, 1))
     items = [Reassign("t", index, (3, 2)) for index in (0, 1)]
     scene.decide(lambda one: one.alter_partition_reassignments(items))
@@ -420,7 +420,7 @@ def test_a_broker_that_starts_leads_nothing_before_it_is_told(scene: Scene):
 
 
 def test_a_broker_that_starts_keeps_no_move_of_others_in_mind(scene: Scene):
-    """UpdateMetadata, all that it is told of them, does not say that one was called off."""
+    """UpdateMetadata, its only source on other partitions, does not report cancellations."""
     image = scene.machine.image
     delta = MetadataDelta(image)
     topic_id = UUID(int=77)
@@ -438,7 +438,7 @@ def test_a_broker_that_starts_keeps_no_move_of_others_in_mind(scene: Scene):
     assert (mine.adding_replicas, mine.removing_replicas) == ((3,), (2,)), "LeaderAndIsr tells it"
 
 
-# --- what a broker refuses ---
+# --- requests that a broker refuses ---
 
 
 def _last(scene: Scene, key: int) -> Any:
@@ -457,13 +457,13 @@ def test_requests_of_an_old_controller_and_of_a_former_life_are_refused(scene: S
 
 
 def test_what_comes_over_a_connection_that_was_given_up_is_refused(scene: Scene):
-    """It was said again, and more since: who lives has no epoch that would show what is older."""
+    """Newer requests followed it, and a list of live brokers has no epoch that shows its age."""
     scene.create("t", (1, 2))
     request, arrivals = _last(scene, 6), scene.brokers[1].arrivals
     epoch = request.broker_epoch
     assert arrivals.refuses(request, epoch, CONNECTED_S + 1) == 0
     assert arrivals.refuses(request, epoch, CONNECTED_S) == STALE_CONTROLLER_EPOCH
-    # Of the next controller nothing was heard yet, whenever it has connected.
+    # The next controller has sent nothing yet, whenever it connected.
     arrivals.controller_epoch -= 1
     assert arrivals.refuses(request, epoch, CONNECTED_S - 1) == 0
 
@@ -508,7 +508,7 @@ def test_a_late_stop_deletes_nothing(scene: Scene):
 
 
 def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_replica(scene: Scene):
-    """LeaderAndIsr names those of one broker; UpdateMetadata tells of all."""
+    """LeaderAndIsr has one broker's partitions; UpdateMetadata has all of them."""
     scene.create("t", (1,), (2,), (3,))
     broker = Broker(3, 99, MetadataImage())
     first = next(one for to, one in scene.requests if to == 3 and one.__api_key__ == 4)
@@ -520,7 +520,7 @@ def test_what_is_told_of_some_partitions_first_leaves_the_others_without_a_repli
     assert [one.leader for one in broker.image.topics["t"].partitions] == [1, 2, 3]
 
 
-# --- what ZooKeeper is told ---
+# --- writes to ZooKeeper ---
 
 
 def test_each_transaction_is_fenced():

@@ -1,9 +1,9 @@
-"""Users, quotas and rules of a cluster on ZooKeeper: read, followed, and changed by any broker.
+"""Users, quotas and ACLs of a cluster on ZooKeeper, which any broker reads, watches and changes.
 
-Nobody decides on them but ZooKeeper: whoever is asked for a change reads the znodes that it is
-about, writes them on the condition that nobody has done so meanwhile, or else begins again, and
-leaves notes for the others in the same transaction. Then it reads them once more, as everybody
-does.
+ZooKeeper alone decides on them. The broker that receives a change reads the znodes concerned and
+writes them on condition that their versions are unchanged, or else starts over. In the same
+transaction it creates notifications for the other brokers. Then it reads the znodes back, as every
+other broker does.
 
 Source: ``AclAuthorizer.updateResourceAcls``, ``ZkAdminManager``, ``AdminZkClient``,
 ``ZkConfigManager.startup``.
@@ -63,60 +63,60 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 100
-"""The pause before a change is tried again (kafka: ``retryBackoffMs``), and half by chance."""
+"""The pause before a retry (kafka: ``retryBackoffMs``); a random half of it is added."""
 
 GIVE_UP_MS: Final = 30_000
-"""How long a change may take, with its wait for earlier ones: a client waits no longer."""
+"""The limit for a change, with its wait for earlier ones: clients wait no longer than that."""
 
 MAX_PATHS: Final = 100
-"""Znodes that are changed in one transaction."""
+"""Znodes that one transaction may change."""
 
 MAX_ZNODE_BYTES: Final = 1_000_000
-"""What a znode may hold: ZooKeeper ends the session of whoever sends more than a mebibyte."""
+"""The size limit of a znode: ZooKeeper closes the session of a client that sends over 1 MiB."""
 
 MAX_TRANSACTION_BYTES: Final = 500_000
-"""What a transaction of several may."""
+"""The size limit of a transaction that changes several znodes."""
 
 MAX_RECORDS: Final = 500
-"""Records that become one image, so that nobody keeps the loop for long."""
+"""Records applied to one image: more would hold the loop for too long."""
 
 LONG_BYTES: Final = 32_768
-"""What is longer is read in a thread."""
+"""Longer znodes are parsed in a thread."""
 
 
 class _Difference(NamedTuple):
-    """One record by which a znode and its part of the image differ."""
+    """A record that differs between a znode and the image."""
 
     path: str
     key: Hashable
     now: AccessRecord | None
-    """The record that the znode holds; None if it is gone."""
+    """The record in the znode; None if it was removed."""
     record: MetadataRecord
     """The record that changes the image."""
     loosens: bool
-    """Whether it may allow more than before."""
+    """Whether the change may permit more than before."""
 
 
 class _Pending:
-    """Changes on their way to ZooKeeper."""
+    """Changes that are not yet in ZooKeeper."""
 
     def __init__(self, by_path: Mapping[str, Sequence[Change]], until_ms: int) -> None:
         self.by_path = by_path
         self.until_ms = until_ms
-        """The monotonic time at which they are given up."""
+        """The monotonic time at which the changes expire."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
-        """Have the caller, if it still waits, get an error."""
+        """Set the error for the caller, unless it has stopped waiting."""
         if not self.done.done():
             self.done.set_exception(without_traceback(error))
             self.done.exception()  # no caller may wait for it
 
 
 class Access:
-    """Belongs to the loop. ``take`` gets the records that make an image what ZooKeeper holds.
+    """Belongs to the loop. ``take`` receives the records that bring the image up to date.
 
-    Rules are kept if there is somebody who goes by them.
+    ACLs are read only if ``has_rules``: the broker has an authorizer.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Access:
         folders = formats.RULE_CHANGES.values() if has_rules else ()
         self._notes = [Notes(session, clock, folder) for folder in folders]
         self._known: dict[str, dict[Hashable, AccessRecord]] = {}
-        """What each znode holds, as far as it was understood."""
+        """The records of each znode, as far as they could be parsed."""
         self._reading = asyncio.Lock()
         self._queue: deque[_Pending] = deque()
         self._wake = asyncio.Event()
@@ -140,7 +140,7 @@ class Access:
     # --- reading ---
 
     async def load(self) -> None:
-        """Read all, and be able to change it. Raises ZooKeeperError."""
+        """Read all znodes, and start the writer. Raises ZooKeeperError."""
         if self._notes:
             kinds = [formats.camel(one) for one in ResourceType if one >= ResourceType.TOPIC]
             for folder in formats.RULE_CHANGES:
@@ -153,11 +153,11 @@ class Access:
         self._task = spawn(self._write_all(), "write users, quotas and rules")
 
     async def reload(self) -> None:
-        """Read all again: nobody has told what became of it. Raises ZooKeeperError."""
+        """Read all znodes again, after missed notifications. Raises ZooKeeperError."""
         await self.reread({*await self._everything(), *self._known})
 
     async def look_at_rules(self, changed: Callable[[], object] | None = None) -> None:
-        """Take the rules that others have changed. Raises ZooKeeperError."""
+        """Apply ACLs that other brokers have changed. Raises ZooKeeperError."""
         for notes in self._notes:
             new, paths = await notes.new(changed), set()
             for one in new:
@@ -169,7 +169,7 @@ class Access:
             await notes.went_by(new)
 
     async def _everything(self) -> list[str]:
-        """The paths of all znodes that may hold something."""
+        """Return the paths of all znodes that may hold users, quotas or ACLs."""
         children, users = self._session.children, formats.USERS
         found = []
         for folder in (users, formats.CLIENTS, formats.IPS):
@@ -184,9 +184,9 @@ class Access:
         return found
 
     async def reread(self, paths: Iterable[str]) -> None:
-        """Take what these znodes hold now. Raises ZooKeeperError.
+        """Apply the current contents of these znodes. Raises ZooKeeperError.
 
-        If it is cancelled on the way, the next call takes the rest.
+        After a cancellation, the next call applies the rest.
         """
         async with self._reading:
             for some in batched([*dict.fromkeys(paths)]):
@@ -196,7 +196,7 @@ class Access:
                 for path, node in zip(some, nodes, strict=True):
                     for one in await self._differences(path, node):
                         (loosening if one.loosens else differences).append(one)
-                # Between two images nobody is allowed what neither allows.
+                # No image in between may permit what neither the old nor the new ACLs permit.
                 differences += loosening
                 for start in range(0, len(differences), MAX_RECORDS):
                     self._take_differences(differences[start : start + MAX_RECORDS])
@@ -204,7 +204,8 @@ class Access:
 
     def _take_differences(self, differences: Sequence[_Difference]) -> None:
         self._take([one.record for one in differences])
-        # Only records that the image has are known: others would never be taken, a denial perhaps.
+        # Only records in the image count as known: a record that is known but not in the image
+        # would never be applied, and it may be a denial.
         for one in differences:
             known = self._known.setdefault(one.path, {})
             if one.now is not None:
@@ -215,7 +216,7 @@ class Access:
                 del self._known[one.path]
 
     async def _differences(self, path: str, node: Node | None) -> list[_Difference]:
-        """The differences between a znode and its part of the image."""
+        """Return the differences between a znode and its part of the image."""
         data = None if node is None else node.data
         if data is not None and len(data) > LONG_BYTES:
             read = await asyncio.to_thread(formats.records_of, path, data)
@@ -236,9 +237,9 @@ class Access:
     # --- writing ---
 
     def change(self, by_path: Mapping[str, Sequence[Change]]) -> asyncio.Future[None]:
-        """Have changes of znodes made; done once they are, and known here.
+        """Queue changes of znodes; the future is done once they are written and read back.
 
-        It raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
+        The future raises NotWrittenError, PolicyViolationError, RequestTimedOutError.
         """
         pending = _Pending(by_path, self._clock.monotonic_ms() + GIVE_UP_MS)
         self._queue.append(pending)
@@ -246,7 +247,7 @@ class Access:
         return pending.done
 
     def stop(self) -> None:
-        """Change nothing any more."""
+        """Stop writing, and cancel the queued changes."""
         if self._task is not None:
             self._task.cancel()
         for one in self._queue:
@@ -261,7 +262,7 @@ class Access:
             await self._wake.wait()
 
     def _next_batch(self) -> list[_Pending]:
-        """Take changes from the queue, as many as one transaction may make."""
+        """Take as many changes from the queue as fit into one transaction."""
         some: list[_Pending] = []
         count = 0
         while self._queue and (not some or count + len(self._queue[0].by_path) <= MAX_PATHS):
@@ -272,14 +273,14 @@ class Access:
         return some
 
     def _is_wanted(self, one: _Pending, late: RequestTimedOutError | None = None) -> bool:
-        """Whether a caller still waits for a change; one whose time is up fails, as ``late``."""
+        """Return whether a caller still waits for a change; fail an expired one with ``late``."""
         if self._clock.monotonic_ms() > one.until_ms:
             waited = "The change has waited too long for earlier ones."
             one.fail(late or RequestTimedOutError(waited))
         return not one.done.done()
 
     async def _write_together(self, some: Sequence[_Pending]) -> None:
-        """Several at once; one by one if that does not work, so that each has its own end."""
+        """Write several changes at once, or one by one if that fails, so that each fails alone."""
         changes: dict[str, list[Change]] = {}
         for one in some:
             for path, more in one.by_path.items():
@@ -288,10 +289,10 @@ class Access:
         try:
             await self._write(changes, min(one.until_ms for one in some))
         except RequestTimedOutError as late:
-            # Changes whose time is not up are the next to be written.
+            # Unexpired changes go back to the front of the queue.
             self._queue.extendleft([one for one in reversed(some) if self._is_wanted(one, late)])
             return
-        except Exception as found:  # noqa: BLE001 - every caller learns of it
+        except Exception as found:  # noqa: BLE001 - every caller gets it
             if len(some) > 1:
                 for one in some:
                     if self._is_wanted(one):
@@ -331,7 +332,7 @@ class Access:
             await asyncio.sleep(RETRY_MS * (1 + random.random() / 2) / 1000)  # noqa: S311 - no secret
 
     async def _try(self, changes: Mapping[str, Sequence[Change]]) -> list[str]:
-        """Change the first of these, as many as one transaction may; which these are."""
+        """Write as many of these changes as fit into one transaction; return their paths."""
         wanted = {*changes, *(one for path in changes for one in formats.parents_of(path))}
         read = await asyncio.gather(*map(self._session.get, wanted))
         transaction = _Transaction(dict(zip(wanted, read, strict=True)), changes)
@@ -351,7 +352,7 @@ class Access:
 
 
 class _Transaction:
-    """Writes of changes, and the notes of them."""
+    """The writes for a set of changes, with their notifications."""
 
     def __init__(
         self, nodes: dict[str, Node | None], changes: Mapping[str, Sequence[Change]]
@@ -360,12 +361,12 @@ class _Transaction:
         self._writes: list[Write] = []
         self._notes: list[Write] = []
         self._deleted: dict[str, int] = {}
-        """How many go, by what is above them."""
+        """Number of deleted children, by parent path."""
         self.size = 0
-        """Bytes, about."""
+        """Approximate size in bytes."""
 
     def takes_long(self, path: str) -> bool:
-        """Whether somebody else should have the loop meanwhile."""
+        """Return whether the change should run in a thread, to keep the loop free."""
         node = self._nodes[path]
         size = 0 if node is None else len(node.data)
         return size > LONG_BYTES or len(self._changes[path]) > MAX_RECORDS
@@ -398,7 +399,7 @@ class _Transaction:
         self.size += len(data or b"") + 2 * len(path)
 
     def all(self) -> list[Write]:
-        """All writes; what is above the last one of a user's clients goes with it."""
+        """Return all writes, and delete the parents of a user's last client quota."""
         for folder, count in self._deleted.items():
             node = self._nodes.get(folder)
             if node is None or node.child_count != count:
@@ -412,17 +413,17 @@ class _Transaction:
                 if not znodes.config_of(path, user.data):
                     self._writes.append(Delete(path, user.version))
             except NotOurFormatError:
-                continue  # somebody may know what it means
+                continue  # another program may understand it
         return [*self._writes, *self._notes]
 
 
 def _is(record: AccessRecord, permission: Permission) -> bool:
-    """Whether it is a rule that says this."""
+    """Return whether a record is an ACL with this permission."""
     return isinstance(record, AccessControlEntryRecord) and record.permission_type == permission
 
 
 def change_of(image: MetadataImage, record: MetadataRecord) -> Change:
-    """The change of a znode that a record stands for.
+    """Return the change of a znode for a record.
 
     Raises MetadataUnavailableError for a change that only the controller makes.
     """
@@ -439,7 +440,7 @@ def change_of(image: MetadataImage, record: MetadataRecord) -> Change:
 
 
 def reason_against(record: MetadataRecord) -> str | None:
-    """Why ZooKeeper cannot hold a user, a quota or an ACL; None if it can."""
+    """Return why ZooKeeper cannot store a user, a quota or an ACL; None if it can."""
     if isinstance(record, (UserScramCredentialRecord, ClientQuotaRecord, AccessControlEntryRecord)):
         return formats.reason_against(record)
     return None

@@ -1,8 +1,8 @@
-"""Users, quotas and rules, as Apache Kafka 3.9 writes them: which znode holds what, and how.
+"""Users, quotas and ACLs in the znodes of Apache Kafka 3.9.
 
-Pure: znodes in, metadata records out, and the other way. Nothing that stands there raises: what can
-not be understood is logged and passed over, and where that is a rule, what it may have denied is
-denied.
+Pure: znodes are turned into metadata records, and records into znodes. Reading never raises:
+entries that cannot be parsed are logged and skipped, except that an unreadable ACL which may be a
+denial denies everything that it could have denied.
 
 Source: ``ConfigEntityZNode``, ``ZkAclStore``, ``ZkAclChangeStore``, ``AclEntry``; ``Sanitizer``;
 ``ScramCredentialUtils``; ``ZkAdminManager.alterClientQuotas``.
@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 N = TypeVar("N", bound=IntEnum)
 
 AccessRecord = UserScramCredentialRecord | ClientQuotaRecord | AccessControlEntryRecord
-"""What one znode holds some of."""
+"""Records that these znodes hold, one or more in each."""
 
 Removal = RemoveUserScramCredentialRecord | ClientQuotaRecord | RemoveAccessControlEntryRecord
 
@@ -72,13 +72,13 @@ RULE_CHANGES: Final = {
     LITERAL_RULES: LITERAL_CHANGES,
     PREFIXED_RULES: PREFIXED_CHANGES,
 }
-"""Where the notes of changed rules are, by the folder of the rules."""
+"""The folder of ACL notifications, by the folder of the ACLs."""
 
 MAX_ITERATIONS: Final = 1_000_000
-"""Kafka's tools put no bound to how often a password is hashed that they write by themselves."""
+"""Kafka's tools, which write credentials themselves, put no bound on the iterations."""
 
 MAX_PATH: Final = 8_192
-"""Characters of a path."""
+"""The longest path, in characters."""
 
 _BETWEEN: Final = "/clients/"
 _FOLDERS: Final = {(USER,): USERS, (CLIENT_ID,): CLIENTS, (IP,): IPS}
@@ -88,21 +88,21 @@ _NOT_IN_PATHS: Final = (
     (0xD800, 0xF8FF),
     (0xFFF0, 0xFFFF),
 )
-"""What ZooKeeper takes in no path."""
+"""Characters that ZooKeeper accepts in no path."""
 
 
 class Change(NamedTuple):
-    """One thing that is to be so, or no longer."""
+    """A record to write to a znode, or to remove from it."""
 
     record: AccessRecord
     is_removed: bool = False
 
 
-# --- where it is ---
+# --- paths ---
 
 
 def path_of(record: AccessRecord) -> str:
-    """The znode that holds it."""
+    """Return the path of the znode that holds a record."""
     match record:
         case UserScramCredentialRecord():
             return f"{USERS}/{sanitized(record.name)}"
@@ -119,7 +119,7 @@ def path_of(record: AccessRecord) -> str:
 
 
 def reason_against(record: AccessRecord) -> str | None:
-    """Why there can be no znode for it."""
+    """Return why no znode can hold a record; None if one can."""
     path = path_of(record)
     if isinstance(record, AccessControlEntryRecord) and "/" in record.resource_name:
         return f"ACL binding contains invalid resource name: {record.resource_name}"
@@ -137,19 +137,19 @@ def reason_against(record: AccessRecord) -> str | None:
 
 
 def sanitized(name: str | None) -> str:
-    """A name as it stands in a path; None is the default of its kind."""
+    """Return a name as a path element; None is the default entity."""
     if name is None:
         return znodes.DEFAULT_ENTITY
     return quote(name, safe="").replace("~", "%7E")
 
 
 def desanitized(text: str) -> str | None:
-    """The name of a part of a path."""
+    """Return the name in a path element; None for the default entity."""
     return None if text == znodes.DEFAULT_ENTITY else unquote(text.replace("+", " "))
 
 
 def parents_of(path: str) -> Iterator[str]:
-    """The znodes above it that nobody makes beforehand, the highest first."""
+    """Yield the znodes above a path that may be missing, the topmost first."""
     if path.startswith(f"{USERS}/") and _BETWEEN in path:
         user, _, _ = path.partition(_BETWEEN)
         yield user
@@ -157,15 +157,15 @@ def parents_of(path: str) -> Iterator[str]:
 
 
 def is_of_rules(path: str) -> bool:
-    """Whether it holds rules."""
+    """Return whether a znode holds ACLs."""
     return path.startswith((f"{LITERAL_RULES}/", f"{PREFIXED_RULES}/"))
 
 
-# --- what it says ---
+# --- contents ---
 
 
 def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
-    """What a znode holds; nothing where there is none."""
+    """Return the records in a znode; none if it does not exist."""
     if data is None:
         return []
     found = _rules(path, data) if is_of_rules(path) else _of_entity(path, data)
@@ -176,7 +176,7 @@ def records_of(path: str, data: bytes | None) -> list[AccessRecord]:
 
 
 def key_of(record: AccessRecord) -> Hashable:
-    """What two records about the same thing share."""
+    """Return the key that two records about the same thing share."""
     match record:
         case UserScramCredentialRecord():
             return record.name, record.mechanism
@@ -187,7 +187,7 @@ def key_of(record: AccessRecord) -> Hashable:
 
 
 def removal_of(record: AccessRecord) -> Removal:
-    """The record by which it is gone."""
+    """Return the record that removes another one."""
     match record:
         case UserScramCredentialRecord():
             return RemoveUserScramCredentialRecord(record.name, record.mechanism)
@@ -198,9 +198,9 @@ def removal_of(record: AccessRecord) -> Removal:
 
 
 def changed(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
-    """What a znode holds after changes; None where it is not needed any more.
+    """Return a znode's data after changes; None if the znode is no longer needed.
 
-    Raises NotOurFormatError where nobody knows what it holds.
+    Raises NotOurFormatError if the present data cannot be parsed.
     """
     if is_of_rules(path):
         return _changed_rules(path, data, changes)
@@ -226,7 +226,7 @@ _MECHANISMS: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
 
 
 def entity_of(path: str) -> tuple[EntityData, ...] | None:
-    """Whom a znode of ``/config`` is about; None for one that is none of theirs."""
+    """Return the entity of a znode of ``/config``; None if it is no user, client or IP."""
     for (kind,), folder in _FOLDERS.items():
         name = path.removeprefix(f"{folder}/")
         if name == path:
@@ -266,7 +266,7 @@ def _of_entity(path: str, data: bytes) -> list[AccessRecord]:
 
 
 def credential_text(record: UserScramCredentialRecord) -> str:
-    """A credential as the value of its mechanism."""
+    """Return a SCRAM credential as the value of its mechanism."""
     parts = {
         "salt": _base64(record.salt),
         "stored_key": _base64(record.stored_key),
@@ -277,7 +277,7 @@ def credential_text(record: UserScramCredentialRecord) -> str:
 
 
 def credential_of(user: str, mechanism: str, text: str) -> UserScramCredentialRecord:
-    """That of such a value. Raises ValueError, which holds nothing of the text."""
+    """Parse a SCRAM credential. Raises ValueError, whose text does not quote the value."""
     one = SCRAM_MECHANISMS[mechanism]
     parts = dict(part.partition("=")[::2] for part in text.split(","))
     try:
@@ -300,7 +300,7 @@ def _base64(data: bytes) -> str:
 
 
 def quota_text(key: str, value: float) -> str:
-    """A quota as Java writes a long, an int or a double."""
+    """Return a quota formatted as Java formats a long, an int or a double."""
     if key in WHOLE:
         return str(int(value + FRACTION))
     if 1e-3 <= value < 1e7:
@@ -321,12 +321,12 @@ def _quota_of(names: Mapping[str, str | None], key: str, text: str) -> float:
 
 
 def camel(one: IntEnum) -> str:
-    """A word of rules as it stands in ZooKeeper: ``TransactionalId``."""
+    """Return an ACL's enum constant as ZooKeeper has it: ``TransactionalId``."""
     return one.name.title().replace("_", "")
 
 
 def _word(kind: type[N], text: object, least: N) -> N:
-    """What such a word means. Raises ValueError."""
+    """Return the enum constant for such a word. Raises ValueError."""
     plain = str(text).replace("_", "").upper()
     for one in kind:
         if one >= least and one.name.replace("_", "") == plain:
@@ -379,7 +379,7 @@ def _entries(path: str, data: bytes) -> list[Any]:
 
 
 def _rule_of(path: str, resource: _Resource, entry: Any) -> AccessControlEntryRecord | None:
-    """The rule of an entry; what is not understood allows nothing, and denies all it may deny."""
+    """Return an entry's ACL; an unreadable entry permits nothing, and denies all it may deny."""
     told = entry if isinstance(entry, dict) else {}
     principal, host = told.get("principal"), told.get("host")
     wrong = None
@@ -414,12 +414,12 @@ def _rule(
         int(operation),
         int(permission),
     )
-    # The same rule has the same id with every broker, and after every start.
+    # The same ACL gets the same id in every broker, and after every start.
     return AccessControlEntryRecord(uuid.uuid5(uuid.NAMESPACE_OID, repr(parts)), *parts)
 
 
 def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
-    """A rule as it stands in the list."""
+    """Return an ACL as an entry of the list."""
     return {
         "principal": rule.principal,
         "permissionType": camel(Permission(rule.permission_type)),
@@ -429,7 +429,7 @@ def entry_of(rule: AccessControlEntryRecord) -> dict[str, str]:
 
 
 def _changed_rules(path: str, data: bytes | None, changes: Iterable[Change]) -> bytes | None:
-    """What a rule was made of that is not understood goes with that; the rest of it stays."""
+    """Remove an unreadable entry together with the ACL derived from it; keep the others as is."""
     resource = _resource_of(path)
     if resource is None:
         raise NotOurFormatError(f"{path} is no place of rules")
@@ -454,11 +454,11 @@ def _facts(rule: AccessControlEntryRecord) -> tuple[object, ...]:
     return rule.principal, rule.host, rule.operation, rule.permission_type
 
 
-# --- notes of changes ---
+# --- notifications ---
 
 
 def note_of(path: str) -> tuple[str, bytes]:
-    """Where a note of a change begins, and what it says."""
+    """Return the path prefix and the data of the notification of a change."""
     resource = _resource_of(path) if is_of_rules(path) else None
     if resource is None:
         return znodes.CONFIG_CHANGE_PREFIX, znodes.entity_change_data(
@@ -476,7 +476,7 @@ def note_of(path: str) -> tuple[str, bytes]:
 
 
 def path_noted(folder: str, path: str, data: bytes) -> str:
-    """The znode of rules that a note in ``folder`` is about. Raises NotOurFormatError."""
+    """Return the path of the ACLs that a notification names. Raises NotOurFormatError."""
     try:
         if folder == LITERAL_CHANGES:
             kind, _, name = data.decode().partition(":")

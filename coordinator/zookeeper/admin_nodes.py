@@ -1,8 +1,8 @@
-"""What tools ask of the controller by znodes under ``/admin``: reassignments and elections.
+"""Requests that tools make of the controller by znodes under ``/admin``: reassignments, elections.
 
-A partition is taken out of ``/admin/reassign_partitions`` once it has the replicas that it is to
-have, or can not get them; the node goes with the last one. What it still holds is what the next
-controller goes on with. A node that can not be read is removed: it would be in the way of the next.
+A partition leaves ``/admin/reassign_partitions`` once it has its target replicas or cannot get
+them; the node is deleted with its last partition. The next controller continues with the remaining
+ones. An unreadable node is deleted, because it would block the next request.
 
 Source: ``KafkaController.processZkPartitionReassignment``, ``maybeRemoveFromZkReassignment``,
 ``processReplicaLeaderElection``.
@@ -36,16 +36,16 @@ from fencepost.logcore.machine import DomainError
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
-"""Partitions of one decision: others are served in between."""
+"""Partitions of one decision: the loop runs other tasks in between."""
 
 Partition = tuple[str, int]
 Targets = Mapping[Partition, tuple[int, ...]]
 
 
 class AdminNodes:
-    """``on_change`` are called when one of the nodes has to be looked at again.
+    """``on_change`` holds the callbacks for a change of each node.
 
-    The first of them is for reassignments, the second for elections.
+    The first is for reassignments, the second for elections.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class AdminNodes:
         self._watches = watches
         self._reassigned, self._elected = on_change
         self._begun: dict[str, dict[int, tuple[int, ...]]] = {}
-        """What the node asks for and is under way: replicas by topic and index."""
+        """Reassignments of the node in progress: target replicas by topic and index."""
 
     # --- reassignments ---
 
     def is_concerned(self, topics: Collection[TopicImage], image: MetadataImage) -> bool:
-        """Whether partitions of these topics, which have changed, are under way no longer."""
+        """Return whether one of these changed topics has a reassignment no longer in progress."""
         return any(
             not _is_under_way(image, (topic.name, index), target)
             for topic in topics
@@ -74,7 +74,7 @@ class AdminNodes:
         )
 
     async def look_at_reassignments(self) -> None:
-        """Begin what is asked for, and take out what is done."""
+        """Begin the requested reassignments, and remove the finished ones from the node."""
         path = znodes.REASSIGN_PARTITIONS
         node = await self._session.get(path, self._watches.once(path, self._reassigned))
         if node is None:
@@ -118,7 +118,7 @@ class AdminNodes:
     # --- elections ---
 
     async def look_at_elections(self) -> None:
-        """Let the preferred replicas lead, where they may."""
+        """Elect the preferred replicas as leaders, where they are eligible."""
         path = znodes.PREFERRED_ELECTION
         node = await self._session.get(path, self._watches.once(path, self._elected))
         if node is None:
@@ -139,13 +139,13 @@ class AdminNodes:
     # --- both ---
 
     async def _written(self) -> None:
-        """What was decided by now is in ZooKeeper. Raises NotControllerError."""
+        """Wait until ZooKeeper has all decisions so far. Raises NotControllerError."""
         written = self._store.durable()
         if written is not None:
             await written
 
     async def _do(self, write: Write, again: Changed) -> None:
-        """Look again where somebody else has written in between."""
+        """Write, or look at the node again if another client wrote it in between."""
         try:
             await self._store.do([write])
         except RefusedError as refused:

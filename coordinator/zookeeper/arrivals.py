@@ -1,8 +1,8 @@
-"""What a broker is told by the controller, as metadata records on arrival.
+"""Requests from the controller to a broker, turned into metadata records.
 
-Pure: everything behind the image is the same as with any other controller. A partition's state is
-told by LeaderAndIsr and by UpdateMetadata; the one that knows of a later change counts, whichever
-comes first. Where a broker has a replica of its own it leads and follows nobody before it is told.
+Pure. From the image on, the rest of the broker is the same as with any other controller. Both
+LeaderAndIsr and UpdateMetadata carry a partition's state; the later state wins, in whichever order
+they arrive. A broker leads or follows with a replica of its own only after a request says so.
 
 Source: ``ReplicaManager.becomeLeaderOrFollower``/``stopReplicas``/``maybeUpdateMetadataCache``,
 ``ZkMetadataCache.updateMetadata``.
@@ -40,22 +40,22 @@ FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 74, 100, 103
 """Kafka's error codes."""
 
 UNKNOWN_EPOCH: Final = -1
-"""UpdateMetadata does not say which epoch a broker has."""
+"""The broker epoch is unknown: UpdateMetadata does not carry it."""
 
 UNTOLD: Final = -1
-"""The epochs of a partition that this broker was told nothing of."""
+"""The epochs of a partition before the first request about it."""
 
 MAX_GONE: Final = 10_000
-"""Deleted topics that are kept in mind."""
+"""Deleted topics that are remembered."""
 
 _NO_INCARNATION: Final = UUID(int=0)
 
 
 def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
-    """What is read at a start, without an office for that broker.
+    """Return the image at a broker's start, in which no replica of the broker has a leader.
 
-    In its former life it may have had records that it has not now: to lead in the same leader epoch
-    would let replicas differ.
+    The broker may have lost records since its previous session: if it led again in the same leader
+    epoch, replicas could diverge.
     """
     delta = MetadataDelta(image)
     for topic in image.topics.values():
@@ -64,7 +64,7 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
                 untold = replace(one, leader=NO_LEADER, leader_epoch=UNTOLD, partition_epoch=UNTOLD)
                 delta.replay(partition_record(topic.topic_id, index, untold))
             elif one.adding_replicas or one.removing_replicas:
-                # Nobody will tell that a move of others' replicas was called off.
+                # No request will report that a reassignment between other brokers was cancelled.
                 told = replace(one, adding_replicas=(), removing_replicas=())
                 delta.replay(partition_record(topic.topic_id, index, told))
     for broker in image.brokers.values():
@@ -73,31 +73,32 @@ def before_it_is_told(image: MetadataImage, broker_id: int) -> MetadataImage:
 
 
 class Arrivals:
-    """What broker ``node_id`` has been told; requests in, records for the next image out."""
+    """The controller requests that broker ``node_id`` received: requests in, records out."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.controller_epoch = 0
-        """The highest that it has heard of."""
+        """The highest controller epoch received."""
         self.controller_id = -1
         self._connected_s = 0.0
-        """When that controller's latest connection was made, by the loop's time."""
+        """When the latest connection from that controller was accepted, by the loop's clock."""
         self._gone: dict[UUID, None] = {}
-        """The last topics that were deleted: what is said of them arrives late."""
+        """The last deleted topics: a request about one of them arrives late."""
 
     def forget(self, topic_id: UUID) -> RemoveTopicRecord:
-        """A topic is gone, and its id is never given again."""
+        """Return the removal of a topic, and remember its id, which is never reused."""
         self._gone[topic_id] = None
         if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
         return RemoveTopicRecord(topic_id)
 
     def refuses(self, body: Entity, broker_epoch: int, connected_s: float) -> int:
-        """The error of a request of somebody who is no controller, or means a former life.
+        """Return the error for a request from a stale controller or for an earlier broker epoch.
 
-        A controller has one connection at a time. What comes over an earlier one, that it has given
-        up, it has said again since: it is older than what is known, and nobody waits for the
-        answer. That one broker lives has no epoch that would show it.
+        A controller has one connection at a time. A request on an earlier connection, which the
+        controller has given up, is out of date: the controller has sent its contents again, and
+        does not wait for the response. The connection's age is needed, as no epoch of the live
+        brokers would show which of two lists is older.
         """
         if body.controller_epoch < self.controller_epoch:
             return STALE_CONTROLLER_EPOCH
@@ -114,7 +115,7 @@ class Arrivals:
     def leader_and_isr(
         self, image: MetadataImage, told: Entity, parts: Sequence[Entity]
     ) -> tuple[list[MetadataRecord], dict[int, int]]:
-        """Records, and the error of each: of these partitions of a topic."""
+        """Return records and errors by partition index, for these partitions of a topic."""
         known = image.topics.get(told.topic_name)
         if known is not None and known.topic_id != told.topic_id:
             return [], {one.partition_index: INCONSISTENT_TOPIC_ID for one in parts}
@@ -137,7 +138,7 @@ class Arrivals:
     def update_metadata(
         self, image: MetadataImage, told: Entity, parts: Sequence[Entity]
     ) -> list[MetadataRecord]:
-        """Records: of these partitions of a topic."""
+        """Return records for these partitions of a topic."""
         known = image.topics.get(told.topic_name)
         if any(one.leader == LEADER_DURING_DELETE for one in parts):
             if told.topic_id is None:
@@ -161,8 +162,8 @@ class Arrivals:
     def live_brokers(
         self, image: MetadataImage, body: Entity, broker_epoch: int
     ) -> list[MetadataRecord]:
-        """Records: of the brokers that an UpdateMetadata names."""
-        # It may come before the answer to the registration that it names.
+        """Return records for the brokers in an UpdateMetadata."""
+        # The request may overtake ZooKeeper's answer to the registration that it names.
         own_epoch = max(broker_epoch, body.broker_epoch)
         return [*self._brokers(image, body.live_brokers, own_epoch)]
 
@@ -198,9 +199,9 @@ class Arrivals:
     def stop_replica(
         self, image: MetadataImage, body: Entity
     ) -> tuple[list[MetadataRecord], list[tuple[str, int, int]]]:
-        """Records, and the error of each partition by topic and index.
+        """Return records, and the error of each partition by topic and index.
 
-        A replica that is not to be deleted goes on following: UpdateMetadata tells whom.
+        A replica that is not deleted keeps following the leader that UpdateMetadata names.
         """
         records: list[MetadataRecord] = []
         errors = []
@@ -250,7 +251,7 @@ def _led(one: Any) -> PartitionRegistration:
 
 
 def _updated(one: Any, old: PartitionRegistration | None) -> PartitionRegistration:
-    """What it does not tell stays: it came with the LeaderAndIsr of a change of that."""
+    """Keep the fields that UpdateMetadata lacks: they came with the LeaderAndIsr of that change."""
     replicas = tuple(one.replicas)
     same = old is not None and set(old.replicas) == set(replicas)
     return PartitionRegistration(
@@ -270,7 +271,7 @@ def _topic_records(
     known: TopicImage | None,
     states: Mapping[int, PartitionRegistration],
 ) -> Iterator[MetadataRecord]:
-    """States of partitions of a topic; those that nobody has told of yet have no replica."""
+    """Yield records for partition states; unreported partitions below them get no replicas."""
     if not states:
         return
     if known is None:

@@ -1,10 +1,10 @@
-"""The store of what a broker of a cluster on ZooKeeper changes by itself, as Apache Kafka 3.9 does.
+"""The changes that a broker of a cluster on ZooKeeper makes by itself, as Apache Kafka 3.9 does.
 
 Clients send changes of settings, users, quotas and ACLs to any broker. A controller of Apache Kafka
 3.9 takes no requests from other brokers for their clients, so each broker decides by the
 controller's rules and writes the znodes. Settings are read before they are changed and written
-unconditionally: the last writer wins, as there. The others are merged into what their znode holds
-by then (``access.py``).
+unconditionally: the last writer wins, as in Kafka. Users, quotas and ACLs are merged into the
+current contents of their znode (``access.py``).
 
 Source: ``ZkAdminManager.incrementalAlterConfigs``, ``KafkaZkClient.setOrCreateEntityConfigs``.
 """
@@ -34,7 +34,7 @@ from fencepost.coordinator.zookeeper.writes import check_kept, put_settings, tel
 
 
 class ZooKeeperMetadata(ObservedMetadata):
-    """What a broker has been told of its cluster, where passwords of brokers are encoded."""
+    """The metadata that a broker received; the passwords of brokers in it are encoded."""
 
     def __init__(self, config: BrokerConfig, passwords: Passwords, *, node_id: int) -> None:
         super().__init__(config, node_id=node_id)
@@ -46,7 +46,7 @@ class ZooKeeperMetadata(ObservedMetadata):
 
 
 class BrokerStore(ZooKeeperMetadata):
-    """The image that a broker has been told, and the changes of one request on top of it."""
+    """The image that a broker received, and the changes of one request on top of it."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class BrokerStore(ZooKeeperMetadata):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the controller that the broker has been told of."""
+        """The epoch of the latest controller known to the broker."""
         return self.image.epoch
 
     @property
     def next_offset(self) -> int:
-        """Changes are counted alone: nothing here has an offset."""
+        """The number of the next change: this store has no log offsets."""
         return self.image.offset + 1
 
     def unforced(self) -> AbstractContextManager[None]:
-        """No append waits; see :meth:`durable`."""
+        """Return an empty context, as no append waits; see :meth:`durable`."""
         return nullcontext()
 
     async def read(self, resources: Collection[tuple[int, str]]) -> None:
@@ -97,10 +97,10 @@ class BrokerStore(ZooKeeperMetadata):
         )
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
-        """Make a change, which :meth:`durable` writes.
+        """Apply a change, which :meth:`durable` writes.
 
         Raises MetadataUnavailableError for a change that only the controller makes,
-        NotInZooKeeperError, and what :meth:`Passwords.encoded` does; nothing has changed then.
+        NotInZooKeeperError, and the errors of :meth:`Passwords.encoded`; nothing has changed then.
         """
         taken = [self._encoded(one) for one in records]
         settings: dict[tuple[int, str], None] = {}
@@ -117,7 +117,7 @@ class BrokerStore(ZooKeeperMetadata):
             self._changes.setdefault(access_znodes.path_of(change.record), []).append(change)
 
     def _encoded(self, record: MetadataRecord) -> MetadataRecord:
-        """A change as its znode holds it."""
+        """Return a change as its znode holds it, with a password encoded."""
         if (
             not isinstance(record, ConfigRecord)
             or record.resource_type != BROKER_RESOURCE
@@ -126,7 +126,7 @@ class BrokerStore(ZooKeeperMetadata):
         ):
             return record
         now = self.settings(record.resource_name).get(record.name)
-        if record.value == now:  # a change of a broker says all its settings: this one is encoded
+        if record.value == now:  # a broker's change repeats all its settings; this one is encoded
             return record
         value = self._passwords.encoded(record.resource_name, record.name, record.value)
         return replace(record, value=value)
@@ -136,10 +136,10 @@ class BrokerStore(ZooKeeperMetadata):
         return reason_against(record)
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Write the changes made since the last call; done once ZooKeeper has them.
+        """Write the changes since the last call; the future is done once ZooKeeper has them.
 
-        So each item of a request can have an answer of its own. The future raises
-        MetadataUnavailableError, or what :meth:`Access.change` does.
+        So each item of a request can have a result of its own. The future raises
+        MetadataUnavailableError, or the errors of :meth:`Access.change`.
         """
         settings, self._settings = self._settings, {}
         changes, self._changes = self._changes, {}
@@ -164,7 +164,7 @@ class BrokerStore(ZooKeeperMetadata):
 
 
 async def encode_anew(session: Session, node_id: int, passwords: Passwords) -> None:
-    """Have passwords of a broker that its old secret has encoded so by its new one.
+    """Re-encode the passwords of a broker that its old secret encoded with the new one.
 
     Raises ZooKeeperError.
     """

@@ -1,7 +1,7 @@
-"""The controller's way to each broker: one connection, one request at a time, in order.
+"""The controller's channel to each broker: one connection, one request at a time, in order.
 
-A request is repeated until it is answered, or the broker is gone: a broker that missed one would go
-by an old state for ever.
+A request is retried until the broker answers or is gone: a broker that missed one would keep an old
+state forever.
 
 Source: ``ControllerChannelManager``, ``RequestSendThread``.
 """
@@ -27,14 +27,14 @@ from fencepost.coordinator.zookeeper.telling import alive
 _log = structlog.get_logger(__name__)
 
 RETRY_MS: Final = 100
-"""Between two attempts (kafka: ``RequestSendThread.doWork``)."""
+"""The pause between two attempts (kafka: ``RequestSendThread.doWork``)."""
 
 Answered = Callable[[int, Entity, Entity], None]
-"""A broker has answered: its id, the request, the answer."""
+"""Called with a broker's id, the request and the response."""
 
 
 class _Channel:
-    """To one broker in one epoch."""
+    """A channel to one broker in one broker epoch."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class _Channel:
         self._connection, self._timeout_ms, self._answered = connection, timeout_ms, answered
         self._listener = listener
         self.broker = broker
-        """Where it listens may change meanwhile."""
+        """The registration, whose endpoints may change during the epoch."""
         self._queue: deque[Entity] = deque()
         self._wake = asyncio.Event()
         self._task = spawn(self._run(), f"tell broker {broker.broker_id}")
 
     def send(self, request: Entity) -> None:
-        """Have it told, after all that it has to be told before."""
+        """Queue a request behind the earlier ones."""
         self._queue.append(request)
         self._wake.set()
 
@@ -85,12 +85,12 @@ class _Channel:
         return answer
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Send no further requests."""
         self._task.cancel()
 
 
 class Channels:
-    """The channels of a controller. ``listener`` is the one on which it reaches brokers."""
+    """The channels of a controller. ``listener`` names the brokers' listener it connects to."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Channels:
         self._channels: dict[int, _Channel] = {}
 
     def follow(self, image: MetadataImage) -> None:
-        """Have channels to those who live, and to nobody else."""
+        """Open channels to newly live brokers, and close those to brokers that are gone."""
         living = alive(image)
         for broker_id, channel in [*self._channels.items()]:
             now = living.get(broker_id)
@@ -126,13 +126,13 @@ class Channels:
                 )
 
     def send(self, broker_id: int, request: Entity) -> None:
-        """Tell a broker, if it lives."""
+        """Queue a request for a broker, if it is alive."""
         channel = self._channels.get(broker_id)
         if channel is not None:
             channel.send(request)
 
     def close(self) -> None:
-        """Tell nobody anything more."""
+        """Close all channels."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()

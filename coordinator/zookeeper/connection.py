@@ -1,4 +1,4 @@
-"""How a broker reaches ZooKeeper: encrypted or not, as whom, and who else may see what it writes.
+"""A broker's connection settings for ZooKeeper: TLS, login, and ACLs of the znodes it creates.
 
 Source: ``ZkConfigs``, ``KafkaZkClient.createZkClient``, ``ZkData.defaultAcls``; ``X509Util``.
 """
@@ -41,30 +41,30 @@ _OF_CLIENTS: Final[Mapping[str, str]] = {
     "zookeeper.ssl.truststore.type": "ssl.truststore.type",
     "zookeeper.ssl.endpoint.identification.algorithm": "ssl.endpoint.identification.algorithm",
 }
-"""What keys are called for any other client."""
+"""The corresponding keys of Kafka's other clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How to connect. Two are equal where all values are; no secret is printed."""
+    """How to connect. Two are equal if all values are; ``repr`` shows no secret."""
 
     connect: str
-    """HOST:PORT with commas between, and maybe a path."""
+    """Comma-separated HOST:PORT, and optionally a path."""
     timeout_ms: int
-    """Of the session."""
+    """The session timeout."""
     connection_timeout_ms: int
-    """How long a start waits."""
+    """How long a start waits for the connection."""
     max_in_flight: int
-    """Requests that are under way at the same time."""
+    """Requests in flight at the same time."""
     tls: ssl.SSLContext | None = field(default=None, compare=False)
     login: tuple[str, str] | None = field(default=None, repr=False)
     """User and password of SASL's DIGEST-MD5."""
     sets_acls: bool = False
-    """Whether what it makes is only its user's to change."""
+    """Whether only the creator may change the znodes that the broker creates."""
 
     @classmethod
     def of(cls, config: BrokerConfig) -> Reach:
-        """What the configuration says. Raises ConfigError; files are read."""
+        """Read the configuration, and the files it names. Raises ConfigError."""
         for key, reason in _UNSERVED.items():
             if config.bool(key):
                 raise ConfigError(key, "true", reason)
@@ -128,12 +128,12 @@ def _login(config: BrokerConfig) -> tuple[str, str] | None:
 
 
 OPEN_PATH: Final = "/consumers"
-"""Where clients of older releases write by themselves."""
+"""The path that clients of older releases write to."""
 
 SENSITIVE_PATHS: Final = ("/config/users", "/config/brokers", "/delegation_token/tokens")
-"""What nobody else may even read (kafka: ``SensitiveRootPaths``)."""
+"""Paths that other users may not even read (kafka: ``SensitiveRootPaths``)."""
 
 
 def is_sensitive(path: str) -> bool:
-    """Whether passwords and secrets are there."""
+    """Return whether a path may hold passwords or other secrets."""
     return path.startswith(SENSITIVE_PATHS)

@@ -1,7 +1,7 @@
-"""The client's side of SASL's DIGEST-MD5, the login that ZooKeeper's servers ask brokers for.
+"""The client's side of SASL's DIGEST-MD5, by which brokers log in to ZooKeeper's servers.
 
-Of what it can do, authentication alone (``qop=auth``). The digests are those that the protocol
-prescribes; what keeps others from reading and guessing is TLS.
+It supports authentication only (``qop=auth``). The protocol prescribes the digests; it is TLS that
+prevents eavesdropping and guessing of passwords.
 
 Source: RFC 2831; ``SaslClientCallbackHandler``, ``SecurityUtils`` of ZooKeeper.
 """
@@ -15,14 +15,14 @@ from typing import Final
 from urllib.request import parse_http_list, parse_keqv_list
 
 SERVER_NAME: Final = "zk-sasl-md5"
-"""What every server of ZooKeeper is called here, whatever its host."""
+"""The name of every ZooKeeper server in this protocol, whatever its host."""
 
 URI: Final = f"zookeeper/{SERVER_NAME}"
 _COUNT: Final = "00000001"
 
 
 class DigestError(ValueError):
-    """The server has not said what it must. Holds nothing that is secret."""
+    """The server's message violates the protocol. The text contains no secret."""
 
 
 class DigestMd5:
@@ -34,7 +34,7 @@ class DigestMd5:
         self._proof = ""
 
     def answer(self, challenge: bytes) -> bytes:
-        """What to say to the server's challenge. Raises DigestError."""
+        """Return the response to the server's challenge. Raises DigestError."""
         told = _fields(challenge)
         nonce, realm = told.get("nonce"), told.get("realm", SERVER_NAME)
         if not nonce or told.get("algorithm") != "md5-sess":
@@ -64,7 +64,7 @@ class DigestMd5:
         return ",".join(f"{key}={value}" for key, value in fields.items()).encode()
 
     def check(self, last: bytes) -> None:
-        """Believe that the server knows the password as well. Raises DigestError."""
+        """Verify that the server knows the password as well. Raises DigestError."""
         proof = _fields(last).get("rspauth", "")
         if not self._proof or not hmac.compare_digest(proof.encode(), self._proof.encode()):
             raise DigestError("the server does not know the password")
@@ -73,12 +73,12 @@ class DigestMd5:
 def _fields(text: bytes) -> dict[str, str]:
     try:
         return dict(parse_keqv_list(parse_http_list(text.decode())))
-    except (ValueError, IndexError):  # the latter of an empty value
+    except (ValueError, IndexError):  # IndexError for an empty value
         raise DigestError("the server's words are none of DIGEST-MD5") from None
 
 
 def _bytes(text: str) -> bytes:
-    """As ISO 8859-1 where that has all the characters, as the protocol wants it."""
+    """Encode as ISO 8859-1 if possible, as the protocol requires, or else as UTF-8."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

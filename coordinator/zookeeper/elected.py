@@ -1,8 +1,8 @@
 """The active controller of a cluster on ZooKeeper, from its election to its resignation.
 
-It reads all there is, tells every broker, and from then on goes by what its watches bring: each
-says only that something may have changed, and what is there is compared with what is known. The
-decisions are the controller machine's; the store writes them, and the channels tell them.
+It reads all metadata and sends all of it to every broker; from then on its watches drive it. A
+watch says only that something may have changed, so the controller compares the znodes with its
+image. The controller machine decides, the store writes the decisions, and the channels send them.
 
 Source: ``KafkaController.onControllerFailover``, ``onControllerResignation``, ``processXxx``;
 ``TopicDeletionManager``.
@@ -80,13 +80,13 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 NEVER_MS: Final = 10 * 365 * 86_400_000
-"""Brokers have no sessions with this controller: ZooKeeper has them."""
+"""Brokers have no session with this controller: their sessions are with ZooKeeper."""
 
 GO_ON_AT_ONCE: Final = 200
-"""Reassignments that one decision goes on with."""
+"""Reassignments that one decision continues."""
 
 MAX_GONE: Final = 1_000
-"""Deleted topics that brokers are told of which come."""
+"""Deleted topics to report to brokers that register later."""
 
 _BROKERS, _TOPICS, _DELETIONS, _ISRS, _GONE = "brokers", "topics", "deletions", "ISRs", "gone"
 _ASSIGNMENTS, _REASSIGNMENTS, _ELECTIONS = "assignments", "reassignments", "elections"
@@ -94,7 +94,7 @@ _LOG_DIRS, _REPLICAS = "log directories", "replicas"
 
 
 class Elected:
-    """Belongs to the loop. ``on_lost`` is told once, if it can not go on: it must resign then."""
+    """Belongs to the loop. A failed write calls ``on_lost`` once: this controller must resign."""
 
     def __init__(
         self,
@@ -114,12 +114,13 @@ class Elected:
         self._config, self._teller, self._loaded = config, teller, loaded
         self._channels = channels(self._answered)
         self._image = MetadataImage()
-        """What ZooKeeper has, and brokers are told."""
+        """The metadata that ZooKeeper holds and that brokers are being sent."""
         self._remember = remember
         self._deleting: dict[str, set[int]] = {}
-        """Topics that are being deleted, and the brokers that may still have something of them."""
+        """Topics under deletion, and the brokers that may still have replicas of them."""
         self._parts, self._gone = dict[str, TopicImage](), dict[str, TopicImage]()
-        """These topics as they were, and those whose deletion has ended: a broker may be away."""
+        """The last images of topics under deletion, and of deleted topics: a broker that was away
+        still needs the deletion."""
         self.store = Store(
             config,
             session,
@@ -152,22 +153,22 @@ class Elected:
             on_change=(self._marks(_REASSIGNMENTS), self._marks(_ELECTIONS)),
         )
         self._changed_topics: dict[str, None] = {}
-        """Those whose assignment somebody has written."""
+        """Topics whose assignment another program has written."""
         self._log_dirs = LogDirs(self._decide, self._marks(_REPLICAS))
         self._dirty, self._wake = dict[str, None](), asyncio.Event()
         self._untold: asyncio.Queue[tuple[MetadataImage, MetadataImage]] = asyncio.Queue()
-        """Changes that ZooKeeper has, in order."""
+        """Changes that ZooKeeper holds and brokers have not been sent, in order."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def services(self) -> ControllerServices:
-        """The part that handlers of requests to the controller work with."""
+        """Services for the handlers of controller requests."""
         return ControllerServices(self.active, self.store, is_elected=True)
 
     # --- office ---
 
     def start(self) -> None:
-        """Tell everybody all, and begin to decide."""
+        """Send all metadata to every broker, and start deciding."""
         before = self._being_deleted()
         self._written(before, self.store.image)
         self.active.start()
@@ -191,7 +192,7 @@ class Elected:
         ]
 
     def _being_deleted(self) -> MetadataImage:
-        """What brokers may still know that is to go."""
+        """Return an image of topics under deletion, which brokers may still know."""
         records: list[MetadataRecord] = []
         for name, node in self._loaded.deleting.items():
             if node is not None:
@@ -201,12 +202,12 @@ class Elected:
         return replayed(MetadataImage(), records, 0, 0)
 
     def resign(self) -> None:
-        """Decide and tell nothing any more."""
+        """Stop deciding, writing and sending."""
         self.store.close()
         self._channels.close()
         for task in self._tasks:
             task.cancel()
-        self.active.rest()  # its timers would ask a store that takes nothing any more
+        self.active.rest()  # its timers would use a closed store
         spawn(self.active.stop(), "stop a controller")
 
     async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
@@ -243,7 +244,7 @@ class Elected:
             await self._wake.wait()
 
     def learn(self, records: Sequence[MetadataRecord]) -> None:
-        """As :meth:`Store.learn`; what is known now may be a reason to decide something."""
+        """Do :meth:`Store.learn`, and decide what follows from these records."""
         self.store.learn(records)
         self.active.learned(records)
 
@@ -255,13 +256,13 @@ class Elected:
         return partial(self._mark, what)
 
     async def _go_on_reassigning(self, partitions: Sequence[Partition] | None = None) -> None:
-        """With those that are under way, of these or of all."""
+        """Continue reassignments in progress: these partitions', or all."""
         found = self.active.look().list_partition_reassignments(partitions)
         for some in batched([(name, index) for name, index, _ in found], GO_ON_AT_ONCE):
             self._decide(methodcaller("go_on_reassigning", some))
             await asyncio.sleep(0)
 
-    # --- what watches bring ---
+    # --- watches ---
 
     async def _look_at_brokers(self) -> None:
         changed = self._marks(_BROKERS)
@@ -275,7 +276,7 @@ class Elected:
         await self._place_new()
 
     def _in_sync(self) -> set[int]:
-        """Brokers that are in ISRs, and may be gone since before this one was elected."""
+        """Return unregistered brokers in an ISR, which may have failed before the election."""
         known = self.store.image.brokers
         return {
             member
@@ -289,14 +290,14 @@ class Elected:
         return self.active.decide(decision, trigger="watch of ZooKeeper")
 
     async def _decide_all(self, decision: Callable[[Machine], Outcome[bool]]) -> None:
-        """A decision that comes in pieces; others are served in between."""
+        """Make a decision that comes in pieces, and yield to the loop between pieces."""
         is_more = self._decide(decision)
         while is_more:
             await asyncio.sleep(0)
             is_more = self._decide(decision)
 
     async def _place_new(self) -> None:
-        """Begin partitions that had nobody to lead them so far."""
+        """Elect the first leaders of partitions that could not have one so far."""
         for topic in [*self.store.image.topics.values()]:
             if any(one.partition_epoch == NEVER_LED for one in topic.partitions):
                 self._decide(methodcaller("place_new", topic.topic_id))
@@ -309,7 +310,7 @@ class Elected:
         self._mark(_ASSIGNMENTS)
 
     def _assigned(self, name: str) -> None:
-        """The node of a topic was written, or has gone."""
+        """Handle a change of a topic's znode, or its deletion."""
         if name in self.store.image.topics or name in self.store.deleting:
             self._changed_topics[name] = None
             self._mark(_ASSIGNMENTS)
@@ -330,7 +331,7 @@ class Elected:
                     _log.error("assignment left out", topic=name, cause=str(error))
 
     async def _compare(self, name: str, node: znodes.TopicNode) -> None:
-        """What a topic's node says, and what is known of it."""
+        """Compare a topic's znode with the image, and act on the difference."""
         known = self.store.image.topics.get(name)
         if name in self.store.deleting:
             parts = self._parts.get(name)
@@ -349,7 +350,7 @@ class Elected:
                 await self._make_partitions(name, more)
                 self.learn([*partition_records(known.topic_id, node, {}, more)])
                 await self._place_new()
-            if node.topic_id != known.topic_id:  # KAFKA-14190: older tools drop it
+            if node.topic_id != known.topic_id:  # KAFKA-14190: older tools drop the id
                 now = self.store.image.topics.get(name)
                 if now is not None:
                     await self.store.do(
@@ -357,7 +358,7 @@ class Elected:
                     )
 
     async def _adopt(self, topic: KnownTopic) -> None:
-        """A topic that somebody else has made, as Kafka's tools did."""
+        """Take in a topic that another program created in ZooKeeper, as Kafka's tools did."""
         node = topic.node
         if node.topic_id is None:
             node = replace(node, topic_id=new_topic_id())
@@ -369,10 +370,10 @@ class Elected:
         records += config_records(TOPIC_RESOURCE, topic.name, {}, values or {})
         self.learn(records)
         await self._place_new()
-        self._assigned(topic.name)  # what was written here may have set off the watch
+        self._assigned(topic.name)  # the write above may have fired the watch
 
     async def _make_partitions(self, name: str, indexes: Iterable[int]) -> None:
-        """The nodes that hold those of states, where they are not there."""
+        """Create the parents of partition states, where they are missing."""
         paths = [znodes.partitions_path(name)]
         paths += [znodes.partition_path(name, index) for index in indexes]
         for path in paths:
@@ -383,7 +384,10 @@ class Elected:
                     raise
 
     async def _look_at_isrs(self) -> None:
-        """Leaders of older releases write their ISR by themselves, and leave a note."""
+        """Read the partitions named in ISR notifications.
+
+        Leaders of older releases write their ISR to ZooKeeper and create such a notification.
+        """
         for name in await self._session.children(znodes.ISR_CHANGES, self._marks(_ISRS)):
             path = f"{znodes.ISR_CHANGES}/{name}"
             note = await self._session.get(path)
@@ -410,7 +414,10 @@ class Elected:
             self.learn(records)
 
     async def _look_at_log_dirs(self) -> None:
-        """Brokers that have lost a directory: their answers to all of their replicas say which."""
+        """Send brokers that lost a log directory all of their replicas again.
+
+        The LeaderAndIsr response names the replicas that are offline.
+        """
         names = await self._session.children(znodes.LOG_DIR_EVENTS, self._marks(_LOG_DIRS))
         brokers = await read_log_dir_events(self._session, names)
         for broker_id in sorted(brokers & alive(self._image).keys()):
@@ -434,7 +441,7 @@ class Elected:
             self._decide(methodcaller("delete_topic", topic.topic_id, allows_internal=True))
 
     def _written(self, before: MetadataImage, after: MetadataImage) -> None:
-        """A change holds."""
+        """Queue a change that ZooKeeper holds, for the brokers."""
         self._untold.put_nowait((before, after))
 
     async def _tell_all(self) -> None:
@@ -499,7 +506,7 @@ class Elected:
         for topic in request.topic_states:
             waiting = self._deleting.get(topic.topic_name)
             if topic.topic_name in kept:
-                continue  # it is asked again when it has come anew
+                continue  # the request is sent again when the broker registers again
             if waiting is not None and any(
                 one.leader_epoch == EPOCH_DURING_DELETE for one in topic.partition_states
             ):

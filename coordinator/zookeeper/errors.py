@@ -1,4 +1,4 @@
-"""What goes wrong between a broker and ZooKeeper."""
+"""Errors between a broker and ZooKeeper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class ZooKeeperError(Exception):
-    """ZooKeeper has refused something, or can not be reached."""
+    """ZooKeeper has rejected an operation, or cannot be reached."""
 
 
 class NotOurFormatError(ZooKeeperError):
@@ -14,8 +14,8 @@ class NotOurFormatError(ZooKeeperError):
 
 
 class NotInZooKeeperError(DomainError):
-    """A change that this mode does not keep (UNSUPPORTED_VERSION)."""
+    """A change that a cluster on ZooKeeper does not store (UNSUPPORTED_VERSION)."""
 
 
 class NotWrittenError(DomainError):
-    """ZooKeeper has not taken a change of users, quotas or rules (UNKNOWN_SERVER_ERROR)."""
+    """ZooKeeper has rejected a change of users, quotas or ACLs (UNKNOWN_SERVER_ERROR)."""

@@ -1,8 +1,8 @@
-"""kazoo's client with what a broker needs besides: TLS as Kafka's settings say it, and a login.
+"""kazoo's client, extended by TLS with Kafka's settings and by a SASL login.
 
-kazoo leaves SASL to a library that nobody looks after any more (pure-sasl, of 2019), and ends for
-ever where a connection breaks during a login. Here that is a connection like any other that could
-not be made, and the next one is tried.
+kazoo leaves SASL to a library that is no longer maintained (pure-sasl, of 2019), and gives up for
+good if a connection breaks during a login. Here such a connection counts as one that could not be
+made, and the client tries the next one.
 
 Source: ``ZooKeeperSaslClient``, ``ClientCnxnSocketNetty``.
 """
@@ -27,12 +27,12 @@ _log = structlog.get_logger(__name__)
 
 
 def client_of(reach: Reach) -> Any:
-    """A client that is not connected yet."""
+    """Return a client that is not connected yet."""
     found = KazooClient(
         reach.connect,
         timeout=reach.timeout_ms / 1000,
         handler=_Handler(reach),
-        default_acl=acl_of(reach, "/"),  # of what is above the cluster's own path
+        default_acl=acl_of(reach, "/"),  # for the znodes above the cluster's chroot
     )
     if reach.login is not None:
         found._connection = _Connection(found, reach.login)
@@ -40,7 +40,7 @@ def client_of(reach: Reach) -> Any:
 
 
 def acl_of(reach: Reach, path: str) -> list[Any] | None:
-    """Who may do what with a znode that is made; None for everybody everything."""
+    """Return the ACL of a new znode; None permits everything to every client."""
     if not reach.sets_acls:
         return None
     if path == OPEN_PATH:
@@ -49,7 +49,7 @@ def acl_of(reach: Reach, path: str) -> list[Any] | None:
 
 
 def problem_of(client: Any) -> str:
-    """What last kept a client from being connected; empty if that is not known."""
+    """Return what last kept a client from connecting; empty if unknown."""
     return str(client.handler.problem)
 
 
@@ -68,7 +68,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         timeout: float | None = None,
         **_settings: Any,
     ) -> socket.socket:
-        """A socket; what kazoo says of encryption is not asked."""
+        """Return a connected socket; kazoo's own TLS arguments are ignored."""
         try:
             made = socket.create_connection(address, timeout)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,14 +76,14 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 made = self._reach.tls.wrap_socket(made, server_hostname=hostname)
         except (OSError, ValueError) as error:
             self.failed(error)
-            # Such as a certificate that is half written now: kazoo tries again for these alone.
+            # For example a half-written certificate: kazoo only retries after an OSError.
             raise OSError(str(error)) from error
         if self._reach.login is None:
             self.problem = ""
         return made
 
     def failed(self, error: Exception) -> None:
-        """Remember it for whoever waits, and tell it once."""
+        """Keep the error for :func:`problem_of`, and log it once."""
         if str(error) != self.problem:
             self.problem = str(error)
             _log.warning("no connection to ZooKeeper", cause=self.problem)
@@ -97,7 +97,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._login = login
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:  # noqa: ARG002 - kazoo's
-        """Log in. Raises ConnectionDropped: the server has ended it, or has not said why not."""
+        """Log in. Raises ConnectionDropped if the login fails or the connection is lost."""
         login = DigestMd5(*self._login)
         try:
             challenge = self._told(b"", 1, timeout)

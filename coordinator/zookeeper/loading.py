@@ -1,4 +1,4 @@
-"""What ZooKeeper holds of a cluster, as metadata records: the image of whoever reads it.
+"""ZooKeeper's metadata of a cluster as metadata records, from which a broker builds its image.
 
 Source: ``KafkaController.initializeControllerContext``, ``ZkConfigManager``.
 """
@@ -36,7 +36,7 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 AT_ONCE: Final = 500
-"""Reads that are under way at the same time."""
+"""Reads in flight at the same time."""
 
 _NO_INCARNATION: Final = UUID(int=0)
 
@@ -52,17 +52,17 @@ class KnownTopic:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """All that there is."""
+    """The whole metadata of a cluster."""
 
     image: MetadataImage
     nameless: tuple[KnownTopic, ...]
-    """Topics without an id, which are not in the image."""
+    """Topics without an id; the image does not contain them."""
     deleting: Mapping[str, TopicNode | None]
-    """Topics that are to be deleted, which are not in the image either; None has no node."""
+    """Topics under deletion, which the image does not contain; None if a topic has no znode."""
 
 
 async def clear_notes(session: Session, epoch_version: int) -> None:
-    """Remove notes for the controller before: whoever is new reads all, and tells everybody all."""
+    """Remove notifications to the previous controller: a new one reads and sends everything."""
     for folder in (znodes.LOG_DIR_EVENTS, znodes.ISR_CHANGES):
         names = await session.children(folder)
         for transaction in fenced([Delete(f"{folder}/{name}") for name in names], epoch_version):
@@ -70,9 +70,9 @@ async def clear_notes(session: Session, epoch_version: int) -> None:
 
 
 async def make_partitions(session: Session, image: MetadataImage, epoch_version: int) -> None:
-    """Make what holds the states of partitions that nobody has led, where it is not there.
+    """Create the missing parents of the states of partitions that never had a leader.
 
-    A controller before may have come as far as the topic's node, and no state can be written then.
+    The previous controller may have created only the topic's znode, and a state needs its parent.
     """
     for topic in image.topics.values():
         parts = enumerate(topic.partitions)
@@ -85,7 +85,7 @@ async def make_partitions(session: Session, image: MetadataImage, epoch_version:
 
 
 async def load(session: Session) -> Loaded:
-    """Read all. Raises ZooKeeperError."""
+    """Read all metadata. Raises ZooKeeperError."""
     names, marked = await asyncio.gather(
         session.children(znodes.TOPICS), session.children(znodes.DELETE_TOPICS)
     )
@@ -105,7 +105,7 @@ async def load(session: Session) -> Loaded:
             records += records_of(topic)
     there = {one.name for one in records if isinstance(one, TopicRecord)}
     for (kind, name), values in configs.items():
-        # What is kept of a topic that goes would be given to the next one of its name.
+        # Settings of a topic under deletion must not pass to the next topic of that name.
         if kind != TOPIC_RESOURCE or name in there:
             records += config_records(kind, name, {}, values)
     first = znodes.next_producer_id_of(b"" if ids is None else ids.data)
@@ -114,7 +114,7 @@ async def load(session: Session) -> Loaded:
     for some in batched(records):
         for record in some:
             delta.replay(record)
-        await asyncio.sleep(0)  # others are served in between
+        await asyncio.sleep(0)  # let other tasks run
     deleting = {name: known[name].node if name in known else None for name in marked}
     image = delta.apply(len(records), 0)
     return Loaded(image, tuple(nameless), deleting)
@@ -127,15 +127,15 @@ def _unwatched(_path: str) -> None:
 async def read_brokers(
     session: Session, watch: Callable[[str], Changed | None] = _unwatched
 ) -> dict[int, RegisterBrokerRecord]:
-    """The brokers that live, by id; one whose node can not be read is left out, and logged.
+    """Return the live brokers by id; log and skip a broker whose znode cannot be read.
 
-    ``watch`` says by path what to call when that changes.
+    ``watch`` returns, for a path, the callback for its next change.
     """
     found = {}
     for name in await session.children(znodes.BROKER_IDS, watch(znodes.BROKER_IDS)):
         path = f"{znodes.BROKER_IDS}/{name}"
         node = await session.get(path, watch(path))
-        if node is None:  # it may be gone by now
+        if node is None:  # the broker may have gone by now
             continue
         try:
             broker = znodes.broker_of(int(name), node.data)
@@ -147,7 +147,7 @@ async def read_brokers(
 
 
 def broker_record(node: znodes.BrokerNode, epoch: int) -> RegisterBrokerRecord:
-    """A broker that lives, since the transaction of ZooKeeper that is its epoch."""
+    """Return a live broker's record; ``epoch`` is the zxid of its registration."""
     return RegisterBrokerRecord(
         broker_id=node.broker_id,
         incarnation_id=_NO_INCARNATION,
@@ -160,7 +160,7 @@ def broker_record(node: znodes.BrokerNode, epoch: int) -> RegisterBrokerRecord:
 
 
 async def read_topics(session: Session, names: Sequence[str]) -> list[KnownTopic]:
-    """Topics by name, those that are there; one that is no topic is left out, and logged."""
+    """Return the topics of these names that exist; log and skip those that cannot be read."""
     found: list[KnownTopic] = []
     for some in batched(names):
         nodes = await asyncio.gather(*(session.get(znodes.topic_path(name)) for name in some))
@@ -180,7 +180,7 @@ async def read_topics(session: Session, names: Sequence[str]) -> list[KnownTopic
 async def read_states(
     session: Session, topic: str, indexes: Iterable[int]
 ) -> dict[int, tuple[StateNode, int]]:
-    """The states of partitions that have one, and their versions, by index."""
+    """Return the partition states that exist, with their versions, by index."""
     found = {}
     for some in batched([*indexes]):
         paths = [znodes.state_path(topic, index) for index in some]
@@ -192,13 +192,13 @@ async def read_states(
 
 
 def batched(items: Sequence[T], count: int = AT_ONCE) -> Iterator[Sequence[T]]:
-    """The items in pieces of so many."""
+    """Yield the items in pieces of ``count``."""
     for start in range(0, len(items), count):
         yield items[start : start + count]
 
 
 def records_of(topic: KnownTopic) -> Iterator[MetadataRecord]:
-    """A topic as the records that make it; its node must name an id."""
+    """Yield the records of a topic, whose znode must name an id."""
     node = topic.node
     if node.topic_id is None:
         raise NotOurFormatError(f"the topic {topic.name} has no id")
@@ -212,7 +212,7 @@ def partition_records(
     states: Mapping[int, tuple[StateNode, int]],
     indexes: Iterable[int],
 ) -> Iterator[PartitionRecord]:
-    """Partitions of a topic; one without a state has never had a leader."""
+    """Yield records for partitions of a topic; a partition without a state never had a leader."""
     for index in sorted(indexes):
         state, version = states.get(index, (StateNode(NO_LEADER, (), NEVER_LED, 0), NEVER_LED))
         yield PartitionRecord(
@@ -230,7 +230,7 @@ def partition_records(
 
 
 async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]]:
-    """The settings of all topics and brokers that have a node for them."""
+    """Return the settings of all topics and brokers that have a znode for settings."""
     found = {}
     for kind in (TOPIC_RESOURCE, BROKER_RESOURCE):
         for name in await session.children(znodes.config_folder(kind)):
@@ -242,7 +242,7 @@ async def read_configs(session: Session) -> dict[tuple[int, str], dict[str, str]
 
 
 async def read_config(session: Session, kind: int, name: str) -> dict[str, str] | None:
-    """The settings of one resource; None where it has no node, none where nobody can read it."""
+    """Return a resource's settings; None without a znode, and empty if it cannot be read."""
     path = znodes.config_path(kind, name)
     node = None if path is None else await session.get(path)
     if path is None or node is None:
@@ -257,7 +257,7 @@ async def read_config(session: Session, kind: int, name: str) -> dict[str, str] 
 def config_records(
     kind: int, name: str, now: Mapping[str, str], wanted: Mapping[str, str]
 ) -> list[ConfigRecord]:
-    """Return what turns a resource's settings from ``now`` into those that ZooKeeper holds."""
+    """Return the records that change a resource's settings from ``now`` to ``wanted``."""
     gone = [ConfigRecord(kind, name, key, None) for key in now if key not in wanted]
     changed = [
         ConfigRecord(kind, name, key, text) for key, text in wanted.items() if now.get(key) != text

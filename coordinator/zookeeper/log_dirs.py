@@ -1,8 +1,8 @@
-"""Log directories that brokers have lost, and the replicas that were in them.
+"""Log directories that brokers have lost, and the replicas in them.
 
-A broker leaves a note that it has lost a directory, and nobody but itself knows what was there: the
-controller tells it all of its replicas again, and the answer names those that can not be read. They
-lead nothing and leave their ISRs, until an answer says otherwise or the broker comes anew.
+A broker creates a notification when it loses a log directory, without naming the replicas. The
+controller therefore sends it all of its replicas again, and the response names the offline ones.
+They lead nothing and leave their ISRs, until a response says otherwise or the broker restarts.
 
 Source: ``KafkaController.processLogDirEventNotification``, ``processLeaderAndIsrResponseReceived``.
 """
@@ -29,11 +29,11 @@ from fencepost.coordinator.zookeeper.watches import Changed
 _log = structlog.get_logger(__name__)
 
 AT_ONCE: Final = 200
-"""Partitions of one decision: others are served in between."""
+"""Partitions of one decision: the loop runs other tasks in between."""
 
 
 async def read_log_dir_events(session: Session, names: Sequence[str]) -> set[int]:
-    """The brokers that these notes are of; one that can not be read is left out, and logged."""
+    """Return the brokers that notifications name; log and skip unreadable ones."""
     found = set()
     for name in names:
         path = f"{znodes.LOG_DIR_EVENTS}/{name}"
@@ -52,12 +52,12 @@ class LogDirs:
     def __init__(self, decide: Decide, on_change: Changed) -> None:
         self._decide, self._on_change = decide, on_change
         self._lost: dict[int, set[Place]] = {}
-        """Replicas that can not be read, by broker."""
+        """Offline replicas, by broker."""
         self._news: dict[int, dict[Place, bool]] = {}
-        """What is not yet decided on: whether a replica can not be read."""
+        """Undecided changes, by broker and replica: True if the replica went offline."""
 
     def hear(self, broker_id: int, answer: Entity) -> None:
-        """What an answer to LeaderAndIsr says of each replica."""
+        """Record the errors of replicas in a LeaderAndIsr response."""
         lost = self._lost.setdefault(broker_id, set())
         for topic in answer.topics:
             for one in topic.partition_errors:
@@ -70,14 +70,14 @@ class LogDirs:
             self._on_change()
 
     def forget(self, broker_id: int) -> None:
-        """It has come anew: what it can not read it will say."""
+        """Treat the replicas of a newly registered broker as online until it says otherwise."""
         for place in self._lost.pop(broker_id, set()):
             self._news.setdefault(broker_id, {})[place] = False
         if self._news:
             self._on_change()
 
     async def look_at_replicas(self) -> None:
-        """Decide on the news."""
+        """Decide on the recorded changes."""
         news, self._news = self._news, {}
         for broker_id, places in news.items():
             for some in batched([*places], AT_ONCE):

@@ -1,9 +1,9 @@
-"""A broker's place in a cluster on ZooKeeper: its registration, its candidacy, what it is told.
+"""A broker's membership in a cluster on ZooKeeper: registration, election, and controller requests.
 
-Events only mark what has to be looked at; one task looks, at one thing after the other, and reads
-what is there now. So watches may be late, come twice or in another order. With the session go the
-registration, the office of the controller, and the broker epoch; with a new one the broker comes
-anew.
+A watch or a session event only marks a kind of work as due. A single task handles the marked work,
+one kind at a time, and reads the current znodes, so watches may fire late, twice or out of order.
+When the session expires, the registration, the controller's office and the broker epoch end with
+it; the broker registers again in the next session.
 
 Source: ``KafkaServer.startup``, ``KafkaController.elect``, ``KafkaZkClient.registerBroker``,
 ``CheckedEphemeral``, ``ZkNodeChangeNotificationListener``.
@@ -77,10 +77,10 @@ Address = tuple[str, int]
 """Host and port."""
 
 RETRY_MS: Final = 100
-"""After something that ZooKeeper has not done."""
+"""The pause before work that failed in ZooKeeper is tried again."""
 
 MAX_TAKEN: Final = 500
-"""Partitions that are taken at once of what the controller tells."""
+"""Partitions of a controller request that are applied to the image in one step."""
 
 _REGISTRATION, _CONTROLLER, _SETTINGS = "registration", "controller", "settings"
 _TOPICS: Final = "topics that may be gone"
@@ -88,14 +88,15 @@ _RULES, _ALL = "rules", "all users, quotas and rules"
 _OF_A_SESSION: Final = (_REGISTRATION, _CONTROLLER, _SETTINGS, _RULES)
 
 TakeOffice = Callable[["Loaded", Teller, int, Callable[[], None]], "Elected"]
-"""Makes the controller: what there is, who it is, the version that fences, whom to tell if lost."""
+"""Builds the controller from the loaded metadata, the requests' controller identity, the version
+of ``/controller_epoch`` that fences its writes, and a callback for a failed write."""
 
 
 class ZooKeeperNode:
     """``services.zookeeper``. Belongs to the loop.
 
-    ``listener`` is the one on which brokers and the controller reach each other. ``on_lost`` is
-    called if the broker must stop by itself. Raises ConfigError.
+    ``listener`` names the inter-broker listener, on which the controller and the other brokers
+    reach this broker. ``on_lost`` is called if the broker must stop. Raises ConfigError.
     """
 
     def __init__(
@@ -121,9 +122,9 @@ class ZooKeeperNode:
             self._take,
             has_rules=bool(config.text("authorizer.class.name")),
         )
-        """Its users, quotas and rules."""
+        """Users, quotas and ACLs."""
         self.passwords = Passwords(config, node_id=node_id)
-        """How its settings that are passwords are kept."""
+        """Encodes and decodes the passwords among this broker's settings."""
         self._notes = Notes(self._session, clock, znodes.CONFIG_CHANGES)
         self._arrivals = Arrivals(node_id)
         self._arriving = asyncio.Lock()
@@ -131,20 +132,21 @@ class ZooKeeperNode:
         self._publish: Callable[[MetadataImage], None] | None = None
         self._take_office: TakeOffice | None = None
         self.elected: Elected | None = None
-        """What it decides with, while it is the active controller."""
+        """This broker's controller, while the broker is the active controller."""
         self.controller: Address | None = None
-        """Where the active controller listens, as far as is known."""
+        """The address of the active controller; None if this broker does not know it."""
         self.controller_id = -1
         self.takes_envelopes = True
-        """Whether the latest controller answers clients by way of other brokers."""
+        """Whether the latest controller accepts requests that other brokers forward for clients."""
         self._former: tuple[int, int] | None = None
-        """The controller that was seen last, and its session."""
+        """The id and session of the controller that this broker saw last."""
         self.remember: Remember | None = None
-        """Keeps for the history who came into office here and left it, and why."""
+        """Records in the history which broker was elected or resigned as controller, and why."""
         self.in_controlled_shutdown = False
-        """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
+        """Whether this broker has asked for a controlled shutdown: it must not join an ISR, nor
+        become the leader of a partition."""
         self._maybe_gone: dict[UUID, None] = {}
-        """Topics that were known before the registration, whose end nobody may have told."""
+        """Topics from before the registration: no controller may have reported their deletion."""
         self._dirty: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -158,7 +160,7 @@ class ZooKeeperNode:
     # --- start ---
 
     async def find_cluster_id(self) -> str:
-        """Connect, and make what is not there yet. Raises MembershipError."""
+        """Connect, and create missing znodes. Raises MembershipError."""
         try:
             await self._session.start()
             for path in znodes.PERSISTENT:
@@ -174,7 +176,7 @@ class ZooKeeperNode:
             raise MembershipError(str(error)) from error
 
     async def join(self, end_points: Sequence[BrokerEndpoint]) -> MetadataImage:
-        """The metadata as they are, in which the broker has no office. Raises MembershipError."""
+        """Return the current metadata, with this broker leading nothing. Raises MembershipError."""
         self._registration.end_points = tuple(end_points)
         try:
             await self._notes.skip()
@@ -187,13 +189,13 @@ class ZooKeeperNode:
         return self._image
 
     def follow(self, publish: Callable[[MetadataImage], None], applied: MetadataImage) -> None:
-        """Have ``publish`` called with each newer image."""
+        """Call ``publish`` with each newer image."""
         self._publish, self._image = publish, applied
 
     async def enter(self, take_office: TakeOffice) -> None:
-        """Register, and be a candidate; returns once the controller has told who there is.
+        """Register, take part in elections, and return after the first UpdateMetadata.
 
-        Whoever tells must find the broker listening. Raises MembershipError.
+        The controller connects back, so the broker must be listening. Raises MembershipError.
         """
         self._take_office = take_office
         self._task = spawn(self._run(), "follow ZooKeeper")
@@ -203,7 +205,7 @@ class ZooKeeperNode:
     # --- stop ---
 
     async def stop(self) -> None:
-        """Leave: the registration goes with the session."""
+        """Close the session, which removes the registration."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -224,14 +226,14 @@ class ZooKeeperNode:
         call_later(asyncio.get_running_loop(), RETRY_MS, f"look at the {what}", again)
 
     def _changed(self, state: State) -> None:
-        """The session is another one, or may be."""
+        """Handle a change of the session's state."""
         if state is State.CONNECTED:
             self._mark(*_OF_A_SESSION)
             return
         self._resign(f"the session is {state.value}")
         if state is State.LOST:
             self._registration.lose()
-            self._mark(_ALL)  # notes may have come and gone
+            self._mark(_ALL)  # notifications may have come and expired in the meantime
 
     async def _run(self) -> None:
         work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -271,7 +273,7 @@ class ZooKeeperNode:
     # --- registration ---
 
     async def _register(self) -> None:
-        """Register in this session. Raises MembershipError where another broker has the id."""
+        """Register in this session. Raises MembershipError if another broker has the id."""
         if self._registration.is_of_this_session:
             return
         self._maybe_gone |= dict.fromkeys(self._image.topics_by_id)
@@ -279,11 +281,12 @@ class ZooKeeperNode:
         self._mark(_TOPICS)
 
     async def _look_for_topics(self) -> None:
-        """Forget topics that were deleted while this broker was not registered.
+        """Remove topics that were deleted while this broker was not registered.
 
-        The controller tells those alone that live then. It waits for whoever has a replica; so this
-        is about others, and no data are removed by what is read here. What was known before the
-        registration was made before it, and is read behind it: a server that is behind has it too.
+        A controller reports a deletion only to the brokers that are alive at that time, but it
+        waits for each broker with a replica. Only topics without a replica here are affected, so
+        the removal deletes no data. The topics in question existed before the registration and are
+        read after it, so that even a lagging ZooKeeper server has them.
         """
         async with self._arriving:
             there = set(await self._session.children(znodes.TOPICS))
@@ -300,7 +303,7 @@ class ZooKeeperNode:
     # --- election ---
 
     async def _look_at_controller(self) -> None:
-        """Know who the controller is; be it, if there is none."""
+        """Read which broker is the controller, and run for election if there is none."""
         changed = partial(self._mark, _CONTROLLER)
         node = await self._session.get(znodes.CONTROLLER, changed)
         if node is None:
@@ -310,7 +313,7 @@ class ZooKeeperNode:
         self._former = znodes.controller_of(node.data), node.owner
         mine = node.owner == self._session.session_id
         if mine and self.elected is None:
-            # It has resigned: whoever comes now, be it this one, has a later epoch.
+            # This broker has resigned: the next controller, even this one, has a later epoch.
             await self._session.has_done([Delete(znodes.CONTROLLER, node.version)])
             return
         if not mine:
@@ -320,8 +323,8 @@ class ZooKeeperNode:
     async def _find(self, controller_id: int) -> None:
         node = await self._session.get(znodes.broker_path(controller_id))
         if controller_id == self._node_id and self.elected is None:
-            # It has resigned meanwhile, or the node is of a session that has ended: either is
-            # looked at again.
+            # This broker has resigned meanwhile, or the znode belongs to a session that has ended.
+            # Both cases are looked at again.
             self.controller_id, self.controller = -1, None
             return
         found, takes_envelopes = None, self.takes_envelopes
@@ -370,7 +373,7 @@ class ZooKeeperNode:
         self._mark(_CONTROLLER)
 
     async def _why_elected(self, epoch: int) -> tuple[int | None, str]:
-        """Who was controller before, as far as this broker knows, and why that one is no more."""
+        """Return the previous controller, if this broker knew it, and why its term ended."""
         if self._former is None:
             first = "nobody was before" if epoch == 1 else "nobody was when this broker looked"
             return None, first
@@ -384,7 +387,7 @@ class ZooKeeperNode:
         self._keep(Event(kind, CONTROLLER_SUBJECT, detail), None, "watch of ZooKeeper")
 
     def _can_not_go_on(self) -> None:
-        """Give up the office; this one or another is elected in a moment."""
+        """Resign, and take part in the next election shortly afterwards."""
         self._resign("a decision could not be written")
         self._mark_later(_CONTROLLER)
 
@@ -400,7 +403,7 @@ class ZooKeeperNode:
     # --- settings ---
 
     async def _look_at_settings(self) -> None:
-        """Take what other brokers, tools or the controller have changed."""
+        """Apply settings that other brokers, tools or the controller have changed."""
         await self._take_settings(partial(self._mark, _SETTINGS))
 
     async def _take_settings(self, changed: Callable[[], object] | None = None) -> None:
@@ -422,9 +425,10 @@ class ZooKeeperNode:
         await self.access.look_at_rules(partial(self._mark, _RULES))
 
     async def catch_up(self) -> None:
-        """Know all users, quotas and rules that anybody was told of.
+        """Read every change of users, quotas and ACLs that any client has been told of.
 
-        Or as many as are known, if ZooKeeper does not answer: a change waits until it does.
+        If ZooKeeper does not answer within the session timeout, return with the changes read so
+        far: a change by this broker waits until ZooKeeper answers.
         """
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -435,7 +439,7 @@ class ZooKeeperNode:
             _log.warning("others' changes may not be known yet", cause=str(error))
 
     async def own_decisions(self, resources: Collection[tuple[int, str]]) -> ControllerServices:
-        """Decide on one request for settings here, with their current values.
+        """Decide on one request for settings here, starting from their current values.
 
         Raises MetadataUnavailableError.
         """
@@ -446,8 +450,8 @@ class ZooKeeperNode:
     def own_access_decisions(self, acls: AclIndex | None) -> ControllerServices:
         """Decide on one request for users, quotas or ACLs here.
 
-        The caller takes ``acls`` from the authorizer in the same turn of the loop: they must be the
-        ACLs of the image from which the decisions start.
+        The caller must read ``acls`` from the authorizer without yielding to the loop in between,
+        so that they are the ACLs of the image from which the decision starts.
         """
         return self._decided_on(self._own_store(), acls)
 
@@ -473,7 +477,7 @@ class ZooKeeperNode:
     async def _reread(self, kind: int, name: str) -> None:
         async with self._arriving:
             values = await read_config(self._session, kind, name) or {}
-            # Those of a topic that is not known come with it, or belong to one that goes.
+            # Settings of an unknown topic come with the topic, or belong to a deleted one.
             if kind != TOPIC_RESOURCE or name in self._image.topics:
                 now = self._image.configs.get((kind, name), {})
                 self._take(config_records(kind, name, now, values))
@@ -487,7 +491,7 @@ class ZooKeeperNode:
                 )
 
     def _take(self, records: Sequence[MetadataRecord]) -> None:
-        """The next image, published."""
+        """Apply records to the image, and publish it."""
         if not records:
             return
         offset = self._image.offset + len(records)
@@ -495,14 +499,14 @@ class ZooKeeperNode:
         if self._publish is not None:
             self._publish(self._image)
 
-    # --- what the controller tells ---
+    # --- requests from the controller ---
 
     async def leader_and_isr(
         self, body: Entity, connected_s: float
     ) -> tuple[int, dict[UUID, dict[int, int]]]:
-        """The error of a LeaderAndIsr, and those of its partitions.
+        """Apply a LeaderAndIsr; return its error, and the errors of its partitions.
 
-        Of all that a controller tells: ``connected_s`` is when its connection was made.
+        ``connected_s``, here and below, is when the controller's connection was accepted.
         """
         async with self._arriving:
             error, settings = await self._settings_of(body, connected_s)
@@ -525,7 +529,7 @@ class ZooKeeperNode:
         settings: Mapping[str, Sequence[MetadataRecord]],
         records: Sequence[MetadataRecord] = (),
     ) -> None:
-        """Partitions in pieces, behind ``records``: others are served in between."""
+        """Apply ``records``, then partitions in pieces, and yield to the loop between pieces."""
         piece, count = [*records], 0
         for told in body.topic_states:
             for some in batched(told.partition_states, MAX_TAKEN):
@@ -538,7 +542,7 @@ class ZooKeeperNode:
         self._take(piece)
 
     async def update_metadata(self, body: Entity, connected_s: float) -> int:
-        """The error of an UpdateMetadata."""
+        """Apply an UpdateMetadata, and return its error."""
         async with self._arriving:
             error, settings = await self._settings_of(body, connected_s)
             if error:
@@ -557,10 +561,11 @@ class ZooKeeperNode:
     async def _settings_of(
         self, body: Entity, connected_s: float
     ) -> tuple[int, Mapping[str, Sequence[MetadataRecord]]]:
-        """Why it is refused, and the settings of topics that are new here, by name.
+        """Return the request's error, and the settings of topics that are new here, by name.
 
-        They come with the topic, as its log needs them. While ZooKeeper does not answer it waits:
-        the controller takes any answer for the end of it, and would not say it again.
+        The log of a new topic needs the topic's settings, so both are applied together. If
+        ZooKeeper does not answer, the request waits: the controller takes any answer as final, and
+        would not send the request again.
         """
         while True:
             if refused := self._arrivals.refuses(body, self.broker_epoch, connected_s):
@@ -584,7 +589,7 @@ class ZooKeeperNode:
     async def stop_replica(
         self, body: Entity, connected_s: float
     ) -> tuple[int, list[tuple[str, int, int]]]:
-        """The error of a StopReplica, and those of its partitions by topic and index."""
+        """Apply a StopReplica; return its error, and its partitions' by topic and index."""
         async with self._arriving:
             if error := self._arrivals.refuses(body, self.broker_epoch, connected_s):
                 return error, []

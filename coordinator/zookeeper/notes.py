@@ -1,4 +1,4 @@
-"""Notes of changes under a znode: whoever changes something leaves one, and everybody looks at it.
+"""Change notifications: sequential znodes by which one broker tells the others of a change.
 
 Source: ``ZkNodeChangeNotificationListener``.
 """
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from fencepost.logcore.clock import Clock
 
 KEPT_MS: Final = 900_000
-"""Notes are removed after 15 minutes (kafka: ``changeExpirationMs``)."""
+"""Notifications are removed after 15 minutes (kafka: ``changeExpirationMs``)."""
 
 LOOKED_AT: Final = 10
-"""Notes whose age is looked at in one go."""
+"""Notifications whose age is checked at once."""
 
 
 class Note(NamedTuple):
-    """One of them."""
+    """A change notification."""
 
     name: str
     path: str
@@ -29,7 +29,7 @@ class Note(NamedTuple):
 
 
 class Notes:
-    """Those in ``folder``, and which of them this broker has gone by already."""
+    """The notifications in ``folder``, and which of them this broker has handled."""
 
     def __init__(self, session: Session, clock: Clock, folder: str) -> None:
         self.folder = folder
@@ -38,13 +38,13 @@ class Notes:
         self._seen: set[str] = set()
 
     async def skip(self) -> None:
-        """All that are there by now are known: what they are about is yet to be read."""
+        """Ignore all present notifications: the caller reads the changed znodes after this."""
         self._seen = set(await self._session.children(self.folder))
 
     async def new(self, changed: Callable[[], object] | None = None) -> list[Note]:
-        """Those that are not known yet, in their order; ``changed`` is called when there are more.
+        """Return unhandled notifications in order; ``changed`` is called when more arrive.
 
-        :meth:`went_by` has to follow.
+        The caller must handle them, and then call :meth:`went_by`.
         """
         self._names = await self._session.children(self.folder, changed)
         found = []
@@ -57,7 +57,7 @@ class Notes:
         return found
 
     async def went_by(self, notes: Iterable[Note]) -> None:
-        """Know these, and remove some that everybody must have seen."""
+        """Mark these as handled, and remove expired notifications."""
         self._seen |= {one.name for one in notes}
         self._seen &= set(self._names)
         now_ms = self._clock.now_ms()

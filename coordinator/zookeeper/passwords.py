@@ -1,7 +1,7 @@
-"""Passwords among the settings of a broker in ZooKeeper, encoded as Kafka 3.9 does.
+"""Passwords among a broker's settings in ZooKeeper, encoded as Kafka 3.9 does.
 
-A key that is derived from ``password.encoder.secret`` encrypts each, with a salt of its own; what
-is needed to read it again, but for the secret, stands beside it. A broker reads its own alone.
+Each is encrypted with a key derived from ``password.encoder.secret`` and a salt of its own; all
+parameters of the decryption but the secret are stored beside it. A broker decodes only its own.
 
 Source: ``EncryptingPasswordEncoder``, ``CbcParamsEncoder``, ``Csv``,
 ``DynamicBrokerConfig.toPersistentProps``, ``fromPersistentProps``, ``maybeReEncodePasswords``.
@@ -36,15 +36,15 @@ _KEY_BITS: Final = frozenset({128, 192, 256})
 _SALT_BYTES, _BLOCK_BYTES = 256, 16
 
 MAX_ITERATIONS: Final = 1_000_000
-"""More would hold up everybody else for longer than a second."""
+"""More would block the broker for over a second."""
 
 
 class PasswordError(ValueError):
-    """A password can not be read. Holds nothing that is secret."""
+    """A password cannot be decoded. The text contains no secret."""
 
 
 class Encoder:
-    """With one secret. Raises ConfigError where a package is missing."""
+    """Encodes with one secret. Raises ConfigError if the package ``cryptography`` is missing."""
 
     def __init__(
         self, secret: str, key_factory: str, key_bits: int, iterations: int, cipher: str = CIPHER
@@ -58,7 +58,7 @@ class Encoder:
         self._key_bits, self._iterations, self._cipher = key_bits, iterations, cipher
 
     def encode(self, password: str) -> str:
-        """What is kept of a password."""
+        """Return the stored form of a password."""
         salt, vector = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_BLOCK_BYTES)
         key = self._key(self._key_factory, salt, self._iterations, self._key_bits)
         text = password.encode()
@@ -77,7 +77,7 @@ class Encoder:
         return ",".join(f"{name}:{value}" for name, value in fields.items())
 
     def decode(self, text: str) -> str:
-        """The password. Raises PasswordError."""
+        """Return the password. Raises PasswordError."""
         fields = dict(one.strip().rpartition(":")[::2] for one in text.split(","))
         try:
             if fields["cipherAlgorithm"] != CIPHER:
@@ -136,22 +136,22 @@ def _unpadded(text: bytes) -> bytes:
 
 
 def _length(text: str) -> int:
-    """As Java counts: units of UTF-16."""
+    """Return the length in UTF-16 code units, as Java counts."""
     return len(text.encode("utf-16-le")) // 2
 
 
 class Passwords:
-    """Those of one broker. Raises ConfigError."""
+    """The passwords of one broker. Raises ConfigError."""
 
     def __init__(self, config: BrokerConfig, *, node_id: int) -> None:
         self._node_id = str(node_id)
         self._encoder, self._former = (_encoder_of(config, key) for key in (SECRET, OLD_SECRET))
 
     def encoded(self, broker: str, name: str, value: str) -> str:
-        """What is kept of a setting that is a password.
+        """Return the stored form of a password setting.
 
-        Raises ConfigError without a secret, and where all brokers would have it;
-        InvalidRequestError for what another broker encodes.
+        Raises ConfigError without a secret and for the default of all brokers;
+        InvalidRequestError for the password of another broker.
         """
         if broker == DEFAULT_SETTINGS:
             reason = "Password config can be defined only at broker level"
@@ -166,7 +166,7 @@ class Passwords:
         return self._encoder.encode(value)
 
     def plain(self, broker: str, values: Mapping[str, str]) -> Mapping[str, str]:
-        """Settings with the passwords that they hold; without those that can not be read."""
+        """Return settings with decoded passwords, without those that cannot be decoded."""
         if broker != self._node_id or not any(map(is_password, values)):
             return values
         found = {}
@@ -185,7 +185,7 @@ class Passwords:
         return found
 
     def encoded_anew(self, values: Mapping[str, str]) -> dict[str, str]:
-        """The settings of this broker whose passwords are still encoded with the old secret."""
+        """Re-encode this broker's passwords that the old secret encoded; return those settings."""
         found: dict[str, str] = {}
         if self._encoder is None or self._former is None:
             return found
@@ -194,7 +194,7 @@ class Passwords:
                 try:
                     found[name] = self._encoder.encode(self._former.decode(value))
                 except PasswordError:
-                    continue  # it is encoded with the new one
+                    continue  # the new secret encoded it
         return found
 
 

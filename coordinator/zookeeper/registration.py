@@ -1,4 +1,4 @@
-"""A broker's registration: the znode of its session that says where it listens, and its epoch.
+"""A broker's registration: the ephemeral znode with its listeners, and the broker epoch.
 
 Source: ``KafkaZkClient.registerBroker``, ``CheckedEphemeral``.
 """
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Registration:
-    """Of this broker. Belongs to the loop."""
+    """This broker's registration. Belongs to the loop."""
 
     def __init__(
         self,
@@ -37,23 +37,23 @@ class Registration:
         self._config, self._session, self._clock = config, session, clock
         self._node_id, self._timeout_ms = node_id, timeout_ms
         self.end_points: tuple[BrokerEndpoint, ...] = ()
-        """Where the broker listens."""
+        """The endpoints of the broker."""
         self.epoch = -1
         """-1 while the broker is not registered."""
         self._made_by = 0
-        """The session of the registration."""
+        """The session that created the registration."""
 
     @property
     def is_of_this_session(self) -> bool:
-        """Whether it stands, and nobody has to register."""
+        """Whether the broker is registered in the current session."""
         return self._made_by == self._session.session_id and self.epoch >= 0
 
     def lose(self) -> None:
-        """It went with the session."""
+        """Forget the registration, which ended with its session."""
         self.epoch = -1
 
     async def make(self) -> None:
-        """Register in this session. Raises MembershipError where another broker has the id."""
+        """Register in this session. Raises MembershipError if another broker has the id."""
         session_id = self._session.session_id
         path = znodes.broker_path(self._node_id)
         rack = self._config.text("broker.rack")
@@ -74,7 +74,7 @@ class Registration:
             known = await self._session.get(path, gone.set)
             if known is None:
                 continue
-            if known.owner == session_id:  # it was done, and the answer got lost
+            if known.owner == session_id:  # an earlier attempt succeeded, but its answer was lost
                 self._made(session_id, known.czxid)
                 return
             if known.owner == self._made_by:  # ZOOKEEPER-2985

@@ -1,7 +1,7 @@
-"""A session of ZooKeeper, for an event loop: kazoo works in threads of its own.
+"""A ZooKeeper session for an event loop, on top of kazoo, which runs threads of its own.
 
-Nothing here blocks the loop. What is asked for is handed to kazoo's connection thread, and what it
-answers comes back to the loop that made the session, as do watches and the states of the session.
+Nothing here blocks the loop. Calls are passed to kazoo's connection thread; their results, watches
+and session states come back to the loop that created the session.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ _log = structlog.get_logger(__name__)
 ANY_VERSION: Final = -1
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the farewell may take."""
+"""The time limit for closing the session."""
 
 
 class State(Enum):
-    """What is known of a session."""
+    """The state of a session, as far as the client knows."""
 
     CONNECTED = "CONNECTED"
     SUSPENDED = "SUSPENDED"
-    """The connection is lost; the session may be."""
+    """The connection is lost, and the session may be lost too."""
     LOST = "LOST"
-    """The session is over, and its ephemeral nodes are gone."""
+    """The session has expired, and its ephemeral nodes are gone."""
 
 
 class Node(NamedTuple):
-    """What a znode holds."""
+    """A znode's data and metadata."""
 
     data: bytes
     version: int
     czxid: int
     owner: int
-    """The session that an ephemeral node goes with; 0 for a persistent one."""
+    """The session that owns an ephemeral node; 0 for a persistent one."""
     ctime_ms: int
-    """When it was made, by ZooKeeper's clock."""
+    """When the znode was created, by ZooKeeper's clock."""
     child_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make a znode."""
+    """Create a znode."""
 
     path: str
     data: bytes = b""
@@ -74,7 +74,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Write a znode that has this version."""
+    """Write a znode if it has this version."""
 
     path: str
     data: bytes
@@ -83,12 +83,12 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a znode whatever its version, or make it (``KafkaZkClient.setOrCreate``)."""
+    """Write a znode whatever its version, or create it (``KafkaZkClient.setOrCreate``)."""
 
     path: str
     data: bytes
     is_new: bool = False
-    """Whether it is unlikely to be there."""
+    """Whether the znode probably does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Do the rest only if a znode has this version."""
+    """Apply the transaction only if a znode has this version."""
 
     path: str
     version: int
@@ -111,26 +111,26 @@ Write = Create | Set | Put | Delete | Check
 
 
 class RefusedError(ZooKeeperError):
-    """A transaction was not done: none of it."""
+    """ZooKeeper has rejected a transaction, and applied none of it."""
 
     def __init__(self, at: int, why: Exception, write: Write) -> None:
         super().__init__(f"{type(why).__name__} at {write.path}")
         self.at = at
-        """Which of the writes was refused."""
+        """The index of the rejected write."""
         self.exists = isinstance(why, NodeExistsError)
         self.is_missing = isinstance(why, NoNodeError)
         self.bad_version = isinstance(why, BadVersionError)
         self.is_passing = isinstance(
             why, (NodeExistsError, BadVersionError, NoNodeError, NotEmptyError)
         )
-        """Whether it was for what somebody else has done: it may be tried again."""
+        """Whether another client's write caused it, so that a retry may succeed."""
 
 
 class Session:
-    """``on_state`` is told, on the loop, of every change; a new session comes by itself after LOST.
+    """``on_state`` is called on the loop for every change of state.
 
-    Methods raise ZooKeeperError where the connection is lost: what was asked for may have been done
-    or not.
+    After LOST, a new session starts by itself. Methods raise ZooKeeperError if the connection is
+    lost: the operation may or may not have been applied then.
     """
 
     def __init__(self, reach: Reach, on_state: Callable[[State], None]) -> None:
@@ -143,7 +143,7 @@ class Session:
 
     @property
     def session_id(self) -> int:
-        """Its number, which ephemeral nodes name as their owner."""
+        """The session's id, which ephemeral nodes name as their owner."""
         known = self._client.client_id
         return 0 if known is None else int(known[0])
 
@@ -153,7 +153,7 @@ class Session:
             why = problem_of(self._client)
             told = f": {why}" if why else ""
             raise ZooKeeperError(f"ZooKeeper can not be reached at {self._reach.connect}{told}")
-        # Everything is under it, so it can only be made by who does not know of it.
+        # The chroot itself can only be created by a client without that chroot.
         path, self._client.chroot = self._client.chroot, ""
         try:
             if path:
@@ -168,7 +168,7 @@ class Session:
         return True
 
     async def close(self) -> None:
-        """End the session: its ephemeral nodes go at once."""
+        """End the session: ZooKeeper removes its ephemeral nodes at once."""
         self._client.remove_listener(self._changed)
         self.is_connected = False
         with suppress(TimeoutError):
@@ -180,7 +180,7 @@ class Session:
         self._client.close()
 
     def _changed(self, state: str) -> None:
-        """In the connection's thread, which must not wait."""
+        """Run in the connection's thread, which must not wait."""
         found = State.CONNECTED if state == KazooState.CONNECTED else State(state)
         self._tell(partial(self._told, found))
 
@@ -218,11 +218,11 @@ class Session:
             raise ZooKeeperError(f"ZooKeeper: {type(error).__name__} {why}") from error
 
     def _watch(self, changed: Callable[[], object] | None) -> Callable[[Any], None] | None:
-        """Fires once; also when the connection is lost."""
+        """Return a watch for kazoo, which fires once, and when the connection is lost."""
         return None if changed is None else lambda _event: self._tell(changed)
 
     async def get(self, path: str, changed: Callable[[], object] | None = None) -> Node | None:
-        """What a znode holds; None if it is not there, and then it is watched all the same."""
+        """Return a znode; None if it does not exist, in which case the watch waits for it."""
         try:
             data, stat = await self._answer(
                 partial(self._client.get_async, path, watch=self._watch(changed))
@@ -239,7 +239,7 @@ class Session:
         )
 
     async def children(self, path: str, changed: Callable[[], object] | None = None) -> list[str]:
-        """The names under a znode; none where it is not there, and then nothing is watched."""
+        """Return the children's names; none if the znode is missing, which sets no watch."""
         try:
             ask = partial(self._client.get_children_async, path, watch=self._watch(changed))
             return sorted(await self._answer(ask))
@@ -247,17 +247,17 @@ class Session:
             return []
 
     async def sync(self) -> None:
-        """Let what is read next be what all others have written by now."""
+        """Make later reads return every write that was committed before this call."""
         await self._answer(partial(self._client.sync_async, "/"))
 
     async def ensure(self, path: str) -> None:
-        """Make a persistent znode, and those above it, where they are not there."""
+        """Create a persistent znode and its parents, where they are missing."""
         await self._answer(
             partial(self._client.ensure_path_async, path, acl=acl_of(self._reach, path))
         )
 
     async def do(self, writes: Sequence[Write]) -> list[Any]:
-        """All of it or nothing; what each has brought: a path, or a Stat. Raises RefusedError."""
+        """Apply all writes or none; return a path or Stat for each. Raises RefusedError."""
         new = {at for at, one in enumerate(writes) if isinstance(one, Put) and one.is_new}
         while True:
             try:
@@ -270,7 +270,7 @@ class Session:
                 new ^= {at}
 
     async def has_done(self, writes: Sequence[Write]) -> bool:
-        """Whether it was done; that somebody else has been there before is no error."""
+        """Return whether the writes were applied; that another client came first is no error."""
         try:
             await self.do(writes)
         except RefusedError as refused:

@@ -1,8 +1,8 @@
-"""The metadata of the active controller: what it decides goes to ZooKeeper, in order.
+"""The metadata of the active controller, whose decisions are written to ZooKeeper in order.
 
-A change holds at once for the next decision, as a record of a metadata log does, and is not told
-before ZooKeeper has it. If ZooKeeper refuses a change, or cannot be reached, all later ones are
-void as well: the broker resigns as controller, and the next controller reads the znodes.
+Like a record of a metadata log, a change takes effect at once for the next decision; brokers are
+sent it once ZooKeeper has it. If ZooKeeper rejects a change or cannot be reached, all later changes
+are void as well: the broker resigns as controller, and the next controller reads the znodes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A decision on its way to ZooKeeper."""
+    """A decision that is not yet in ZooKeeper."""
 
     before: MetadataImage
     after: MetadataImage
     records: Sequence[MetadataRecord]
-    """What is to be written; nothing if somebody else has."""
+    """Records to write; none if another program has already written the change."""
     done: asyncio.Future[None]
 
 
 class Store(Metadata):
-    """``on_written`` is told of the images before and after each change, once it is written.
+    """``on_written`` is called with the images before and after each change, once it is written.
 
-    ``on_refused`` is told once, if a change can not be written.
+    ``on_refused`` is called once, if a change cannot be written.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Store(Metadata):
         super().__init__(config, node_id=node_id)
         self.image = loaded.image
         self.deleting = {name for name, node in loaded.deleting.items() if node is not None}
-        """Names of topics that are not yet gone."""
+        """Names of topics under deletion."""
         self.marked: set[str] = set()
-        """Topics that somebody else has marked for deletion."""
+        """Topics that another program has marked for deletion in ZooKeeper."""
         self._session, self._epoch, self._epoch_version = session, epoch, epoch_version
         self._on_written, self._on_refused = on_written, on_refused
         self._changes: deque[Change] = deque()
@@ -75,26 +75,26 @@ class Store(Metadata):
 
     @property
     def epoch(self) -> int:
-        """The controller's."""
+        """The controller epoch."""
         return self._epoch
 
     @property
     def next_offset(self) -> int:
-        """Changes are counted alone: nothing here has an offset."""
+        """The number of the next change: this store has no log offsets."""
         return self.image.offset + 1
 
     def unforced(self) -> AbstractContextManager[None]:
-        """No append waits; see :meth:`durable`."""
+        """Return an empty context, as no append waits; see :meth:`durable`."""
         return nullcontext()
 
     def install(self, image: MetadataImage) -> None:
-        """Let this be what is known; settings of the broker come to it as to all others."""
+        """Replace the image; the broker's own settings come to it as to every other broker."""
         self.image = image
 
     def append(self, records: Sequence[MetadataRecord]) -> None:
-        """Make a change.
+        """Apply a change.
 
-        Raises NotControllerError, NotInZooKeeperError, TopicAlreadyExistsError; nothing has changed
+        Raises NotControllerError, NotInZooKeeperError, TopicAlreadyExistsError, and changes nothing
         then.
         """
         if self._is_over:
@@ -110,7 +110,7 @@ class Store(Metadata):
         self._take(after, records)
 
     def learn(self, records: Sequence[MetadataRecord]) -> None:
-        """Take what somebody else has written."""
+        """Apply records that another program has written to ZooKeeper."""
         if records and not self._is_over:
             self._take(self._replayed(records), ())
 
@@ -124,15 +124,16 @@ class Store(Metadata):
         self._wake.set()
 
     def forget(self, topic: str) -> None:
-        """A topic is gone, with its settings."""
+        """Drop the marks of a topic that is deleted, together with its settings."""
         self.deleting.discard(topic)
         self.marked.discard(topic)
 
     def durable(self) -> asyncio.Future[None] | None:
-        """Done once ZooKeeper has all that was changed by now; it raises NotControllerError.
+        """Return a future that is done once ZooKeeper has all changes so far.
 
-        Once the store is closed it has failed, whether or not the caller's changes were written: a
-        request may be carried on after the store was closed, and void changes are not kept.
+        It raises NotControllerError. Once the store is closed it has failed, whether or not the
+        caller's changes were written: a request may continue after the store was closed, and void
+        changes are not remembered. None if no change is pending.
         """
         if self._is_over:
             failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -144,7 +145,10 @@ class Store(Metadata):
     # --- writing ---
 
     async def do(self, writes: Sequence[Write]) -> None:
-        """Write what is no decision. Raises RefusedError, also where another one is active."""
+        """Write znodes that hold no decision.
+
+        Raises RefusedError, also if another broker has become the active controller.
+        """
         for transaction in fenced(writes, self._epoch_version):
             await self._session.do(transaction)
 
@@ -157,7 +161,7 @@ class Store(Metadata):
                 await self._wake.wait()
         except Exception as error:
             if self._is_over:
-                return  # somebody has found out before
+                return  # the error is already known
             self.close()
             self._on_refused()
             if not isinstance(error, ZooKeeperError):
@@ -175,7 +179,7 @@ class Store(Metadata):
             change.done.set_result(None)
 
     def close(self) -> None:
-        """Take no more changes; those that are not written by now are void."""
+        """Accept no more changes; those not yet written are void."""
         if self._is_over:
             return
         self._is_over = True

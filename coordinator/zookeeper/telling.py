@@ -1,7 +1,7 @@
-"""What brokers are told of a change: LeaderAndIsr, UpdateMetadata and StopReplica.
+"""The requests by which the controller reports a change: LeaderAndIsr, UpdateMetadata, StopReplica.
 
-Pure: two images in, requests out, in the order in which each broker has to get them. A broker that
-comes is told of the others first, then of all its replicas.
+Pure: two images in, requests out, in the order in which each broker must receive them. A broker
+that registers first receives the other brokers, then all of its replicas.
 
 Source: ``AbstractControllerBrokerRequestBatch``, ``ReplicaStateMachine.doHandleStateChanges``,
 ``KafkaController.onBrokerStartup``.
@@ -32,35 +32,35 @@ from fencepost.logcore.values import dataclass
 
 LEADER_DURING_DELETE: Final = -2
 EPOCH_DURING_DELETE: Final = -2
-"""How requests say that a topic is being deleted (kafka: ``LeaderAndIsr``)."""
+"""The values in requests that mark a topic as under deletion (kafka: ``LeaderAndIsr``)."""
 
 MAX_TOLD: Final = 500
-"""Partitions of an UpdateMetadata: others are served in between, at both ends.
+"""Partitions of one UpdateMetadata: controller and brokers run other tasks between two requests.
 
-A LeaderAndIsr is whole: behind the first one, Apache Kafka's brokers write down the high watermarks
-of what it has told, and of nothing else (kafka: ``ReplicaManager.becomeLeaderOrFollower``).
+A LeaderAndIsr is never split: after the first one, Apache Kafka's brokers checkpoint the high
+watermarks of only the partitions it named (kafka: ``ReplicaManager.becomeLeaderOrFollower``).
 """
 
 _Part = tuple[TopicImage, int, int | None]
-"""A partition by topic and index, and the leader to name if it is another than the image's."""
+"""A partition by topic and index, and the leader to send if it differs from the image's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Who tells."""
+    """The controller that sends a request."""
 
     broker_id: int
     epoch: int
     listener: str
-    """By which brokers find each other."""
+    """The inter-broker listener."""
 
 
 @dataclass(slots=True)
 class _ForOne:
-    """What one broker is told."""
+    """The partitions of the requests to one broker."""
 
     led: dict[tuple[str, int], tuple[TopicImage, int, bool]] = field(default_factory=dict)
-    """Whether each is new to it."""
+    """The partitions of a LeaderAndIsr, each with whether the replica is new to the broker."""
     stopped: dict[str, list[Entity]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -70,7 +70,7 @@ _UPDATE = request_factory(ApiKey.UPDATE_METADATA, 8)
 
 
 def alive(image: MetadataImage) -> dict[int, BrokerRegistration]:
-    """Brokers that can be told something."""
+    """Return the brokers that can receive requests: those not fenced."""
     return {key: one for key, one in image.brokers.items() if not one.fenced}
 
 
@@ -80,15 +80,15 @@ def told(
     controller: Controller,
     deleted: Sequence[TopicImage] = (),
 ) -> Iterator[tuple[int, Entity]]:
-    """Requests, each with the broker that it is for.
+    """Yield requests, each with the id of its broker.
 
-    ``deleted`` are topics whose deletion was told before: a broker that comes may know them.
+    ``deleted`` are topics whose deletion was sent before: a broker that registers may know them.
     """
     was, now = alive(before), alive(after)
     came = {key for key, one in now.items() if key not in was or was[key].epoch != one.epoch}
     changed, gone = _changes(before, after)
     everything = _everything(after) if came else []
-    # Apache Kafka's brokers follow nobody of whom they do not know that he lives.
+    # Apache Kafka's brokers only follow a leader in their list of live brokers.
     if came:
         all_there_is = [*everything, *_ending(deleted)]
         for broker in _sorted(now):
@@ -123,7 +123,7 @@ def _of_each(
     everything: Iterable[_Part],
     came: set[int],
 ) -> dict[int, _ForOne]:
-    """By broker: what has changed, and all of its replicas where it is new."""
+    """Return, by broker, the changed partitions, and all of its replicas if it has registered."""
     each: dict[int, _ForOne] = defaultdict(_ForOne)
     for topic, index, old in changed:
         _tell(each, image, topic, index, old)
@@ -137,7 +137,10 @@ def _of_each(
 def _others_listen(
     was: Mapping[int, BrokerRegistration], now: Mapping[int, BrokerRegistration], came: set[int]
 ) -> bool:
-    """Whether somebody has gone, or listens elsewhere; of who came everybody has heard."""
+    """Return whether a broker has gone or changed its listeners.
+
+    Brokers in ``came`` do not count: all others have already been sent them.
+    """
     return any(
         key not in now or now[key].listeners != one.listeners
         for key, one in was.items()
@@ -146,7 +149,7 @@ def _others_listen(
 
 
 def replicas_of(image: MetadataImage, controller: Controller, broker_id: int) -> Entity | None:
-    """All that a broker has a replica of, told again; None if that is nothing."""
+    """Return a LeaderAndIsr with all replicas of a broker; None if it has none."""
     one = _ForOne()
     for topic, index, _ in _everything(image):
         if broker_id in topic.partitions[index].replicas:
@@ -203,7 +206,7 @@ def _tell(
     index: int,
     old: PartitionRegistration | None,
 ) -> None:
-    """One partition that has changed."""
+    """Add one changed partition to the requests of its brokers."""
     now = topic.partitions[index]
     if old is not None and old.partition_epoch == NEVER_LED:
         old = None
@@ -230,7 +233,7 @@ def _stop(one: _ForOne, topic: str, index: int, leader_epoch: int, *, deletes: b
 
 
 def stopped_partition(index: int, leader_epoch: int, *, deletes: bool) -> Entity:
-    """A partition of a StopReplica."""
+    """Return a partition of a StopReplica."""
     return _STOP.StopReplicaPartitionState(
         partition_index=index, leader_epoch=leader_epoch, delete_partition=deletes
     )
@@ -290,7 +293,7 @@ def _leaders(
 def stop_replica(
     controller: Controller, broker: BrokerRegistration, topics: Mapping[str, Iterable[Entity]]
 ) -> Entity:
-    """A StopReplica."""
+    """Return a StopReplica."""
     return _STOP.message(
         controller_id=controller.broker_id,
         controller_epoch=controller.epoch,
@@ -308,7 +311,7 @@ def _updates(
     broker: BrokerRegistration,
     partitions: Sequence[_Part],
 ) -> Iterator[tuple[int, Entity]]:
-    """At least one: it tells who lives."""
+    """Yield at least one UpdateMetadata, as it carries the live brokers."""
     live = alive(image)
     for some in batched(partitions, MAX_TOLD) if partitions else ((),):
         states: dict[tuple[str, UUID], list[Entity]] = defaultdict(list)

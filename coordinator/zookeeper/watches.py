@@ -1,6 +1,6 @@
-"""Watches of a controller: one for each znode, however often that is looked at.
+"""The controller's watches: at most one for each znode, however often that is read.
 
-ZooKeeper's watches fire once. Whoever looks asks for the next one, which may be there already.
+A ZooKeeper watch fires once. Each read asks for the next watch, unless one is still set.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ Changed = Callable[[], object]
 
 
 class Watches:
-    """What is watched; it goes with the session, or with the office."""
+    """The watches that are set. They end with the session, or with the controller's office."""
 
     def __init__(self) -> None:
         self._armed: set[str] = set()
 
     def once(self, path: str, changed: Changed) -> Changed | None:
-        """What to hand to ZooKeeper with the next look at a path; None if it is watched."""
+        """Return the watch to set with the next read of a path; None if one is set already."""
         if path in self._armed:
             return None
         self._armed.add(path)
@@ -29,5 +29,5 @@ class Watches:
         return fired
 
     def has(self, path: str) -> bool:
-        """Whether a path is watched."""
+        """Return whether a watch is set on a path."""
         return path in self._armed

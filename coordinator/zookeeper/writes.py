@@ -1,8 +1,8 @@
-"""Decisions of the controller machine, as the znodes that Apache Kafka 3.9 writes for them.
+"""Decisions of the controller machine as writes of the znodes that Apache Kafka 3.9 writes.
 
 Pure: records and the images before and after them in, writes out. The version of a partition's
-state is its partition epoch, and each write names the one that it follows: whoever wrote in between
-is found out.
+state is its partition epoch, and each write names the version that it replaces, so that a
+concurrent write is detected.
 
 Source: ``KafkaZkClient``, ``TopicDeletionManager``, ``AdminZkClient``, ``ZkProducerIdManager``.
 """
@@ -39,7 +39,7 @@ from fencepost.coordinator.zookeeper.errors import NotInZooKeeperError
 from fencepost.coordinator.zookeeper.session import ANY_VERSION, Check, Create, Put, Set, Write
 
 MAX_WRITES: Final = 500
-"""Writes of one transaction; all have to fit into a megabyte (``jute.maxbuffer``)."""
+"""Writes of one transaction, which must fit into a megabyte (``jute.maxbuffer``)."""
 
 _OF_SESSIONS: Final = (
     RegisterBrokerRecord,
@@ -47,7 +47,7 @@ _OF_SESSIONS: Final = (
     UnregisterBrokerRecord,
     NoOpRecord,
 )
-"""What is nowhere written: brokers register by themselves."""
+"""Records that no znode holds: brokers register by themselves."""
 
 
 _WRITTEN: Final = (
@@ -60,7 +60,7 @@ _WRITTEN: Final = (
 
 
 def check_kept(records: Iterable[MetadataRecord]) -> None:
-    """Raise NotInZooKeeperError for what has no place there."""
+    """Raise NotInZooKeeperError for records that ZooKeeper does not hold."""
     for record in records:
         if isinstance(record, ConfigRecord):
             if znodes.config_path(record.resource_type, record.resource_name) is None:
@@ -72,7 +72,7 @@ def check_kept(records: Iterable[MetadataRecord]) -> None:
 
 
 class Writer:
-    """Turns one decision into writes; ``marked`` are topics whose deletion is asked for."""
+    """Turns one decision into writes; ``marked`` are topics already marked for deletion."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Writer:
         self._before, self._after = before, after
         self._epoch, self._marked = controller_epoch, marked
         self._states: dict[tuple[UUID, int], PartitionRegistration] = {}
-        """As far as the records have come."""
+        """The partition states after the records so far."""
         self._new: set[UUID] = set()
         self._assigned: dict[UUID, None] = {}
         self._resources: dict[tuple[int, str], None] = {}
         self._writes: list[Write] = []
 
     def write(self, records: Sequence[MetadataRecord]) -> list[Write]:
-        """The writes, in an order in which a prefix of them does no harm."""
+        """Return the writes, in an order in which any prefix of them does no harm."""
         for record in records:
             match record:
                 case TopicRecord():
@@ -142,7 +142,7 @@ class Writer:
             self._assigned[record.topic_id] = None
         name = self._after.topics_by_id[record.topic_id].name
         path = znodes.state_path(name, record.partition_id)
-        if was.partition_epoch == NEVER_LED:  # whoever made the topic came no further
+        if was.partition_epoch == NEVER_LED:  # only the topic was created so far
             self._writes.append(Create(path, self._state(now)))
         else:
             self._writes.append(Set(path, self._state(now), was.partition_epoch))
@@ -165,7 +165,7 @@ class Writer:
                 yield Set(znodes.topic_path(topic.name), data, ANY_VERSION)
 
     def _settings(self) -> Iterator[Write]:
-        """Others make and remove such nodes as well: tools, and brokers for their own settings."""
+        """Yield unconditional writes: tools and brokers change these znodes as well."""
         new = self._new_names()
         for kind, name in self._resources:
             values = self._after.configs.get((kind, name), {})
@@ -175,7 +175,7 @@ class Writer:
         return {self._after.topics_by_id[one].name for one in self._new}
 
     def _told(self) -> Iterator[Write]:
-        """Every broker hears of other settings, but for those of a topic that nobody knows yet."""
+        """Yield notifications of changed settings; a new topic's settings need none."""
         new = self._new_names()
         for kind, name in self._resources:
             if kind != TOPIC_RESOURCE or name not in new:
@@ -189,13 +189,13 @@ def put_settings(kind: int, name: str, values: Mapping[str, str], *, is_new: boo
 
 
 def tell_settings(kind: int, name: str) -> Create:
-    """Return the note by which all brokers learn that a resource has other settings."""
+    """Return the notification by which brokers learn that a resource's settings have changed."""
     data = znodes.config_change_data(kind, name)
     return Create(znodes.CONFIG_CHANGE_PREFIX, data, sequence=True)
 
 
 def assignment_of(topic: TopicImage) -> znodes.TopicNode:
-    """A topic's node."""
+    """Return the znode of a topic's assignment."""
 
     def of(values: Mapping[int, tuple[int, ...]]) -> Mapping[int, tuple[int, ...]]:
         return {index: one for index, one in values.items() if one}
@@ -210,7 +210,7 @@ def assignment_of(topic: TopicImage) -> znodes.TopicNode:
 
 
 def fenced(writes: Sequence[Write], epoch_version: int) -> Iterator[list[Write]]:
-    """Writes as transactions, each of which only the active controller can make (KAFKA-6082)."""
+    """Yield transactions that only the active controller can make (KAFKA-6082)."""
     for start in range(0, len(writes), MAX_WRITES):
         yield [
             Check(znodes.CONTROLLER_EPOCH, epoch_version),

@@ -1,4 +1,4 @@
-"""Where Apache Kafka keeps what in ZooKeeper, and how that is written: paths, and JSON.
+"""Paths and JSON formats of the znodes of Apache Kafka.
 
 Source: ``ZkData.scala`` of branch 3.9.
 """
@@ -32,7 +32,7 @@ LOG_DIR_EVENTS: Final = "/log_dir_event_notification"
 PRODUCER_IDS: Final = "/latest_producer_id_block"
 
 DEFAULT_ENTITY: Final = "<default>"
-"""What stands for all of a kind where Kafka's records have an empty name."""
+"""The path element for the default entity, whose name is empty in Kafka's records."""
 
 _KINDS: Final[Mapping[int, str]] = {TOPIC_RESOURCE: "topics", BROKER_RESOURCE: "brokers"}
 _RESOURCES: Final = {kind: resource for resource, kind in _KINDS.items()}
@@ -53,21 +53,21 @@ PERSISTENT: Final = (
     PRODUCER_IDS,
     LOG_DIR_EVENTS,
 )
-"""What every broker makes at its start (kafka: ``PersistentZkPaths``)."""
+"""Created by every broker at its start (kafka: ``PersistentZkPaths``)."""
 
 _TAKES_ENVELOPES: Final = "takes_envelopes"
-"""Fencepost's own; Apache Kafka passes over what it does not know."""
+"""A key of Fencepost; Apache Kafka ignores unknown keys."""
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 def written(value: Mapping[str, Any]) -> bytes:
-    """An object as Kafka writes it."""
+    """Return an object as the JSON that Kafka writes."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def read_json(data: bytes, path: str) -> dict[str, Any]:
-    """The object in the znode ``path``. Raises NotOurFormatError."""
+    """Return the object in the znode ``path``. Raises NotOurFormatError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -78,22 +78,22 @@ def read_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _number(value: Any) -> int:
-    """What requests to brokers can hold. Raises ValueError, TypeError."""
+    """Return a number that fits into 32 bits, as in requests. Raises ValueError, TypeError."""
     if isinstance(value, float) or not -(1 << 31) <= (number := int(value)) < 1 << 31:
         raise ValueError(f"{value!r:.40} is no number of 32 bits")
     return number
 
 
-# --- the cluster, and who decides ---
+# --- the cluster and its controller ---
 
 
 def cluster_id_data(cluster_id: str) -> bytes:
-    """``/cluster/id``."""
+    """Return the data of ``/cluster/id``."""
     return written({"version": "1", "id": cluster_id})
 
 
 def cluster_id_of(data: bytes) -> str:
-    """The id in ``/cluster/id``. Raises NotOurFormatError."""
+    """Return the id in ``/cluster/id``. Raises NotOurFormatError."""
     found = read_json(data, CLUSTER_ID).get("id")
     if not isinstance(found, str):
         raise NotOurFormatError(f"{CLUSTER_ID} has no id")
@@ -101,7 +101,7 @@ def cluster_id_of(data: bytes) -> str:
 
 
 def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
-    """``/controller``."""
+    """Return the data of ``/controller``."""
     return written(
         {
             "version": 2,
@@ -113,7 +113,7 @@ def controller_data(broker_id: int, timestamp_ms: int) -> bytes:
 
 
 def controller_of(data: bytes) -> int:
-    """The broker that ``/controller`` names. Raises NotOurFormatError."""
+    """Return the broker that ``/controller`` names. Raises NotOurFormatError."""
     found = read_json(data, CONTROLLER).get("brokerid")
     if not isinstance(found, int):
         raise NotOurFormatError(f"{CONTROLLER} names no broker")
@@ -125,26 +125,26 @@ def controller_of(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BrokerNode:
-    """A broker as it has registered itself."""
+    """A broker's registration."""
 
     broker_id: int
     end_points: tuple[BrokerEndpoint, ...]
     rack: str | None
     takes_envelopes: bool = False
-    """Whether it answers requests of clients that other brokers hand on, as controller.
+    """Whether this broker, as controller, accepts requests that other brokers forward for clients.
 
-    Apache Kafka 3.9 has no word for it: its brokers close the connection of whoever sends an
-    Envelope, though they list it among what they serve.
+    Apache Kafka 3.9 has no such key: its brokers close a connection on which an Envelope arrives,
+    although ApiVersions lists it.
     """
 
 
 def broker_path(broker_id: int) -> str:
-    """Where a broker registers."""
+    """Return the path of a broker's registration."""
     return f"{BROKER_IDS}/{broker_id}"
 
 
 def broker_data(node: BrokerNode, timestamp_ms: int) -> bytes:
-    """``/brokers/ids/<id>``, version 5."""
+    """Return the data of ``/brokers/ids/<id>``, version 5."""
     plain = next((one for one in node.end_points if one.security_protocol == 0), None)
     value: dict[str, Any] = {
         "version": 5,
@@ -170,7 +170,7 @@ def _host(host: str) -> str:
 
 
 def broker_of(broker_id: int, data: bytes) -> BrokerNode:
-    """What a broker says of itself, since version 2 of that. Raises NotOurFormatError."""
+    """Return a registration of version 2 or later. Raises NotOurFormatError."""
     path = broker_path(broker_id)
     value = read_json(data, path)
     protocols = value.get("listener_security_protocol_map", {})
@@ -194,10 +194,10 @@ def _end_point(text: str, protocols: Mapping[str, str]) -> BrokerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class TopicNode:
-    """A topic and where its replicas are, by partition."""
+    """A topic and its replica assignment, by partition."""
 
     topic_id: UUID | None
-    """None where an old release made it; the controller gives it one."""
+    """None for a topic of an older release; the controller assigns an id."""
     replicas: Mapping[int, tuple[int, ...]]
     adding: Mapping[int, tuple[int, ...]]
     removing: Mapping[int, tuple[int, ...]]
@@ -205,7 +205,7 @@ class TopicNode:
 
 @dataclass(frozen=True, slots=True)
 class StateNode:
-    """Who leads a partition, and who is in sync; its node's version is the partition epoch."""
+    """A partition's leader and ISR; the version of its znode is the partition epoch."""
 
     leader: int
     isr: tuple[int, ...]
@@ -215,27 +215,27 @@ class StateNode:
 
 
 def topic_path(topic: str) -> str:
-    """Where a topic's assignment is."""
+    """Return the path of a topic's assignment."""
     return f"{TOPICS}/{topic}"
 
 
 def partitions_path(topic: str) -> str:
-    """Under which its partitions are."""
+    """Return the parent path of a topic's partitions."""
     return f"{TOPICS}/{topic}/partitions"
 
 
 def partition_path(topic: str, index: int) -> str:
-    """What a partition's state is under."""
+    """Return the parent path of a partition's state."""
     return f"{TOPICS}/{topic}/partitions/{index}"
 
 
 def state_path(topic: str, index: int) -> str:
-    """Where a partition's state is."""
+    """Return the path of a partition's state."""
     return f"{TOPICS}/{topic}/partitions/{index}/state"
 
 
 def topic_data(node: TopicNode) -> bytes:
-    """``/brokers/topics/<topic>``, version 3."""
+    """Return the data of ``/brokers/topics/<topic>``, version 3."""
     return written(
         {
             "removing_replicas": _by_partition(node.removing),
@@ -252,7 +252,7 @@ def _by_partition(replicas: Mapping[int, Sequence[int]]) -> dict[str, list[int]]
 
 
 def topic_of(topic: str, data: bytes) -> TopicNode:
-    """A topic's node, since version 1. Raises NotOurFormatError."""
+    """Return a topic's assignment, of version 1 or later. Raises NotOurFormatError."""
     value = read_json(data, topic_path(topic))
     try:
         text = value.get("topic_id")
@@ -274,7 +274,7 @@ def _assignment(value: Mapping[str, Sequence[int]]) -> dict[int, tuple[int, ...]
 
 
 def state_data(state: StateNode) -> bytes:
-    """``…/state``, version 1."""
+    """Return the data of ``…/state``, version 1."""
     return written(
         {
             "controller_epoch": state.controller_epoch,
@@ -288,7 +288,7 @@ def state_data(state: StateNode) -> bytes:
 
 
 def state_of(path: str, data: bytes) -> StateNode:
-    """A partition's state. Raises NotOurFormatError."""
+    """Return a partition's state. Raises NotOurFormatError."""
     value = read_json(data, path)
     try:
         return StateNode(
@@ -303,7 +303,7 @@ def state_of(path: str, data: bytes) -> StateNode:
 
 
 def delete_path(topic: str) -> str:
-    """What says that a topic is to be deleted."""
+    """Return the path that marks a topic for deletion."""
     return f"{DELETE_TOPICS}/{topic}"
 
 
@@ -311,18 +311,18 @@ def delete_path(topic: str) -> str:
 
 
 def config_path(kind: int, name: str) -> str | None:
-    """Where the settings of a resource are; None for a kind that this mode does not keep."""
+    """Return the path of a resource's settings; None for a kind that ZooKeeper does not hold."""
     folder = _KINDS.get(kind)
     return None if folder is None else f"{CONFIGS}/{folder}/{name or DEFAULT_ENTITY}"
 
 
 def config_data(values: Mapping[str, str]) -> bytes:
-    """``/config/<kind>/<name>``."""
+    """Return the data of ``/config/<kind>/<name>``."""
     return written({"version": 1, "config": dict(sorted(values.items()))})
 
 
 def config_of(path: str, data: bytes) -> dict[str, str]:
-    """The settings of a resource; none where the node is empty. Raises NotOurFormatError."""
+    """Return a resource's settings; none for an empty znode. Raises NotOurFormatError."""
     values = read_json(data, path).get("config", {}) if data else {}
     if not isinstance(values, dict):
         raise NotOurFormatError(f"{path} has no settings")
@@ -330,17 +330,20 @@ def config_of(path: str, data: bytes) -> dict[str, str]:
 
 
 def config_change_data(kind: int, name: str) -> bytes:
-    """The note that a resource has other settings."""
+    """Return the notification that a resource's settings have changed."""
     return entity_change_data(f"{_KINDS[kind]}/{name or DEFAULT_ENTITY}")
 
 
 def entity_change_data(entity: str) -> bytes:
-    """``/config/changes/config_change_<n>``: whose settings have changed, under ``/config``."""
+    """Return the data of ``/config/changes/config_change_<n>``.
+
+    ``entity`` is the path of the changed settings, relative to ``/config``.
+    """
     return written({"version": 2, "entity_path": entity})
 
 
 def config_change_of(path: str, data: bytes) -> str:
-    """Whose settings have changed, under ``/config``. Raises NotOurFormatError."""
+    """Return the path of the changed settings below ``/config``. Raises NotOurFormatError."""
     value = read_json(data, path)
     entity = value.get("entity_path")
     if value.get("version") == 1:
@@ -351,14 +354,14 @@ def config_change_of(path: str, data: bytes) -> str:
 
 
 def resource_of(entity: str) -> tuple[int, str] | None:
-    """Kind and name of a resource that has settings; None for what is no topic and no broker."""
+    """Return the kind and name of a topic or broker; None for any other entity."""
     folder, _, name = entity.partition("/")
     kind = _RESOURCES.get(folder)
     return None if kind is None else (kind, "" if name == DEFAULT_ENTITY else name)
 
 
 def config_folder(kind: int) -> str:
-    """Under which the settings of a kind are."""
+    """Return the parent path of all settings of a kind."""
     return f"{CONFIGS}/{_KINDS[kind]}"
 
 
@@ -366,7 +369,7 @@ def config_folder(kind: int) -> str:
 
 
 def producer_ids_data(broker_id: int, first: int, size: int) -> bytes:
-    """``/latest_producer_id_block``."""
+    """Return the data of ``/latest_producer_id_block``."""
     return written(
         {
             "version": 1,
@@ -378,7 +381,7 @@ def producer_ids_data(broker_id: int, first: int, size: int) -> bytes:
 
 
 def next_producer_id_of(data: bytes) -> int:
-    """The first producer id behind the latest block; 0 where there is none yet.
+    """Return the first producer id after the latest block; 0 if there is no block.
 
     Raises NotOurFormatError.
     """
@@ -391,7 +394,7 @@ def next_producer_id_of(data: bytes) -> int:
 
 
 def partitions_of(path: str, data: bytes) -> list[tuple[str, int]]:
-    """Partitions that a node names: of an ISR change, of a preferred election.
+    """Return the partitions in the znode of an ISR notification or a preferred election.
 
     Raises NotOurFormatError.
     """
@@ -403,7 +406,7 @@ def partitions_of(path: str, data: bytes) -> list[tuple[str, int]]:
 
 
 def reassignments_of(data: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
-    """The replicas that partitions are to have, of ``/admin/reassign_partitions``.
+    """Return the target replicas in ``/admin/reassign_partitions``, by partition.
 
     Raises NotOurFormatError.
     """
@@ -418,7 +421,7 @@ def reassignments_of(data: bytes) -> dict[tuple[str, int], tuple[int, ...]]:
 
 
 def reassignments_data(targets: Mapping[tuple[str, int], Sequence[int]]) -> bytes:
-    """``/admin/reassign_partitions``."""
+    """Return the data of ``/admin/reassign_partitions``."""
     rows = [
         {"topic": topic, "partition": index, "replicas": list(replicas)}
         for (topic, index), replicas in targets.items()
@@ -427,7 +430,7 @@ def reassignments_data(targets: Mapping[tuple[str, int], Sequence[int]]) -> byte
 
 
 def log_dir_event_of(path: str, data: bytes) -> int:
-    """The broker that can not read one of its directories any more. Raises NotOurFormatError."""
+    """Return the broker that lost a log directory. Raises NotOurFormatError."""
     found = read_json(data, path).get("broker")
     if not isinstance(found, int):
         raise NotOurFormatError(f"{path} names no broker")
@@ -435,10 +438,10 @@ def log_dir_event_of(path: str, data: bytes) -> int:
 
 
 def id_to_text(topic_id: UUID) -> str:
-    """A topic's id as Kafka writes it."""
+    """Return a topic's id as Kafka writes it."""
     return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()
 
 
 def id_from_text(text: str) -> UUID:
-    """The id of that text. Raises ValueError."""
+    """Return the id in that text. Raises ValueError."""
     return UUID(bytes=base64.urlsafe_b64decode(text + "=="))

@@ -1,1 +1,1 @@
-"""Who a client is, what it may do, and how much of it: without sockets and messages."""
+"""Authentication, authorization and quotas of clients, without sockets and messages."""

@@ -1,4 +1,4 @@
-"""The authorizer's rules follow the ACLs of the metadata image.
+"""Keeps the authorizer's ACLs equal to those of the metadata image.
 
 Source: ``AclPublisher``, ``StandardAuthorizerData``.
 """
@@ -21,16 +21,16 @@ from fencepost.coordinator.security.rules import RuleTable
 from fencepost.coordinator.wire.steps import Steps, finish
 
 MAX_AT_ONCE: Final = 500
-"""Changed ACLs that are applied in the turn in which an image comes, as many as a controller of
-this kind changes at a time. The 10,000 of a snapshot, or of one CreateAcls at a controller of
-Apache Kafka, would keep the loop for some 200 ms."""
+"""Changed ACLs that are applied in the same turn of the loop as an image; a controller of Fencepost
+changes no more at a time. The 10,000 of a snapshot, or of one CreateAcls at a controller of Apache
+Kafka, would hold the loop for some 200 ms."""
 
 
 class AclPublisher:
-    """Hears of every image. Raises MetadataError for an ACL of the first that is not understood.
+    """Follows every image. Raises MetadataError for an unintelligible ACL in the first one.
 
-    The rules are replaced as a whole, so that at each moment the ACLs of one image hold: denials
-    need not come before the rest, and no resource is without all of its ACLs for a moment, which
+    The ACLs are replaced as a whole, so that at each moment those of one image apply: denials need
+    not come first, and no resource lacks some of its ACLs for a moment, which
     ``allow.everyone.if.no.acl.found`` would open to all clients.
     """
 
@@ -43,9 +43,9 @@ class AclPublisher:
         metadata.subscribe(Subscriber.ACLS, self.follow)
 
     def follow(self, _old: MetadataImage, new: MetadataImage) -> None:
-        """Let the ACLs of the ``new`` image be the rules, at once if few have changed.
+        """Apply the ACLs of the ``new`` image, at once if few have changed.
 
-        An ACL that is not understood is logged as an error, and all others of the image hold.
+        An unintelligible ACL is logged as an error, and all others of the image apply.
         """
         self._newest = new
         if self._applying is not None:
@@ -56,11 +56,11 @@ class AclPublisher:
             finish(self._apply(new))
 
     def applied(self) -> asyncio.Future[None] | None:
-        """Done once the newest image is applied; None if it is already."""
+        """Return a future that is done once the newest image is applied; None if it already is."""
         return None if self._applying is None else asyncio.shield(self._applying)
 
     def stop(self) -> None:
-        """Leave out the changes that are not applied yet."""
+        """Drop changes that are not applied yet."""
         if self._applying is not None:
             self._applying.cancel()
 
@@ -90,7 +90,7 @@ class AclPublisher:
 
 
 def _told(record: AccessControlEntryRecord) -> Acl | None:
-    """The ACL of a new record; None, and an error in the log, if it is not understood."""
+    """Return the ACL of a new record; log an unintelligible one, and return None."""
     try:
         return _acl(record)
     except MetadataError as error:
@@ -99,7 +99,7 @@ def _told(record: AccessControlEntryRecord) -> Acl | None:
 
 
 def _understood(record: AccessControlEntryRecord) -> Acl | None:
-    """The ACL of a former record; None if it was not understood, which the log has said."""
+    """Return the ACL of an old record; None if it is unintelligible, which was logged before."""
     try:
         return _acl(record)
     except MetadataError:
@@ -107,7 +107,7 @@ def _understood(record: AccessControlEntryRecord) -> Acl | None:
 
 
 def _acl(record: AccessControlEntryRecord) -> Acl:
-    """The ACL of a record. Raises MetadataError: to leave out a denial would be to allow."""
+    """Return a record's ACL. Raises MetadataError: skipping a denial could permit an operation."""
     try:
         acl = Acl(
             ResourceType(record.resource_type),

@@ -1,8 +1,8 @@
-"""The first users, as ``kafka-storage format --add-scram`` spells them.
+"""The first users, in the syntax of ``kafka-storage format --add-scram``.
 
 ``SCRAM-SHA-512=[name=admin,password=…]``, with ``iterations=``, ``salt=`` (base64) and
-``saltedpassword=`` (base64, with its salt) as further components; a value may stand in quotation
-marks, and has no comma.
+``saltedpassword=`` (base64, needs ``salt=``) as further components; a value may be quoted, and
+cannot contain a comma.
 
 Source: ``ScramParser``.
 """
@@ -20,11 +20,11 @@ _COMPONENTS = frozenset({"name", "password", "iterations", "salt", "saltedpasswo
 
 
 class AddedUserError(ValueError):
-    """A text is no such user. The message holds no value of it."""
+    """The text does not describe a user. The message quotes no value of it."""
 
 
 def parse_added_user(text: str) -> Upsertion:
-    """The user of one argument. Raises AddedUserError."""
+    """Return the user in one argument. Raises AddedUserError."""
     name, found, rest = text.strip().partition("=")
     mechanism = SCRAM_MECHANISMS.get(name)
     if not found or mechanism is None:

@@ -1,7 +1,7 @@
-"""The log of who was refused what, and with the level DEBUG of who was allowed what.
+"""The audit log: denied accesses, and at level DEBUG also allowed ones.
 
-Who is refused decides how many lines there are, so each principal has an allowance of them; how
-many were left out is told with the next one. Everything that a client chose is cut and quoted.
+Denied clients determine the number of lines, so each principal has a rate limit; the number of
+suppressed lines is logged with the next one. All text chosen by a client is truncated and quoted.
 
 Source: ``StandardAuthorizerData.logAuditMessage``.
 """
@@ -20,23 +20,24 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass
 
 LINES_PER_S = 10
-"""Lines about one principal, in a second, in the long run."""
+"""The sustained rate of lines about one principal, per second."""
 
 LINES_AT_ONCE = 100
-"""Lines about one principal that may come at once."""
+"""The burst of lines about one principal."""
 
 MAX_PRINCIPALS = 1_000
-"""Principals whose lines are counted; of more, the one that was refused longest ago begins anew."""
+"""Principals with a rate limit. Beyond this number, the principal denied longest ago starts over
+with a full burst."""
 
 MAX_TEXT_CHARACTERS = 256
-"""Characters of a name in a line: topics' have up to 249."""
+"""Characters of a name in a line: names of topics have up to 249."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What somebody wanted to do."""
+    """An access that a client asked for."""
 
     session: Session
     operation: Operation
@@ -56,7 +57,7 @@ class _Allowance:
 
 
 class Audit:
-    """Writes the lines. ``now`` is in seconds and never goes back."""
+    """Writes the lines. ``now`` returns monotonic time in seconds."""
 
     def __init__(self, now: Callable[[], float] = monotonic_s) -> None:
         self._now = now
@@ -64,15 +65,15 @@ class Audit:
 
     @property
     def tells_allowed(self) -> bool:
-        """Whether lines about what was allowed are wanted."""
+        """Whether allowed accesses are logged."""
         return logs.level() in {"DEBUG", "TRACE"}
 
     def allowed(self, access: Access, because: Callable[[], str]) -> None:
-        """Tell that somebody was allowed something."""
+        """Log an allowed access."""
         _log.debug("access allowed", **_words(access), rule=_cut(because()))
 
     def denied(self, access: Access, because: Callable[[], str]) -> None:
-        """Tell that somebody was refused something, unless there were too many such lines."""
+        """Log a denied access, unless the principal's rate limit is exhausted."""
         who = _cut(str(access.session.principal))
         allowance = self._allowance(who)
         if allowance.left < 1:

@@ -1,4 +1,4 @@
-"""Who may do what, decided from rules.
+"""Authorization of clients' operations by ACLs.
 
 Source: ``StandardAuthorizer``, ``StandardAuthorizerData``.
 """
@@ -16,17 +16,16 @@ from fencepost.coordinator.security.rules import RuleTable
 
 STANDARD = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 ON_ZOOKEEPER = "kafka.security.authorizer.AclAuthorizer"
-"""The authorizer that there is, by its names in Apache Kafka: as rules are kept in its metadata log
-or in ZooKeeper."""
+"""The authorizer's class names in Apache Kafka, for ACLs in the metadata log and in ZooKeeper."""
 
 MAX_KEPT_ANSWERS = 10_000
-"""Answers of :meth:`Authorizer.allows_some` that are kept: one for a principal at an address."""
+"""Cached results of :meth:`Authorizer.allows_some`, one for each principal and address."""
 
 
 class Authorizer:
-    """The rules that hold now, and who stands above them.
+    """The present ACLs, and the super users, who need none.
 
-    Its answers change with :attr:`rules` at once, for connections that are open as well.
+    A change of :attr:`rules` takes effect at once, also for open connections.
     """
 
     def __init__(
@@ -42,15 +41,15 @@ class Authorizer:
         self._rules = RuleTable()
         self._some: dict[tuple[Principal, str, Operation, ResourceType], bool] = {}
         self.version = 0
-        """How often the rules were replaced: for whoever keeps answers."""
+        """How often the ACLs were replaced: callers that cache results compare it."""
         self.allowed = 0
-        """Questions that were answered with yes."""
+        """Authorized operations."""
         self.denied = 0
-        """Questions that were answered with no."""
+        """Denied operations."""
 
     @classmethod
     def configured(cls, config: BrokerConfig) -> Authorizer | None:
-        """What ``authorizer.class.name`` says; None for no authorizer. Raises ConfigError."""
+        """Return the authorizer of ``authorizer.class.name``; None if unset. Raises ConfigError."""
         key = "authorizer.class.name"
         name = config.text(key)
         super_users = parse_super_users(config.text("super.users") or "")
@@ -66,7 +65,7 @@ class Authorizer:
 
     @property
     def rules(self) -> RuleTable:
-        """All rules. Setting them replaces them."""
+        """All ACLs. Setting them replaces them."""
         return self._rules
 
     @rules.setter
@@ -86,9 +85,10 @@ class Authorizer:
         request: str = "",
         count: int = 1,
     ) -> bool:
-        """Whether a client may do that with the resource ``name``.
+        """Return whether a client may do an operation on the resource ``name``.
 
-        For the log, unless ``audited`` is false: the API that asks, and how often it names that.
+        Unless ``audited`` is false, the audit log gets ``request``, the API, and ``count``, how
+        often the request names the resource.
         """
         allowed = bool(self.operations(session, resource_type, name) >> operation & 1)
         if allowed:
@@ -102,7 +102,7 @@ class Authorizer:
         return allowed
 
     def operations(self, session: Session, resource_type: ResourceType, name: str) -> int:
-        """All that a client may do with a resource: bits at the operations' numbers."""
+        """Return all operations a client may do on a resource: bits at the operations' numbers."""
         if session.principal in self._super_users:
             return -1
         rules = self._rules
@@ -114,8 +114,8 @@ class Authorizer:
     def allows_some(
         self, session: Session, operation: Operation, resource_type: ResourceType
     ) -> bool:
-        """Whether a client may do that with at least one resource of this type."""
-        # The name is Kafka's: what is allowed by no rule is found with it, and so are super users.
+        """Return whether a client may do an operation on any resource of this type."""
+        # The name is Kafka's: it finds super users, and operations that no ACL is needed for.
         if self.operations(session, resource_type, "hardcode") >> operation & 1:
             return True
         key = session.principal, session.host, operation, resource_type
@@ -131,7 +131,7 @@ class Authorizer:
     def reason(
         self, session: Session, operation: Operation, resource_type: ResourceType, name: str
     ) -> str:
-        """Why :meth:`allows` says what it says, in words."""
+        """Return the reason for the result of :meth:`allows`, in words."""
         if session.principal in self._super_users:
             return "super user"
         rule = self._rules.decide(
@@ -145,7 +145,7 @@ class Authorizer:
 
 
 def parse_super_users(text: str) -> frozenset[Principal]:
-    """The principals of ``super.users``. Raises ConfigError."""
+    """Return the principals in ``super.users``. Raises ConfigError."""
     try:
         return frozenset(Principal.parse(one.strip()) for one in text.split(";") if one.strip())
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""What a broker wants to know of an X.509 certificate, read from its DER.
+"""The fields of an X.509 certificate that a broker needs, read from its DER.
 
-OpenSSL has checked it by then, or will. Python tells of a certificate by OpenSSL's names of its
-parts and without their types; a distinguished name as Java writes it needs both.
+OpenSSL verifies the certificate, before or afterwards. Python returns a certificate's attributes
+under OpenSSL's names and without their types; a distinguished name in Java's form needs both.
 
 Source: RFC 5280, RFC 2253, ``X500Principal.getName``.
 """
@@ -29,12 +29,12 @@ _KEYWORDS: Final = {
     "0.9.2342.19200300.100.1.25": "DC",
     "0.9.2342.19200300.100.1.1": "UID",
 }
-"""All that RFC 2253 has names for; Java writes the others as numbers."""
+"""All attribute types that RFC 2253 has names for; Java writes the others as numbers."""
 
 _CHARSETS: Final = {
     0x0C: "utf-8",  # UTF8String
     0x13: "utf-8",  # PrintableString
-    0x14: "utf-8",  # T61String, whatever it should be: as Java does
+    0x14: "utf-8",  # T61String, decoded as Java does
     0x16: "utf-8",  # IA5String
     0x1E: "utf-16-be",  # BMPString
 }
@@ -43,24 +43,24 @@ _ESCAPED: Final = frozenset(',=+<>#;"\\')
 
 
 class CertificateError(ValueError):
-    """These bytes are no certificate."""
+    """The bytes are not a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known of one."""
+    """The fields of a certificate."""
 
     subject: str
-    """Its distinguished name as of RFC 2253, the most specific part first."""
+    """The distinguished name by RFC 2253, the most specific part first."""
     not_before_s: float
     not_after_s: float
-    """From when and until when it is good, in seconds since 1970."""
+    """The validity period, in seconds since 1970."""
     alternative_names: frozenset[bytes]
-    """Each host that it is for, as DER has it."""
+    """The subject alternative names, in DER."""
 
 
 def read_certificate(der: bytes) -> Certificate:
-    """Raises :class:`CertificateError`."""
+    """Return the fields of a certificate. Raises :class:`CertificateError`."""
     try:
         return _read(der)
     except (ValueError, IndexError, StopIteration) as error:
@@ -73,7 +73,7 @@ def _read(der: bytes) -> Certificate:
     parts = list(_items(body))
     if parts[0][0] == _VERSION:
         del parts[0]
-    (_, validity), (_, subject) = parts[3:5]  # behind number, algorithm and issuer
+    (_, validity), (_, subject) = parts[3:5]  # after serial number, algorithm and issuer
     not_before_s, not_after_s = (_seconds(tag, text) for tag, text in _items(validity))
     names: frozenset[bytes] = frozenset()
     for tag, content in parts[6:]:
@@ -83,7 +83,7 @@ def _read(der: bytes) -> Certificate:
 
 
 def _items(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """(tag, content) of each element that stands in ``der``."""
+    """Yield (tag, content) of each element in ``der``."""
     at = 0
     while at < len(der):
         tag, size = der[at], der[at + 1]
@@ -102,7 +102,7 @@ def _items(der: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _seconds(tag: int, text: bytes) -> float:
     digits = text.decode("ascii")
-    if tag == _UTC_TIME:  # two digits of the year, up to 2049
+    if tag == _UTC_TIME:  # has a two-digit year, up to 2049
         digits = ("20" if digits[:2] < "50" else "19") + digits
     return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
@@ -121,7 +121,7 @@ def _alternative_names(extensions: bytes) -> frozenset[bytes]:
 
 
 def distinguished_name(subject: bytes) -> str:
-    """The content of a Name, as of RFC 2253. Raises ValueError."""
+    """Return the content of a Name as text by RFC 2253. Raises ValueError."""
     parts = ["+".join(map(_attribute, _members(one))) for _, one in _items(subject)]
     return ",".join(reversed(parts))
 
@@ -140,7 +140,7 @@ def _attribute(attribute: bytes) -> str:
     dotted = _dotted(oid)
     keyword, charset = _KEYWORDS.get(dotted), _CHARSETS.get(tag)
     if keyword is None or charset is None:
-        # All of the value, its tag and length among it, stands behind the name.
+        # The value is written whole, with its tag and length.
         return f"{keyword or dotted}=#{attribute[2 + len(oid) :].hex()}"
     return f"{keyword}={_escaped(value.decode(charset))}"
 

@@ -1,4 +1,4 @@
-"""Cipher suites by the names that Kafka's users know, and by OpenSSL's.
+"""Cipher suites by their registered names, as in Kafka's configuration, and by OpenSSL's names.
 
 Source: RFC 8446 appendix B.4, the IANA registry of TLS cipher suites, ``ciphers(1)`` of OpenSSL.
 """
@@ -18,22 +18,22 @@ NEWER: Final = frozenset(
         "TLS_AES_128_CCM_8_SHA256",
     }
 )
-"""Those of TLS 1.3: they can be had all together only, and none of TLS 1.2 is among them."""
+"""The suites of TLS 1.3. They can only be enabled all together, and TLS 1.2 has none of them."""
 
 _REGISTERED: Final = re.compile(r"TLS_(?:(\w+)_)?WITH_(\w+)")
 
 
 def chosen_suites(names: Iterable[str]) -> tuple[tuple[str, ...], bool]:
-    """Suites of TLS 1.2 by OpenSSL's names, and whether some of TLS 1.3 are named."""
+    """Return the suites of TLS 1.2 by OpenSSL's names, and whether any of TLS 1.3 is given."""
     given = list(names)
     older = tuple(openssl_name(name) for name in given if name not in NEWER)
     return older, len(older) < len(given)
 
 
 def openssl_name(name: str) -> str:
-    """``ECDHE-RSA-AES128-GCM-SHA256`` for ``TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256``.
+    """Return ``ECDHE-RSA-AES128-GCM-SHA256`` for ``TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256``.
 
-    A name of another form is one of OpenSSL's, or of none.
+    A name of another form is returned unchanged.
     """
     found = _REGISTERED.fullmatch(name)
     if found is None:

@@ -1,7 +1,7 @@
-"""The keys that tokens are signed with, from where an issuer shows them.
+"""The JSON Web Key Set of an issuer, with the keys that sign tokens.
 
-They are fetched by a thread, and kept: a fetch that fails changes nothing. A key that is not known
-is asked for again, but no more than once a minute, whatever tokens say.
+A thread fetches the keys, which are cached: a failed fetch keeps the old ones. An unknown key
+causes another fetch, but at most once a minute, however many tokens name it.
 
 Source: ``RefreshingHttpsJwks``, ``RefreshingHttpsJwksVerificationKeyResolver``; RFC 7517.
 """
@@ -27,16 +27,16 @@ from fencepost.logcore.clock import Clock, monotonic_s
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_BYTES: Final = 1 << 20
-"""Bytes of a set of keys."""
+"""Size limit of a key set."""
 
 FETCH_TIMEOUT_S: Final = 10.0
-"""How long a fetch may take."""
+"""The time limit for a fetch."""
 
 UNKNOWN_KEY_MS: Final = 60_000
-"""A set that lacks a key is fetched again no sooner than so long after it was."""
+"""The shortest time between a successful fetch and the next one for an unknown key."""
 
 MAX_WAITING: Final = 1_000
-"""Logins that wait for a fetch."""
+"""Logins that may wait for a fetch."""
 
 SCHEMES: Final = ("https", "http", "file")
 
@@ -46,11 +46,11 @@ _log = structlog.get_logger(__name__)
 
 
 class KeySetError(Exception):
-    """There are no keys to be had. Tells nothing of what was read."""
+    """The key set cannot be read. The text quotes none of its contents."""
 
 
 class KeySet:
-    """The keys at ``url``. Belongs to the loop; pauses are milliseconds."""
+    """The key set at ``url``. Belongs to the loop; times are milliseconds."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class KeySet:
         self._backoff_ms = backoff_ms
         self._keys: tuple[Jwk, ...] = ()
         self._fetched_ms: int | None = None
-        """When the last fetch that succeeded began."""
+        """When the last successful fetch began."""
         self._not_before_ms = 0
         self._is_fetching = False
         self._waiting: list[asyncio.Future[None]] = []
 
     def find(self, fits: Callable[[Jwk], bool]) -> Work[list[Jwk]]:
-        """The keys that fit, fetched if need be. Raises AuthenticationFailed where there are none.
+        """Return the matching keys, fetched if necessary. Raises AuthenticationFailed without any.
 
-        What is old is used until the next fetch has ended.
+        Keys due for a refresh are used until the fetch has ended.
         """
         now_ms = self._clock.monotonic_ms()
         found = [key for key in self._keys if fits(key)]
@@ -98,13 +98,13 @@ class KeySet:
     def _wait(self) -> asyncio.Future[None]:
         if len(self._waiting) >= MAX_WAITING:
             raise AuthenticationFailed(f"{MAX_WAITING} logins wait for keys (MAX_WAITING)")
-        # Each has one of its own: that of a client that goes away is cancelled.
+        # Each login needs its own future: a client that disconnects cancels it.
         waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waits)
         return waits
 
     def _fetch(self, now_ms: int) -> None:
-        """Begin a fetch, unless one is under way or has just failed."""
+        """Begin a fetch, unless one is in progress or has just failed."""
         if self._is_fetching or now_ms < self._not_before_ms:
             return
         self._is_fetching = True
@@ -114,12 +114,12 @@ class KeySet:
             result: tuple[Jwk, ...] | Exception
             try:
                 result = fetch_keys(self.url)
-            except Exception as error:  # noqa: BLE001 - told on the loop
+            except Exception as error:  # noqa: BLE001 - reported on the loop
                 result = without_traceback(error)
             with suppress(RuntimeError):  # the broker has stopped meanwhile
                 loop.call_soon_threadsafe(self._fetched, now_ms, result)
 
-        # No pool: nobody waits at a stop for an issuer that does not answer.
+        # A daemon thread, not a pool: a stop must not wait for an issuer that does not respond.
         threading.Thread(target=run, name="keys of tokens", daemon=True).start()
 
     def _fetched(self, began_ms: int, result: tuple[Jwk, ...] | Exception) -> None:
@@ -139,7 +139,7 @@ class KeySet:
 
 
 def fetch_keys(url: str) -> tuple[Jwk, ...]:
-    """Read the set of keys at ``url``. Raises :class:`KeySetError`."""
+    """Return the keys of the set at ``url``. Raises :class:`KeySetError`."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "file":
@@ -163,7 +163,7 @@ def fetch_keys(url: str) -> tuple[Jwk, ...]:
 
 
 def _read(stream: IO[bytes]) -> bytes:
-    """All of it, within the time and the size."""
+    """Read a stream to its end. Raises KeySetError beyond the time or size limit."""
     until = monotonic_s() + FETCH_TIMEOUT_S
     raw = bytearray()
     while part := stream.read(min(65_536, MAX_BYTES + 1 - len(raw))):
@@ -176,7 +176,7 @@ def _read(stream: IO[bytes]) -> bytes:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """An issuer's keys are where the operator says, and nowhere else."""
+    """Rejects redirects: the keys come only from the configured URL."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Who may log in how, by which listener; how many try; and who hears of those that fail.
+"""Logins by SASL: the mechanisms of each listener, connections not yet logged in, and failures.
 
 Source: ``SaslChannelBuilder``, ``BrokerSecurityConfigs``.
 """
@@ -30,10 +30,10 @@ JAAS: Final = "sasl.jaas.config"
 PER_IP: Final = "fencepost.unauthenticated.connections.per.ip"
 
 SERVED: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
-"""The mechanisms that there are."""
+"""The mechanisms that Fencepost supports."""
 
 SHOWN_CHARACTERS: Final = 100
-"""Characters of a user's name that a line shows: it is as the client sent it."""
+"""Characters of a user's name in a log line; the name comes from the client."""
 
 _USER = "user_"
 
@@ -42,19 +42,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListenerLogins:
-    """How clients of one listener log in."""
+    """The login settings of one listener's clients."""
 
     listener: str
     mechanisms: Mapping[str, Mechanism]
-    """Those that are enabled, by name and in their order."""
+    """The enabled mechanisms, by name and in their order."""
     max_receive_bytes: int = 65_536
-    """The largest frame before the login [sasl.server.max.receive.size]."""
+    """The largest frame before the login completes [sasl.server.max.receive.size]."""
     failure_delay_ms: int = 100
-    """[connection.failed.authentication.delay.ms]."""
+    """The delay before a failed login is answered [connection.failed.authentication.delay.ms]."""
     timeout_ms: int = 10_000
-    """How long a login may take in all [fencepost.authentication.timeout.ms]."""
+    """The time limit for a whole login [fencepost.authentication.timeout.ms]."""
     max_reauth_ms: Mapping[str, int] | None = None
-    """How long a login by a mechanism holds, where that is bounded [connections.max.reauth.ms]."""
+    """The lifetime of a login by mechanism, where limited [connections.max.reauth.ms]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Failure:
     """Host and port."""
     listener: str
     mechanism: str | None
-    """None where the client has not said how it wants to log in."""
+    """None if the client has not named a mechanism."""
     cause: str
     user: str | None = None
-    """As the client sent it."""
+    """The user's name as the client sent it."""
 
 
 class Logins:
@@ -82,13 +82,13 @@ class Logins:
         self._max_per_ip = max_per_ip
         self._trying: Counter[str] = Counter()
         self.succeeded: Counter[tuple[str, str]] = Counter()
-        """Logins so far by listener and mechanism."""
+        """Successful logins, by listener and mechanism."""
         self.failed: Counter[tuple[str, str]] = Counter()
-        """Logins that failed, the same; without a mechanism where none was agreed on."""
+        """Failed logins, by listener and mechanism, which is empty if none was agreed on."""
         self.refused = 0
-        """Connections that were too many of their address [fencepost.unauthenticated…]."""
+        """Connections beyond the limit of an address [fencepost.unauthenticated…]."""
         self.expired = 0
-        """Connections that were closed because they went on with a login that had ended."""
+        """Connections closed for using an expired login."""
         self._lines = FewLines("more logins failed")
 
     @classmethod
@@ -100,34 +100,34 @@ class Logins:
         checks: PasswordChecks,
         clock: Clock,
     ) -> Logins:
-        """Those of the listeners with SASL, by their settings. Raises ConfigError."""
+        """Build the logins of the listeners with SASL. Raises ConfigError."""
         users.prepare()
         made = [listener_logins(config, name, users, checks, clock) for name in names]
         return cls(made, clock=clock, max_per_ip=config.int(PER_IP))
 
     def of(self, listener: str) -> ListenerLogins | None:
-        """How clients of a listener log in; None where they need not."""
+        """Return the login settings of a listener; None if it has no SASL."""
         return self._listeners.get(listener)
 
     @property
     def now_ms(self) -> int:
-        """The broker's time."""
+        """The broker's wall-clock time."""
         return self._clock.now_ms()
 
     @property
     def monotonic_ms(self) -> int:
-        """The broker's time for what lies between."""
+        """The broker's monotonic time, for durations."""
         return self._clock.monotonic_ms()
 
     @property
     def trying(self) -> int:
-        """Connections that have not logged in yet."""
+        """Connections that have not completed a login."""
         return self._trying.total()
 
-    # --- those that try ---
+    # --- connections before the login ---
 
     def enter(self, host: str) -> bool:
-        """Whether one more connection of an address may try to log in; counts it if so."""
+        """Return whether another connection of an address may try to log in, and count it then."""
         if self._trying[host] >= self._max_per_ip:
             self.refused += 1
             return False
@@ -135,15 +135,15 @@ class Logins:
         return True
 
     def leave(self, host: str) -> None:
-        """A connection has logged in, or has ended."""
+        """Uncount a connection that has logged in or has ended."""
         self._trying[host] -= 1
         if not self._trying[host]:
             del self._trying[host]
 
-    # --- how it went ---
+    # --- results ---
 
     def has_failed(self, failure: Failure) -> None:
-        """Count a failed login, and tell of it if few were told of in this second."""
+        """Count a failed login, and log it unless this second's limit of lines is used up."""
         self.failed[failure.listener, failure.mechanism or ""] += 1
         if self._lines.may_tell(self._clock.monotonic_ms()):
             _log.warning(
@@ -157,7 +157,7 @@ class Logins:
 
 
 def _shown(user: str | None) -> str | None:
-    """A name as it may stand in a line, whatever is in it."""
+    """Return a client's text in a form that is safe in a log line."""
     if user is None:
         return None
     return ascii(user[:SHOWN_CHARACTERS]) + ("…" if len(user) > SHOWN_CHARACTERS else "")
@@ -167,7 +167,7 @@ def _shown(user: str | None) -> str | None:
 
 
 def check_logins(config: BrokerConfig, listener: str) -> None:
-    """Raise ConfigError if a listener with SASL has mechanisms or users that can not be."""
+    """Raise ConfigError if the mechanisms or users of a listener with SASL are invalid."""
     names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
     if not names:
         raise ConfigError(MECHANISMS, "", f"listener {listener} needs one")
@@ -190,7 +190,7 @@ def check_logins(config: BrokerConfig, listener: str) -> None:
 def listener_logins(
     config: BrokerConfig, listener: str, users: Users, checks: PasswordChecks, clock: Clock
 ) -> ListenerLogins:
-    """How clients of a listener with SASL log in, by its settings. Raises ConfigError."""
+    """Return the login settings of a listener with SASL. Raises ConfigError."""
     check_logins(config, listener)
     names = cast("tuple[str, ...]", config.on_listener(listener, MECHANISMS))
     made = {name: _mechanism(config, listener, name, users, checks, clock) for name in names}
@@ -227,9 +227,9 @@ def _mechanism(
 
 
 def configured_passwords(config: BrokerConfig, listener: str) -> dict[str, str]:
-    """The passwords of ``listener.name.NAME.plain.sasl.jaas.config``, by user.
+    """Return the passwords in ``listener.name.NAME.plain.sasl.jaas.config``, by user.
 
-    Raises ConfigError, which quotes none.
+    Raises ConfigError, whose text quotes no password.
     """
     options = _options(config, listener, PLAIN)
     passwords = {
@@ -242,7 +242,7 @@ def configured_passwords(config: BrokerConfig, listener: str) -> dict[str, str]:
 
 
 def configured_tokens(config: BrokerConfig, listener: str, clock: Clock) -> OauthLogin:
-    """How a listener looks at tokens. Raises ConfigError."""
+    """Return a listener's OAUTHBEARER mechanism. Raises ConfigError."""
     return oauth_login(config, listener, _options(config, listener, OAUTHBEARER), clock)
 
 
@@ -251,7 +251,7 @@ def _jaas_key(listener: str, mechanism: str) -> str:
 
 
 def _options(config: BrokerConfig, listener: str, mechanism: str) -> Mapping[str, str]:
-    """The options of a mechanism's JAAS; none where it has none."""
+    """Return the options of a mechanism's JAAS configuration; none if it has none."""
     text = cast("str | None", config.on_listener(listener, JAAS, mechanism))
     if text is None:
         return {}

@@ -1,4 +1,4 @@
-"""What a way of logging in by SASL is to the connection that uses it.
+"""The protocols of SASL mechanisms, as a connection uses them.
 
 Source: ``SaslServer``, ``SaslServerFactory`` as Kafka uses them.
 """
@@ -14,19 +14,19 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who has logged in."""
+    """An authenticated client."""
 
     principal: Principal
     expires_at_ms: int | None = None
-    """When what it has shown ends, by the broker's clock; None for never."""
+    """When the credentials expire, by the broker's clock; None for never."""
 
 
 class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
     """A login has failed (SASL_AUTHENTICATION_FAILED).
 
-    The message is the operator's: it may tell why, but holds nothing secret. ``told`` is what the
-    client reads instead of the usual text, and must not tell whether there is such a user. ``user``
-    is the name that the client has given, as it came.
+    The message is for the operator: it may state the reason, but holds no secret. ``told`` replaces
+    the usual text in the response, and must not reveal whether the user exists. ``user`` is the
+    name that the client sent, unchanged.
     """
 
     def __init__(self, cause: str, *, told: str | None = None, user: str | None = None) -> None:
@@ -36,27 +36,27 @@ class AuthenticationFailed(Exception):  # noqa: N818 - Kafka's word
 
 
 class TooManyLoginsError(Exception):
-    """A login can not be looked at now; the client may try again. It is closed without a word."""
+    """A login cannot be handled now; the broker closes the connection, and the client may retry."""
 
 
 class Exchange(Protocol):
-    """One login, from its first token to its end."""
+    """One login, from its first token to its result."""
 
     identity: Identity | None
-    """Set with the last step that succeeds."""
+    """Set by the last step if it succeeds."""
 
     def step(self, token: bytes) -> Work[bytes]:
-        """The answer to the client's next token. Raises AuthenticationFailed.
+        """Return the response to the client's next token. Raises AuthenticationFailed.
 
-        A future may be yielded, for work that would hold the loop. ``token`` is the exchange's to
-        keep. An exchange that has failed, or has an identity, is asked for nothing more.
+        The step may yield a future for work that would hold the loop, and may keep ``token``. The
+        caller makes no further steps after a failure, or once there is an identity.
         """
 
 
 class Mechanism(Protocol):
-    """One way of logging in, by a listener that has it enabled."""
+    """One SASL mechanism, as a listener has it enabled."""
 
     name: str
 
     def begin(self, host: str = "") -> Exchange:
-        """A login that has just begun, by a client at the address ``host``."""
+        """Start a login of a client at the address ``host``."""

@@ -1,7 +1,7 @@
-"""OAUTHBEARER: a client shows a token, which an issuer has signed.
+"""OAUTHBEARER: a client authenticates with a token that an issuer signed.
 
-A token that does not hold is answered with a reason in JSON, which the client takes note of with
-one byte; only then the login fails.
+The response to an invalid token is a JSON error, which the client acknowledges with one byte; the
+login fails after that.
 
 Source: ``OAuthBearerSaslServer``, ``OAuthBearerClientInitialResponse``,
 ``OAuthBearerValidatorCallbackHandler``; RFC 7628.
@@ -33,11 +33,11 @@ from fencepost.logcore.clock import Clock
 OAUTHBEARER: Final = "OAUTHBEARER"
 URL: Final = "sasl.oauthbearer.jwks.endpoint.url"
 UNSECURED: Final = "unsecured"
-"""How the options of ``sasl.jaas.config`` begin that ask for tokens which nobody has signed."""
+"""The prefix of the options in ``sasl.jaas.config`` that enable unsecured tokens."""
 
 MAX_MESSAGE_BYTES: Final = 24_576
-"""The longest message with a token: four times as much is kept while the issuer's keys are fetched.
-Web servers take tokens of 8 to 16 KiB."""
+"""The longest message with a token: the broker holds four times as much while it fetches the
+issuer's keys. Web servers accept tokens of 8 to 16 KiB."""
 
 _FIRST = re.compile(
     r"n,(?:a=(?P<authzid>(?:[\x01-\x2b\x2d-\x3c\x3e-\x7f]|=2C|=3D)+))?,\x01"
@@ -49,14 +49,14 @@ _NOTED = b"\x01"
 
 
 class OauthLogin:
-    """The mechanism."""
+    """The mechanism OAUTHBEARER."""
 
     def __init__(self, tokens: Tokens, now_ms: Callable[[], int]) -> None:
         self.name = OAUTHBEARER
         self.tokens, self.now_ms = tokens, now_ms
 
     def begin(self, host: str = "") -> OauthExchange:  # noqa: ARG002 - nothing depends on it
-        """A login that has just begun."""
+        """Start a login."""
         return OauthExchange(self)
 
 
@@ -67,10 +67,10 @@ class OauthExchange:
         self.identity: Identity | None = None
         self._login = login
         self._refused: tuple[str, str] | None = None
-        """What the client was told, and the cause."""
+        """The response to an invalid token, and the cause for the operator."""
 
     def step(self, token: bytes) -> Work[bytes]:
-        """Nothing if the token holds, else why it does not. Raises AuthenticationFailed."""
+        """Return nothing for a valid token, or else a JSON error. Raises AuthenticationFailed."""
         if self._refused is not None:
             told, cause = self._refused
             if token == _NOTED:
@@ -98,7 +98,7 @@ class OauthExchange:
 
 
 def _first(message: bytes) -> tuple[str, str]:
-    """The user that the client wants to be, or an empty text, and its token."""
+    """Return the requested authorization id, which may be empty, and the token."""
     found = _FIRST.fullmatch(message.decode(errors="replace"))
     if found is None:
         raise AuthenticationFailed("no message of OAUTHBEARER")
@@ -109,13 +109,13 @@ def _first(message: bytes) -> tuple[str, str]:
     return found["authzid"] or "", auth["token"]
 
 
-# --- out of the configuration ---
+# --- from the configuration ---
 
 
 def oauth_login(
     config: BrokerConfig, listener: str, options: Mapping[str, str], clock: Clock
 ) -> OauthLogin:
-    """The mechanism of a listener; ``options`` are those of its JAAS. Raises ConfigError."""
+    """Return a listener's mechanism; ``options`` are its JAAS options. Raises ConfigError."""
 
     def of(name: str) -> Any:
         return config.on_listener(listener, name, OAUTHBEARER)

@@ -1,7 +1,7 @@
-"""Passwords that clients send are hashed in a thread: the loop never waits for it.
+"""A thread that hashes passwords, so that the loop never waits for that.
 
-That costs milliseconds each, and whoever connects can ask for it. So there is one thread, and few
-may wait for it.
+A hash takes milliseconds, and any client that can connect can request one. Therefore one thread
+does them all, and its queue is short.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fencepost.coordinator.security.users import Credential
 from fencepost.coordinator.wire.scram import salted_password
 
 MAX_WAITING: Final = 256
-"""Passwords that wait for the thread: half a second to three, by their iterations."""
+"""Passwords in the queue: half a second to three seconds of work, depending on their iterations."""
 
 MAX_WAITING_PER_HOST: Final = 128
-"""Those of one address: it leaves places to others."""
+"""Passwords from one address in the queue, which leaves places for other addresses."""
 
 
 class PasswordChecks:
-    """The thread and who waits for it."""
+    """The hashing thread and its queue."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -32,9 +32,9 @@ class PasswordChecks:
         self._of_host: Counter[str] = Counter()
 
     def begin(self, credential: Credential, password: str, host: str = "") -> asyncio.Future[bytes]:
-        """Hash a password as that of ``credential`` was, for a client at an address.
+        """Queue a password to be hashed with the salt and iterations of ``credential``.
 
-        Raises TooManyLoginsError.
+        ``host`` is the client's address. Raises TooManyLoginsError.
         """
         if self.waiting >= MAX_WAITING:
             raise TooManyLoginsError(f"{MAX_WAITING} passwords wait to be checked (MAX_WAITING)")
@@ -63,7 +63,7 @@ class PasswordChecks:
             del self._of_host[host]
 
     def close(self) -> None:
-        """End the thread; nobody waits any more."""
+        """End the thread, and cancel the queue."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None

@@ -1,7 +1,7 @@
-"""PLAIN: a client tells its name and password, which only TLS keeps from others.
+"""PLAIN: a client sends its name and password, which only TLS protects.
 
-A password is checked against the user's credential of SCRAM, or against those that the
-configuration names as Kafka does. The work is the same for every name.
+The password is checked against the user's SCRAM credential, or against the passwords in the
+configuration as in Kafka. The work is the same for every name.
 
 Source: ``PlainSaslServer``, ``PlainServerCallbackHandler``; RFC 4616.
 """
@@ -26,7 +26,7 @@ _WRONG = "Authentication failed: Invalid username or password"
 
 
 class PlainLogin:
-    """The mechanism; ``passwords`` are those of the configuration, by user."""
+    """The mechanism PLAIN; ``passwords`` come from the configuration, by user."""
 
     def __init__(
         self, users: Users, checks: PasswordChecks, passwords: Mapping[str, str] | None = None
@@ -36,28 +36,31 @@ class PlainLogin:
         self._digests = {user: _digest(one) for user, one in (passwords or {}).items()}
 
     def begin(self, host: str = "") -> PlainExchange:
-        """A login that has just begun."""
+        """Start a login."""
         return PlainExchange(self, host)
 
     def is_configured(self, user: str, password: str) -> bool:
-        """Whether the configuration names the user with this password."""
+        """Return whether the configuration has the user with this password."""
         known = self._digests.get(user, bytes(hashlib.sha256().digest_size))
         return hmac.compare_digest(known, _digest(password))
 
     def knows(self, user: str) -> bool:
-        """Whether the configuration names the user."""
+        """Return whether the configuration has the user."""
         return user in self._digests
 
 
 class PlainExchange:
-    """One login: a single token."""
+    """One login, which takes a single token."""
 
     def __init__(self, login: PlainLogin, host: str) -> None:
         self.identity: Identity | None = None
         self._login, self._host = login, host
 
     def step(self, token: bytes) -> Work[bytes]:
-        """Nothing, if the password is right. Raises AuthenticationFailed, TooManyLoginsError."""
+        """Return nothing for a correct password.
+
+        Raises AuthenticationFailed, TooManyLoginsError.
+        """
         check_size(token)
         parts = token.decode(errors="replace").split("\0", _PARTS)
         if len(parts) != _PARTS:

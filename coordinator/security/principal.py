@@ -1,4 +1,4 @@
-"""Who sends a request: a principal, from an address, by a listener.
+"""The sender of a request: its principal, address and listener.
 
 Source: ``KafkaPrincipal``, ``RequestContext``.
 """
@@ -11,12 +11,12 @@ from typing import Final
 from fencepost.logcore.values import dataclass
 
 USER: Final = "User"
-"""The type of every principal that a client gets here."""
+"""The type of every client's principal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A type and a name; two are equal where both are, to the letter."""
+    """A type and a name; the comparison is case-sensitive."""
 
     kind: str
     name: str
@@ -26,7 +26,7 @@ class Principal:
 
     @classmethod
     def parse(cls, text: str) -> Principal:
-        """The principal written as ``TYPE:NAME``. Raises ValueError."""
+        """Return the principal written as ``TYPE:NAME``. Raises ValueError."""
         kind, found, name = text.partition(":")
         if not found or not kind:
             raise ValueError(f"{text!r} is no principal of the form TYPE:NAME")
@@ -34,36 +34,36 @@ class Principal:
 
 
 ANONYMOUS: Final = Principal(USER, "ANONYMOUS")
-"""Whoever has not said who it is."""
+"""The principal of a client that has not authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What is known of the client of a connection; another one takes its place at each login."""
+    """A connection's client; each authentication replaces it."""
 
     host: str
-    """Its address; that of IPv4 without what an IPv6 socket writes before it."""
+    """The client's address; an IPv4 address lacks the prefix that an IPv6 socket adds."""
     listener: str
-    """The name of the listener that it came by."""
+    """The name of the client's listener."""
     principal: Principal = ANONYMOUS
     mechanism: str | None = None
-    """How it has logged in by SASL."""
+    """The SASL mechanism of the login; None without SASL."""
     expires_at_ms: int | None = None
-    """When its login ends, by the broker's clock; None for never (KIP-368)."""
+    """When the login expires, by the broker's clock; None for never (KIP-368)."""
     connected_s: float = 0.0
-    """When it connected, by the loop's time: which of two connections is the later one."""
+    """When the client connected, by the loop's clock, which tells the later of two connections."""
 
 
 def plain_host(host: str) -> str:
-    """An address as rules name it: ``127.0.0.1`` for ``::ffff:127.0.0.1``."""
+    """Return an address in the form of ACLs: ``127.0.0.1`` for ``::ffff:127.0.0.1``."""
     mapped = host.removeprefix("::ffff:")
     return mapped if "." in mapped else host
 
 
 def one_form(host: str) -> str:
-    """The address that a rule names, in the form in which sessions have theirs.
+    """Return an ACL's host in the form that sessions use.
 
-    Java writes ``0:0:0:0:0:0:0:1`` for ``::1``. What is no address stays as it is.
+    Java writes ``0:0:0:0:0:0:0:1`` for ``::1``. A text that is not an address is returned as is.
     """
     address, percent, zone = host.partition("%")
     try:

@@ -1,9 +1,8 @@
-"""How the name in a client's certificate becomes that of a user.
+"""The mapping of the distinguished name in a client's certificate to a user's name.
 
-A list of ``RULE:PATTERN/REPLACEMENT/[LU]`` and ``DEFAULT`` with commas between. The first whose
-pattern is like the whole name decides. Patterns are Python's, which Java's are like in all that
-such rules use.
-
+It is a comma-separated list of ``RULE:PATTERN/REPLACEMENT/[LU]`` and ``DEFAULT``. The first rule
+whose pattern matches the whole name applies. Patterns use Python's syntax, which agrees with
+Java's in everything that such rules use.
 Source: ``SslPrincipalMapper``.
 """
 
@@ -19,17 +18,17 @@ _PARSER: Final = re.compile(_RULE)
 _NAMED_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
 
 Rule = Callable[[str], str | None]
-"""From a distinguished name to a user's, or None where the rule is not for it."""
+"""Maps a distinguished name to a user's name; None if the rule does not match."""
 
 
 class PrincipalMapping:
-    """The rules of one listener. Raises ValueError for what is none."""
+    """The mapping rules of one listener. Raises ValueError for an invalid rule."""
 
     def __init__(self, rules: str) -> None:
         self._rules = list(_rules(rules))
 
     def name_of(self, distinguished_name: str) -> str | None:
-        """The user's name; None where no rule is for it, and so nobody may come in."""
+        """Return the user's name; None, which denies access, if no rule matches."""
         for rule in self._rules:
             name = rule(distinguished_name)
             if name is not None:
@@ -38,7 +37,7 @@ class PrincipalMapping:
 
 
 def split_rules(text: str) -> list[str]:
-    """The single rules, empty ones among them."""
+    """Return the single rules, including empty ones."""
     return [found[1] for found in _SPLITTER.finditer(text.strip())]
 
 
@@ -56,7 +55,7 @@ def _rules(text: str) -> Iterator[Rule]:
 
 def _rule(rule: str, pattern: str, replacement: str, case: str) -> Rule:
     try:
-        # Without re.ASCII \w would have more letters than Java's.
+        # Without re.ASCII, \w would match more letters than in Java.
         compiled = re.compile(_NAMED_GROUP.sub("(?P<", pattern), re.ASCII)
     except re.error as error:
         raise ValueError(f"Invalid rule: `{rule}`: {error}") from error
@@ -74,9 +73,10 @@ def _rule(rule: str, pattern: str, replacement: str, case: str) -> Rule:
 def _template(
     rule: str, replacement: str, pattern: re.Pattern[str]
 ) -> Callable[[re.Match[str]], str]:
-    """A replacement in Java's words: ``$1``, ``${name}``, a backslash before plain characters.
+    """Return a function that expands a replacement in Java's syntax.
 
-    Of ``$12`` as many digits count as there are groups; one beyond the last is text.
+    The syntax is ``$1``, ``${name}``, and a backslash before plain characters. Of ``$12``, the
+    longest prefix that is a group's number counts; the remaining digits are text.
     """
     parts: list[str | int] = []
     at = 0
@@ -99,7 +99,7 @@ def _template(
 
 
 def _group(rule: str, text: str, at: int, pattern: re.Pattern[str]) -> tuple[str | int, int]:
-    """What stands behind a dollar: a group or, where there is none of that number, text."""
+    """Return the group after a dollar, or text if no group has that number, and the end."""
     named = re.compile(r"\{([A-Za-z][A-Za-z0-9]*)\}").match(text, at)
     if named is not None and named[1] in pattern.groupindex:
         return pattern.groupindex[named[1]], named.end()

@@ -1,4 +1,4 @@
-"""All client quotas by entity and key, as the metadata image has them.
+"""All client quotas of the metadata image, by entity and key.
 
 Source: ``ClientQuotaMetadataManager``.
 """
@@ -14,18 +14,18 @@ from fencepost.coordinator.metadata.publication import Subscriber
 from fencepost.coordinator.runtime.background import survived
 
 Changed = Callable[[Entity, str, float | None], None]
-"""Hears of the new value of one quota of an entity, None where it was deleted."""
+"""Called with an entity, a key and the new value, which is None for a deleted quota."""
 
 
 class QuotaTable:
-    """The quotas by entity and key; it hears of every image."""
+    """The quotas by entity and key. It follows every image."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._listeners: list[Changed] = []
         self.count = 0
-        """Quotas of all entities."""
+        """The number of quotas of all entities."""
         self.entities: dict[Entity, dict[str, float]] = {}
-        """The quotas of each entity that has any, in the order in which they came."""
+        """The quotas of each entity that has any, in order of creation."""
         for named, values in metadata.image.quotas.items():
             for key, value in values.items():
                 self._put(frozenset(named), key, value)
@@ -37,14 +37,14 @@ class QuotaTable:
                 yield entity, key, value
 
     def listen(self, callback: Changed) -> None:
-        """Have ``callback`` hear of every change; its failure is logged."""
+        """Call ``callback`` with every change; an exception in it is logged."""
         self._listeners.append(callback)
 
     def follow(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Take over the quotas of the ``new`` image."""
+        """Apply the quotas of the ``new`` image."""
         if old.quotas is new.quotas:
             return
-        # Two images share the values of the entities that did not change.
+        # Images share the values of unchanged entities.
         before, after = set(map(id, old.quotas.values())), set(map(id, new.quotas.values()))
         changed = [one for one, values in new.quotas.items() if id(values) not in before]
         changed += [

@@ -1,7 +1,7 @@
-"""How much users and clients may take, and what they took lately.
+"""Client quotas: the limits of users and clients, and their recent usage.
 
-Each quota that holds for somebody is counted against a budget, which several may share
-(``quota_entities.candidates``). Who has no quota is not counted.
+Usage is counted in budgets, one for each quota that applies to a client; several clients may share
+a budget (``quota_entities.candidates``). Without a quota nothing is counted.
 
 Source: ``ClientQuotaManager``, ``ClientRequestQuotaManager``, ``ControllerMutationQuotaManager``.
 """
@@ -31,51 +31,51 @@ from fencepost.logcore.clock import Clock
 from fencepost.logcore.values import dataclass
 
 MAX_BUDGETS: Final = 10_000
-"""Budgets of each kind of quota, about 2 KiB each. Whoever comes beyond it, with names that nobody
-has heard of for all we know, shares one budget with the others whom the same quota is for."""
+"""Budgets of each kind of quota, about 2 KiB each. Beyond this number, clients that are new to the
+broker share one budget with all others under the same quota: their names may be made up."""
 
 MAX_KEPT_CHARACTERS: Final = 128
-"""Of a name that is remembered for a budget; a longer one, up to 32 KiB by the protocol, leaves its
-beginning and a digest."""
+"""Characters of a name that a budget keeps. A longer name (the protocol allows 32 KiB) is replaced
+by its beginning and a digest."""
 
 EXPIRES_MS: Final = 3_600_000
-"""A budget that is not used for so long is forgotten."""
+"""A budget unused for this long is dropped."""
 
 MAX_DEBT_MS: Final = 30_000
-"""How long a client waits at most because of its time in threads, in milliseconds: clients give up
-a request after that long (``request.timeout.ms``)."""
+"""The longest throttle time for processor time of threads, in milliseconds: clients give up a
+request after that long (``request.timeout.ms``)."""
 
 ALL_BYTES: Final = 2**31 - 1
-"""The most that a Fetch can ask for."""
+"""The largest size a Fetch can ask for."""
 
 
 class Budget:
-    """What one or several clients took of one quota."""
+    """The usage of one or more clients under one quota."""
 
     __slots__ = ("bucket", "limit", "rate", "shared_by", "throttled_ms", "throttles", "used_ms")
 
     def __init__(self, shared_by: Pair, window: Window, *, is_bucket: bool) -> None:
         self.shared_by = shared_by
-        """User and client id; the empty text where it is for all of them."""
+        """User and client id; an element is empty if all users or clients share the budget."""
         self.rate = Rate(window)
         self.bucket = TokenBucket(window) if is_bucket else None
         self.limit = 0.0
-        """What held when it was last used."""
+        """The limit at the last use."""
         self.used_ms = 0
         self.throttles = 0
-        """How often somebody was told to wait."""
+        """How often a client was throttled."""
         self.throttled_ms = 0
-        """How long, all together."""
+        """The sum of all throttle times."""
 
     def is_quiet(self, now_ms: int) -> bool:
-        """Whether it is as good as new."""
+        """Return whether the budget equals an unused one."""
         if self.bucket is not None:
             burst = self.bucket.window.full_ms / 1000 * self.limit
             return self.bucket.tokens(self.limit, now_ms) >= burst
         return now_ms - self.used_ms >= self.rate.window.full_ms
 
     def throttled(self, throttle_ms: int) -> None:
-        """Note that somebody waits."""
+        """Count a throttle time; 0 is not counted."""
         if throttle_ms:
             self.throttles += 1
             self.throttled_ms += throttle_ms
@@ -83,7 +83,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The quota that holds for a client, and who has its budget."""
+    """The quota that applies to a client, and the clients that share its budget."""
 
     entity: Pair
     shared_by: Pair
@@ -91,7 +91,7 @@ class Holding:
 
 
 def kept(name: str | None) -> str | None:
-    """A name, short enough to be remembered for whoever comes along."""
+    """Return a name, or a bounded form with a digest if it is long."""
     if name is None or len(name) <= MAX_KEPT_CHARACTERS:
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -132,11 +132,11 @@ class ClientQuotas:
         return any(self._limits.values())
 
     def limits(self, key: str) -> bool:
-        """Whether anybody has a quota of that kind."""
+        """Return whether any user or client has a quota of that kind."""
         return bool(self._limits[key])
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after every change of a user's or client's quota."""
+        """Call ``callback`` after every change of a user's or client's quota."""
         self._listeners.append(callback)
 
     def _changed(self, entity: Entity, key: str, value: float | None) -> None:
@@ -156,7 +156,7 @@ class ClientQuotas:
         return True
 
     def holding(self, key: str, user: str, client_id: str) -> Holding | None:
-        """The quota of a kind that holds for a client."""
+        """Return the quota of a kind that applies to a client; None if there is none."""
         known, who = self._found[key], (user, client_id)
         try:
             return known[who]
@@ -177,16 +177,16 @@ class ClientQuotas:
             known[who] = found
         return found
 
-    # --- what was taken ---
+    # --- usage ---
 
     def take(
         self, key: str, user: str, client_id: str, amount: float, *, is_debt: bool = False
     ) -> int:
-        """Count ``amount`` against what holds for a client; how long it has to wait then, in ms.
+        """Count ``amount`` against a client's quota; return its throttle time in milliseconds.
 
-        Time on the loop is no debt that is paid back: a client that took much waits for a sample.
-        With ``is_debt``, where threads have worked for it, it waits until the quota is kept, but
-        for MAX_DEBT_MS at most.
+        Time on the loop is not paid back in full: the client waits for at most one sample. With
+        ``is_debt``, when threads have worked for the request, it waits until its rate is within the
+        quota, but for at most MAX_DEBT_MS.
         """
         budget = self.budget(key, user, client_id)
         if budget is None:
@@ -199,36 +199,36 @@ class ClientQuotas:
         return min(throttle_ms, MAX_DEBT_MS if is_debt else self.window.sample_ms)
 
     def took_nothing(self, key: str, user: str, client_id: str) -> bool:
-        """Whether a client, with those who share its budget, was quiet for a whole window."""
+        """Return whether a client and all that share its budget used nothing in the window."""
         budget = self.budget(key, user, client_id)
         return budget is None or budget.rate.per_second(self._clock.monotonic_ms()) == 0
 
     def note(self, key: str, user: str, client_id: str, amount: float) -> None:
-        """Count without a verdict; less than nothing takes back."""
+        """Count an amount without throttling; a negative one is given back."""
         budget = self.budget(key, user, client_id)
         if budget is not None:
             budget.rate.record(amount, self._clock.monotonic_ms())
 
     def throttled(self, key: str, user: str, client_id: str, throttle_ms: int) -> None:
-        """Note that a client waits because of this quota."""
+        """Record the throttle time that this quota caused."""
         budget = self.budget(key, user, client_id)
         if budget is not None:
             budget.throttled(throttle_ms)
 
     def most_bytes(self, user: str, client_id: str) -> int:
-        """Bytes of a Fetch that are not throttled whatever else the client did: after quiet."""
+        """Return the bytes a Fetch may return unthrottled after a window without any fetch."""
         holding = self.holding(FETCH, user, client_id)
         if holding is None:
             return ALL_BYTES
         return int(min(ALL_BYTES, holding.limit * self.window.least_ms / 1000))
 
     def mutations(self, user: str, client_id: str, *, is_strict: bool) -> Mutations | None:
-        """What a request may change of topics; None where no quota holds."""
+        """Return the request's mutations of topics; None if no quota applies."""
         budget = self.budget(MUTATION, user, client_id)
         return None if budget is None else Mutations(budget, self._clock, is_strict=is_strict)
 
     def budget(self, key: str, user: str, client_id: str) -> Budget | None:
-        """What is counted for a client; None where no quota holds."""
+        """Return a client's budget; None if no quota applies."""
         holding = self.holding(key, user, client_id)
         if holding is None:
             return None
@@ -249,7 +249,7 @@ class ClientQuotas:
             if oldest.is_quiet(now_ms):
                 del budgets[oldest.shared_by]
             else:
-                # No client is called like an entity that has a default, and others are not many.
+                # No client can have the name of a default entity, and other entities are few.
                 shared_by = holding.entity
                 if shared_by in budgets:
                     return budgets[shared_by]
@@ -259,7 +259,7 @@ class ClientQuotas:
         return budget
 
     def forget(self, now_ms: int | None = None) -> None:
-        """Drop the budgets that have not been used for long."""
+        """Drop budgets that have expired."""
         if now_ms is None:
             now_ms = self._clock.monotonic_ms()
         for budgets in self.budgets.values():
@@ -273,8 +273,8 @@ class ClientQuotas:
 class Mutations:
     """Partitions that one request creates and deletes.
 
-    A strict request is refused what comes when more was taken than there is; any other is given
-    all of it, and waits.
+    A strict request is rejected once the bucket is overdrawn. Any other request gets all its
+    partitions, and its client is throttled.
     """
 
     def __init__(self, budget: Budget, clock: Clock, *, is_strict: bool) -> None:
@@ -283,11 +283,11 @@ class Mutations:
 
     @property
     def throttle_ms(self) -> int:
-        """How long the client has to wait from now on."""
+        """The throttle time from now on, in milliseconds."""
         return max(0, self._until_ms - self._clock.monotonic_ms())
 
     def take(self, partitions: int) -> None:
-        """Count so many. Raises ThrottlingQuotaExceededError, and counts none then."""
+        """Take partitions from the bucket. Raises ThrottlingQuotaExceededError, taking none."""
         budget, now_ms = self._budget, self._clock.monotonic_ms()
         bucket = budget.bucket
         if bucket is None:

@@ -1,7 +1,6 @@
-"""How much of something there was lately, and when more of it is within a quota again.
+"""Rates over recent time, and throttle times that bring a rate back within its quota.
 
-Times are milliseconds of a clock that never goes back; whoever asks gives them.
-
+Times are milliseconds of a monotonic clock, passed in by the caller.
 Source: ``SampledStat``, ``Rate``, ``TokenBucket``, ``QuotaUtils``; KIP-599 for the bucket.
 """
 
@@ -12,40 +11,40 @@ from typing import Final
 from fencepost.logcore.values import dataclass
 
 MAX_THROTTLE_MS: Final = 2**31 - 1
-"""What a throttle time can say, 25 days."""
+"""The largest throttle time that a response can hold, 25 days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time that a rate is measured over: ``samples`` of ``sample_ms`` each."""
+    """The time over which a rate is measured: ``samples`` of ``sample_ms`` each."""
 
     samples: int = 11
     sample_ms: int = 1000
 
     @property
     def full_ms(self) -> int:
-        """The time that is looked back at."""
+        """The length of the whole window."""
         return self.samples * self.sample_ms
 
     @property
     def least_ms(self) -> int:
-        """The shortest time that a rate is taken over, as if the client had been there before."""
+        """The shortest time over which a rate is taken, even for a client that is new."""
         return (self.samples - 1) * self.sample_ms
 
 
 class Rate:
-    """Something per second, over the samples of a window."""
+    """A rate per second over the samples of a window."""
 
     __slots__ = ("_current", "_samples", "window")
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        # One more than the window has: the oldest of them may have begun before it.
+        # One more than the window has, as the oldest may have begun before the window.
         self._samples: list[_Sample] = []
         self._current = 0
 
     def record(self, value: float, now_ms: int) -> None:
-        """Add ``value``; what is below zero takes back."""
+        """Add ``value``; a negative one is given back."""
         samples = self._samples
         if not samples:
             samples.append(_Sample(now_ms))
@@ -61,12 +60,12 @@ class Rate:
         sample.last_ms = now_ms
 
     def per_second(self, now_ms: int) -> float:
-        """The rate."""
+        """Return the rate per second."""
         elapsed_ms = self.elapsed_ms(now_ms)
         return sum(sample.value for sample in self._samples) * 1000 / elapsed_ms
 
     def elapsed_ms(self, now_ms: int) -> int:
-        """The time since the oldest sample, but all samples of the window less one at least."""
+        """Return the time since the oldest sample, but at least :attr:`Window.least_ms`."""
         window, oldest_ms = self.window, now_ms
         for sample in self._samples:
             if now_ms - sample.last_ms >= window.full_ms:
@@ -78,7 +77,7 @@ class Rate:
         return max(1, elapsed_ms + max(0, missing) * window.sample_ms)
 
     def throttle_ms(self, quota: float, now_ms: int) -> int:
-        """How long nothing may come for the rate to be within ``quota`` again; 0 if it is."""
+        """Return how long the rate takes to fall to ``quota`` if nothing is added; 0 if within."""
         rate = self.per_second(now_ms)
         if rate <= quota:
             return 0
@@ -87,7 +86,7 @@ class Rate:
 
 
 class _Sample:
-    """What came in a part of the window."""
+    """The amount recorded in one part of the window."""
 
     __slots__ = ("begun_ms", "last_ms", "value")
 
@@ -100,9 +99,9 @@ class _Sample:
 
 
 class TokenBucket:
-    """What may be taken at once after a time of quiet: the quota of a whole window at most.
+    """A token bucket, which after a quiet time permits a burst of one whole window's quota.
 
-    More can be taken than there is, by one request: the next ones wait until that is made good.
+    One request may overdraw it; later requests then wait until the deficit is refilled.
     """
 
     __slots__ = ("_filled_ms", "_tokens", "window")
@@ -113,7 +112,7 @@ class TokenBucket:
         self._filled_ms = 0
 
     def tokens(self, quota: float, now_ms: int) -> float:
-        """What may be taken now; below zero for what was taken too much."""
+        """Refill the bucket, and return its tokens; negative if it is overdrawn."""
         burst = self.window.full_ms / 1000 * quota
         if self._tokens is None:
             self._tokens = burst
@@ -123,10 +122,10 @@ class TokenBucket:
         return self._tokens
 
     def take(self, count: float, quota: float, now_ms: int) -> None:
-        """Take, whether there is enough or not."""
+        """Take tokens, even more than the bucket holds."""
         self._tokens = self.tokens(quota, now_ms) - count
 
     def throttle_ms(self, quota: float, now_ms: int) -> int:
-        """How long it takes until nothing is owed; 0 if nothing is."""
+        """Return how long the bucket stays overdrawn; 0 if it is not."""
         tokens = self.tokens(quota, now_ms)
         return 0 if tokens >= 0 else int(min(-tokens / quota * 1000 + 0.5, MAX_THROTTLE_MS))

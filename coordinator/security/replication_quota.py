@@ -1,7 +1,7 @@
-"""What replication may take of a network while replicas are moved: a rate, for chosen replicas.
+"""Replication quotas, which limit the bandwidth of chosen replicas, for example of reassigned ones.
 
-A broker keeps to two of them: for what it sends as a leader, and for what it fetches as a follower.
-Who is in sync is never held back.
+A broker has two: for bytes sent as a leader, and for bytes fetched as a follower. In-sync replicas
+are never throttled.
 
 Source: ``ReplicationQuotaManager``, ``ReplicationQuotaManagerConfig``; KIP-73.
 """
@@ -18,26 +18,26 @@ from fencepost.logcore.clock import Clock
 
 
 class Side(StrEnum):
-    """Which of the two; the value is what its keys begin with."""
+    """The side of replication; the value is the prefix of its keys."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
 
     @property
     def rate_key(self) -> str:
-        """The broker's setting, bytes per second."""
+        """The broker's configuration key, in bytes per second."""
         if self is Side.LEADER:
             return "leader.replication.throttled.rate"
         return "follower.replication.throttled.rate"
 
     @property
     def replicas_key(self) -> str:
-        """The topics' setting that says for which replicas."""
+        """The topics' configuration key that lists the throttled replicas."""
         return f"{self.value}.replication.throttled.replicas"
 
 
 class ReplicationQuota:
-    """One of them, on one broker."""
+    """The quota of one side, on one broker."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, side: Side, *, node_id: int) -> None:
         self._config, self._clock, self._side = config, clock, side
@@ -50,13 +50,13 @@ class ReplicationQuota:
         )
 
     def covers(self, configs: Mapping[str, str], index: int) -> bool:
-        """Whether a topic's settings name the replica of a partition on this broker."""
+        """Return whether a topic's settings throttle the replica of a partition on this broker."""
         chosen = throttled_replicas(configs.get(self._side.replicas_key, ""))
         return chosen is None or (index, self._node_id) in chosen
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether throttled replicas have to wait."""
+        """Whether throttled replicas must wait."""
         bound = self._config.int(self._side.rate_key)
         return self._rate.per_second(self._clock.monotonic_ms()) > bound
 

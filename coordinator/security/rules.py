@@ -1,7 +1,7 @@
-"""All rules that hold, arranged so that a question costs little however many there are.
+"""All ACLs of an authorizer, indexed so that a lookup costs little however many there are.
 
-A table never changes: :meth:`RuleTable.changed` makes another one, in steps, that shares what stays
-the same. Rules are found in two ways: by what they are about, and by whom they are for.
+A table never changes: :meth:`RuleTable.changed` builds another one, in steps, that shares unchanged
+parts. ACLs are indexed twice: by their resource, and by their principal and host.
 
 Source: ``StandardAuthorizerData``, ``AclCache``, ``Authorizer.authorizeByResourceType``.
 """
@@ -26,7 +26,7 @@ from fencepost.coordinator.security.principal import one_form
 from fencepost.coordinator.wire.steps import Steps, finish
 
 NO_ID: Final = UUID(int=0)
-"""The id of a rule that does not come from the metadata."""
+"""The id of an ACL that does not come from the metadata."""
 
 _EVERYTHING: Final = sum(1 << one for one in Operation if one > Operation.ALL)
 
@@ -37,46 +37,46 @@ _ALSO_ALLOWED: Final[Mapping[Operation, Operation]] = {
     Operation.ALTER: Operation.DESCRIBE,
     Operation.ALTER_CONFIGS: Operation.DESCRIBE_CONFIGS,
 }
-"""What an allowed operation allows as well. Nothing is denied in this way."""
+"""Operations that an allowed operation implies. A denied operation implies none."""
 
 Holder = tuple[ResourceType, str, str]
-"""For whom rules of a type are: a principal at a host."""
+"""A resource type, with the principal and host that ACLs apply to."""
 
 Pattern = tuple[PatternType, str]
-"""Which names a rule is about."""
+"""The resource names that an ACL applies to."""
 
 _ALL_NAMES: Final[Pattern] = (PatternType.LITERAL, ANYTHING)
 
 
 class Rights(NamedTuple):
-    """What is denied and what allowed: bits whose positions are the operations' numbers."""
+    """Denied and allowed operations: bits whose positions are the operations' numbers."""
 
     denied: int = 0
     allowed: int = 0
 
 
 class Decision(NamedTuple):
-    """What the rules say; ``rule`` is the one that says it."""
+    """A decision of the ACLs; ``rule`` is the one that decided."""
 
     allowed: bool | None
-    """None where no rule is about the resource, not even one for somebody else."""
+    """None if no ACL applies to the resource, not even one for another principal."""
     rule: Acl | None = None
 
 
 class _Grant(NamedTuple):
-    """What the rules of one holder say of one pattern."""
+    """The ACLs of one holder for one pattern."""
 
     rules: tuple[Acl, ...]
     rights: Rights
     named: Rights
-    """The same without what operations imply."""
+    """The rights without implied operations."""
 
 
 class _Prefixes:
-    """Texts that names begin with.
+    """Prefixes of resource names.
 
-    A question takes a look for each length that they have. Were they kept in order instead, the
-    change of one would take a step for each.
+    A lookup tries each length that any prefix has. If the prefixes were sorted instead, a change
+    of one would take a step for each of the others.
     """
 
     __slots__ = ("_lengths", "_texts")
@@ -86,14 +86,14 @@ class _Prefixes:
         self._lengths = sorted({*map(len, texts)}, reverse=True)
 
     def of(self, name: str) -> Iterator[str]:
-        """Those that ``name`` begins with, the longest first."""
+        """Yield the prefixes of ``name``, the longest first."""
         texts, longest = self._texts, len(name)
         for length in self._lengths:
             if length <= longest and (text := name[:length]) in texts:
                 yield text
 
     def changed(self, texts: Collection[str], now: Container[Pattern]) -> _Prefixes:
-        """The same where some ``texts`` may have come or gone: the patterns ``now`` tell."""
+        """Return the prefixes after a change of ``texts``; ``now`` holds the present patterns."""
         made = {*self._texts}
         made.difference_update(texts)
         made.update(text for text in texts if (PatternType.PREFIXED, text) in now)
@@ -104,7 +104,7 @@ _NONE: Final = _Prefixes()
 
 
 class _Held:
-    """All rules of one holder."""
+    """All ACLs of one holder."""
 
     __slots__ = ("grants", "prefixes")
 
@@ -120,33 +120,33 @@ class _Held:
 
 
 class RuleTable:
-    """Rules, each once."""
+    """A set of ACLs with their ids."""
 
     def __init__(self) -> None:
         self._by_resource: dict[ResourceType, dict[Pattern, dict[Acl, UUID]]] = {}
         self._prefixes: dict[ResourceType, _Prefixes] = {}
         self._by_holder: dict[Holder, _Held] = {}
         self.count = 0
-        """How many there are."""
+        """The number of ACLs."""
 
     @classmethod
     def of(cls, rules: Iterable[Acl]) -> RuleTable:
-        """The table of these, made in one go."""
+        """Return a table of these ACLs, built in one go."""
         return finish(cls().changed(added=dict.fromkeys(rules, NO_ID)))
 
-    # --- questions ---
+    # --- lookups ---
 
     def __contains__(self, rule: Acl) -> bool:
         return self.id_of(rule) is not None
 
     def id_of(self, rule: Acl) -> UUID | None:
-        """The id of a rule in the metadata; None if there is no such rule."""
+        """Return an ACL's id in the metadata; None if there is no such ACL."""
         return self._by_resource.get(rule.resource_type, {}).get(_pattern(rule), {}).get(rule)
 
     def rights(self, principal: str, host: str, kind: ResourceType, name: str) -> Rights:
-        """What rules allow a client to do with a resource, and what they deny it.
+        """Return the operations that ACLs allow and deny a client on a resource.
 
-        What they do neither is not allowed, unless :meth:`is_ruled` is false of the resource.
+        All other operations are denied, unless :meth:`is_ruled` is false for the resource.
         """
         denied = allowed = 0
         for held in self._held(principal, host, kind):
@@ -156,13 +156,13 @@ class RuleTable:
         return Rights(denied, allowed)
 
     def is_ruled(self, kind: ResourceType, name: str) -> bool:
-        """Whether any rule is about a resource, whomever it is for."""
+        """Return whether any ACL applies to a resource, for any principal."""
         return any(self._about(kind, name))
 
     def decide(
         self, principal: str, host: str, operation: Operation, kind: ResourceType, name: str
     ) -> Decision:
-        """The same question with the rule that answers it, for people: this one takes longer."""
+        """Return the decision on an operation, with its ACL, for a log line: this is slower."""
         grants = [g for held in self._held(principal, host, kind) for g in held.on(name)]
         for permission in (Permission.DENY, Permission.ALLOW):
             for grant in grants:
@@ -174,10 +174,10 @@ class RuleTable:
     def allows_some(
         self, principal: str, host: str, operation: Operation, kind: ResourceType
     ) -> bool:
-        """Whether there may be a name of this type that a client is allowed the operation on.
+        """Return whether a client may be allowed the operation on any resource of this type.
 
-        Of each rule the operation itself counts, not what it implies. In all its rules, so callers
-        keep the answer.
+        Only the operation named by an ACL counts, not those it implies. Looks at all ACLs of the
+        client, so callers cache the result.
         """
         denied: set[Pattern] = set()
         allowed: set[Pattern] = set()
@@ -192,12 +192,12 @@ class RuleTable:
         if _ALL_NAMES in allowed:
             return True
         left = allowed - denied
-        # What is denied by a prefix is denied to all that is within it.
+        # A denied prefix covers every longer prefix and name.
         prefixes = _Prefixes({text for how, text in denied if how is PatternType.PREFIXED})
         return any(not any(prefixes.of(name)) for _, name in left)
 
     def find(self, wanted: AclFilter) -> Steps[list[Acl]]:
-        """The rules that a filter means."""
+        """Return the ACLs that match a filter."""
         found = []
         for rules in self._meant(wanted):
             for rule in rules:
@@ -207,7 +207,7 @@ class RuleTable:
         return found
 
     def _meant(self, wanted: AclFilter) -> Iterator[Collection[Acl]]:
-        """The rules about each resource that a filter means."""
+        """Yield the ACLs of each resource that matches a filter."""
         name, how = wanted.resource_name, wanted.pattern_type
         for kind, by_pattern in self._by_resource.items():
             if wanted.resource_type not in {ResourceType.ANY, kind}:
@@ -238,12 +238,12 @@ class RuleTable:
                 if pattern in by_pattern:
                     yield by_pattern[pattern]
 
-    # --- another table ---
+    # --- changes ---
 
     def changed(
         self, *, removed: Iterable[Acl] = (), added: Mapping[Acl, UUID] | None = None
     ) -> Steps[RuleTable]:
-        """This table with some rules fewer and some more, which come with their ids."""
+        """Return this table without some ACLs and with others, which come with their ids."""
         made = RuleTable()
         made._by_resource, made._by_holder = self._by_resource.copy(), self._by_holder.copy()
         made._prefixes, made.count = self._prefixes.copy(), self.count
@@ -260,7 +260,7 @@ class RuleTable:
 
 
 class _Draft:
-    """A table that nobody sees yet. What it shares with another is copied before a change."""
+    """A table under construction. Parts shared with another table are copied before a change."""
 
     def __init__(self, table: RuleTable) -> None:
         self._table = table
@@ -268,10 +268,10 @@ class _Draft:
         self._patterns: set[tuple[ResourceType, Pattern]] = set()
         self._holders: set[Holder] = set()
         self._changes: dict[tuple[Holder, Pattern], dict[Acl, bool]] = {}
-        """Rules that came or went, and which of them are there now, by the grants they are part of:
-        each grant is built once, however many of its rules change."""
+        """Changed ACLs, and whether each is present now, by grant: each grant is built once,
+        however many of its ACLs change."""
         self._texts: dict[Holder, set[str]] = {}
-        """The prefixes of rules that came or went, by the holders of these."""
+        """Prefixes of changed ACLs, by holder."""
 
     def add(self, rule: Acl, id_: UUID) -> None:
         rules = self._rules(rule)
@@ -319,7 +319,7 @@ class _Draft:
             yield
 
     def _rules(self, rule: Acl) -> dict[Acl, UUID]:
-        """The rules about what ``rule`` is about, to be changed."""
+        """Return a copy, to be modified, of the ACLs for the resource of ``rule``."""
         table, kind, pattern = self._table, rule.resource_type, _pattern(rule)
         if kind not in self._kinds:
             self._kinds.add(kind)
@@ -331,7 +331,7 @@ class _Draft:
         return by_pattern[pattern]
 
     def _changed_rules(self, rule: Acl) -> dict[Acl, bool]:
-        """The changes of the grant that ``rule`` is part of; its holder gets a copy to change."""
+        """Return the changes of the grant of ``rule``; its holder becomes a copy to modify."""
         by_holder, holder = self._table._by_holder, _holder(rule)
         if holder not in self._holders:
             self._holders.add(holder)
@@ -353,9 +353,9 @@ def _holder(rule: Acl) -> Holder:
 
 
 def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
-    """All patterns that a name fits, as far as prefixes are concerned only those there are.
+    """Yield the patterns that match a name; of prefixes, only those in use.
 
-    Difference from Kafka: there rules about all names miss those that begin with an asterisk.
+    Unlike in Kafka, the pattern for all names also matches names that begin with an asterisk.
     """
     yield PatternType.LITERAL, name
     if name != ANYTHING:
@@ -365,7 +365,7 @@ def _patterns_of(name: str, prefixes: _Prefixes) -> Iterator[Pattern]:
 
 
 def _bits(rule: Acl, *, implied: bool = True) -> int:
-    """The operations that a rule is about."""
+    """Return the operations of an ACL as bits."""
     if rule.operation is Operation.ALL:
         return _EVERYTHING
     bits = 1 << rule.operation

@@ -1,7 +1,7 @@
-"""SCRAM-SHA-256 and -512: a client shows that it knows its password without telling it.
+"""SCRAM-SHA-256 and -512: a client proves that it knows its password without sending it.
 
-A user that there is not is told as much as one that there is, and fails where a wrong password
-does.
+The responses to an unknown user are like those to a known one, and the login fails at the step
+where a wrong password fails.
 
 Source: ``ScramSaslServer``; Apache Kafka fails an unknown user at the first message.
 """
@@ -30,13 +30,13 @@ from fencepost.coordinator.wire.scram import (
 )
 
 MAX_TOKEN_BYTES: Final = 8_192
-"""The longest message with a name that a client may log in with. A login keeps several times as
-much from one step to the next, or while a password is hashed; honest ones have a hundred bytes."""
+"""The longest message with the user's name. The broker holds several times as much between two
+steps, and while it hashes a password; an ordinary message has a hundred bytes."""
 
 OTHER_USER = (
     "Authentication failed: Client requested an authorization id that is different from username"
 )
-"""What a client is told that wants to be somebody else; the same of any user."""
+"""The error for a client that asks for another authorization id; it is the same for any user."""
 
 
 def check_size(token: bytes, limit: int = MAX_TOKEN_BYTES) -> None:
@@ -47,14 +47,14 @@ def check_size(token: bytes, limit: int = MAX_TOKEN_BYTES) -> None:
 
 
 class ScramLogin:
-    """One of the two mechanisms."""
+    """SCRAM with one of the two hash functions."""
 
     def __init__(self, mechanism: ScramMechanism, users: Users) -> None:
         self.name = mechanism.name
         self._mechanism, self._users = mechanism, users
 
     def begin(self, host: str = "") -> ScramExchange:  # noqa: ARG002 - nothing depends on it
-        """A login that has just begun."""
+        """Start a login."""
         return ScramExchange(self._mechanism, self._users)
 
 
@@ -68,10 +68,10 @@ class ScramExchange:
         self._credential: Credential
         self._answer: ServerFirst | None = None
         self._doubt = ""
-        """Why the login will fail, for the operator."""
+        """Why the login will fail, for the operator; empty if it may succeed."""
 
     def step(self, token: bytes) -> Work[bytes]:
-        """The broker's first or last message. Raises AuthenticationFailed."""
+        """Return the broker's first or last message. Raises AuthenticationFailed."""
         yield from ()
         try:
             return self._begin(token) if self._answer is None else self._end(token, self._answer)

@@ -1,7 +1,7 @@
-"""One request against the quotas of its client: what it took, and how long the client waits for it.
+"""One request and its client's quotas: usage, and the throttle time.
 
-The answer goes out at once and says so; then the connection is read no further for that long.
-
+The response is sent at once and holds the throttle time; the broker then stops reading from the
+connection for that time.
 Source: ``RequestHandlerHelper``, ``KafkaApis``; KIP-124, KIP-219.
 """
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class LoopTime:
-    """How long something kept the event loop, its waits left out."""
+    """The time that work occupies the event loop, without its waits."""
 
     __slots__ = ("_seconds", "_since")
 
@@ -31,12 +31,12 @@ class LoopTime:
 
     @property
     def seconds(self) -> float:
-        """The time up to now."""
+        """The time so far."""
         since = self._since
         return self._seconds + (0.0 if since is None else monotonic_s() - since)
 
     def timed(self, work: Generator[Any, Any, T]) -> Work[T]:
-        """The same steps; the time of each counts, and their waits do not."""
+        """Yield the same waits; count the time of each step but not of the waits."""
         received: Any = None
         failure: BaseException | None = None
         while True:
@@ -54,11 +54,11 @@ class LoopTime:
             except GeneratorExit:
                 work.close()
                 raise
-            except BaseException as error:  # noqa: BLE001 - it is for the steps inside
+            except BaseException as error:  # noqa: BLE001 - re-raised in the work
                 failure = without_traceback(error)
 
     def awaited(self, result: Awaitable[T]) -> Awaitable[T]:
-        """The same for a coroutine; anything else that is awaited takes no time."""
+        """Time a coroutine in the same way; any other awaitable takes no time on the loop."""
         return _Timed(self, result) if isinstance(result, CoroutineType) else result
 
 
@@ -71,7 +71,7 @@ class _Timed(Awaitable[T]):
 
 
 class Throttle:
-    """One request. ``counts_time`` is False where the time on the loop is nobody's fault."""
+    """The quotas of one request; without ``counts_time``, its time on the loop is not counted."""
 
     __slots__ = (
         "_client_id",
@@ -99,16 +99,16 @@ class Throttle:
         self._counts_time = counts_time
         self._counted_s = 0.0
         self._has_debt = False
-        """Whether threads have worked for it: that time is paid back in full."""
+        """Whether threads have worked for the request: their time is paid back in full."""
         self._throttle_ms: int | None = None
         self._mutations: Mutations | None = None
 
     # --- for handlers ---
 
     def inside(self, user: str, client_id: str | None) -> Throttle:
-        """A request inside of this one, of a client of another broker, which holds that back.
+        """Return the throttle of the request in an Envelope, from a client of another broker.
 
-        What it creates or deletes counts here; the time on the loop is nobody's fault.
+        That broker delays the client. Mutations of topics are counted; time on the loop is not.
         """
         return Throttle(self._quotas, self._loop_time, user, client_id, counts_time=False)
 
@@ -124,14 +124,14 @@ class Throttle:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of records that a Fetch brings at most."""
+        """Bytes of records that a Fetch returns at most."""
         return self._quotas.most_bytes(self._user, self._client_id)
 
     def may_fetch(self, size: int) -> bool:
-        """Whether a client may be told ``size`` bytes of records; if not it is told nothing.
+        """Return whether a Fetch response may carry ``size`` bytes of records, or else none.
 
-        A batch that is larger than the quota of a whole window goes to whoever was quiet for that
-        long: with Apache Kafka its consumer waits for ever.
+        After a whole window without a fetch, a client gets a batch larger than the window's quota:
+        in Apache Kafka its consumer would wait forever.
         """
         was_quiet = self._quotas.took_nothing(FETCH, self._user, self._client_id)
         time_ms = self._time_ms()
@@ -142,9 +142,9 @@ class Throttle:
         return False
 
     def take_partitions(self, count: int, *, is_strict: bool) -> None:
-        """Count partitions that are to be created or deleted; a request may say it many times.
+        """Count partitions to create or delete; a request may call it several times.
 
-        Raises ThrottlingQuotaExceededError for a strict request that has to wait.
+        Raises ThrottlingQuotaExceededError for a strict request that must wait.
         """
         if self._mutations is None:
             self._mutations = self._quotas.mutations(
@@ -154,16 +154,16 @@ class Throttle:
             self._mutations.take(count)
 
     def asks_again(self) -> None:
-        """Have the client not wait for topics that it did not get: it has other things to do."""
+        """Drop the throttle time for topics not created: the client may go on with others."""
         self._mutations = None
 
     # --- for the connection ---
 
     def decided(self, produced: int | None, *, is_answered: bool) -> int:
-        """Count what a request took before its answer goes out; how long its client waits, in ms.
+        """Count the request's usage before its response is sent; return the throttle time in ms.
 
-        ``produced`` are the bytes of a Produce request. Without an answer its time on the loop is
-        not counted.
+        ``produced`` is the size of a Produce request in bytes. Without a response the time on the
+        loop is not counted.
         """
         if self._throttle_ms is not None:
             return self._throttle_ms
@@ -176,7 +176,7 @@ class Throttle:
         return self._decide(*causes)
 
     def sent(self) -> None:
-        """Count the time that the answer took: for the next request."""
+        """Count the time of sending the response, for the client's next request."""
         if self._counts_time and self._counted_s:
             rest_s = self._loop_time.seconds - self._counted_s
             self._quotas.note(REQUEST, self._user, self._client_id, 100 * rest_s)

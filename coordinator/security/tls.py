@@ -1,11 +1,10 @@
-"""What a listener encrypts with, from Kafka's ``ssl.*`` keys and the files that they name.
+"""TLS of listeners, from Kafka's ``ssl.*`` keys and the files that they name.
 
-In three steps: :func:`tls_settings` reads the keys, and refuses what contradicts itself;
-:func:`load` reads the files and makes a context of them, which takes time and waits for the disk;
-:class:`ListenerTls` holds what new connections get, and decides what may take its place.
+There are three steps: :func:`tls_settings` reads the keys, and rejects contradictions; :func:`load`
+reads the files and builds a context, which takes time and waits for the disk; :class:`ListenerTls`
+holds the context for new connections, and decides whether another may replace it.
 
-No message quotes what a file or a value of the type PASSWORD holds.
-
+No error message quotes the contents of a file or of a PASSWORD value.
 Source: ``DefaultSslEngineFactory``, ``SslFactory``, ``ChannelBuilders``.
 """
 
@@ -40,7 +39,7 @@ from fencepost.coordinator.wire.pem import (
 from fencepost.logcore.values import dataclass
 
 MAX_STORE_BYTES: Final = 4 << 20
-"""Bytes of a file with a key or certificates; all authorities that browsers trust take 250 KiB."""
+"""Size limit of a key or certificate file; all CA certificates of a browser take 250 KiB."""
 
 _VERIFY: Final = {
     "none": ssl.CERT_NONE,
@@ -49,23 +48,23 @@ _VERIFY: Final = {
 }
 _VERSIONS: Final = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _NEWEST: Final = {**{name: name for name in _VERSIONS}, "TLS": "TLSv1.3"}
-"""What ``ssl.protocol`` may be, and the newest version that it allows."""
+"""The values of ``ssl.protocol``, and the newest version that each permits."""
 
 _KEYSTORE, _TRUSTSTORE = "ssl.keystore.location", "ssl.truststore.location"
 _KEY, _CHAIN = "ssl.keystore.key", "ssl.keystore.certificate.chain"
 _AUTHORITIES, _KEY_PASSWORD = "ssl.truststore.certificates", "ssl.key.password"
 
 Stamp = tuple[int, int, int]
-"""Of a file: when it was changed, its number, its size."""
+"""A file's modification time, inode number and size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """The keys of one listener. Two are equal where all values are; no secret is printed."""
+    """The TLS keys of one listener. Two are equal if all values are; ``repr`` shows no secret."""
 
     listener: str
     keystore: str
-    """A file with key and chain; empty where ``key`` and ``chain`` are given."""
+    """A file with key and chain; empty if ``key`` and ``chain`` are given."""
     key: str = field(repr=False)
     chain: str = field(repr=False)
     key_password: str = field(repr=False)
@@ -80,27 +79,27 @@ class TlsSettings:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it names."""
+        """The files that the settings name."""
         return tuple(filter(None, (self.keystore, self.truststore)))
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a listener can encrypt with, made of its settings at one moment."""
+    """A listener's TLS context and certificate, built from its settings at one time."""
 
     settings: TlsSettings
     stamps: tuple[Stamp | None, ...]
-    """Of the files when they were read."""
+    """The stamps of the files when they were read."""
     context: ssl.SSLContext
     certificate: Certificate
-    """What the broker shows."""
+    """The broker's certificate."""
 
 
 # --- the keys ------------------------------------------------------------------------------------
 
 
 def tls_settings(config: BrokerConfig, listener: ListenerConfig) -> TlsSettings:
-    """What the configuration says for a listener. Raises ConfigError; no file is looked at."""
+    """Return the TLS settings of a listener. Raises ConfigError; reads no file."""
 
     def text(name: str) -> str:
         return str(config.on_listener(listener.name, name) or "")
@@ -187,7 +186,7 @@ def _refuse(key: str, value: object, reason: str) -> NoReturn:
 
 
 def stamps_of(settings: TlsSettings) -> tuple[Stamp | None, ...]:
-    """How the files are now; None for one that can't be looked at."""
+    """Return the present stamps of the files; None for a file without access."""
     return tuple(map(_stamp, settings.files))
 
 
@@ -200,9 +199,9 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def load(settings: TlsSettings) -> Loaded:
-    """Read the files, and make a context that shakes hands. Raises ConfigError.
+    """Read the files, and build a context that can complete a handshake. Raises ConfigError.
 
-    For a thread: it waits for the disk, and a key may take long to be decrypted.
+    Call it in a thread: it waits for the disk, and decrypting a key may take long.
     """
     stamps = stamps_of(settings)
     key, chain = _identity(settings)
@@ -218,7 +217,7 @@ def load(settings: TlsSettings) -> Loaded:
 
 
 def _identity(settings: TlsSettings) -> tuple[str, list[str]]:
-    """The private key and the chain, each in PEM."""
+    """Return the private key and the chain, each in PEM."""
     if settings.keystore:
         text = _read(_KEYSTORE, "keystore", settings.keystore)
         keys, chain = private_keys(text), certificates(text)
@@ -256,7 +255,7 @@ def _authorities(settings: TlsSettings) -> list[str]:
 def _read(key: str, store: str, path: str) -> str:
     where = Path(path)
     if where.is_fifo() or where.is_char_device():
-        # To open it may wait for ever, and a client may name it.
+        # Opening it may block forever, and a client may name it.
         raise ConfigError(key, path, "it is no file")
     try:
         with where.open("rb") as file:
@@ -280,8 +279,8 @@ def _context(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[settings.versions[0]]
     context.maximum_version = _VERSIONS[settings.versions[-1]]
-    # A session that is resumed would outlive the certificate that its client has shown, and the
-    # authority that was trusted then. A table of sessions would grow with strangers.
+    # A resumed session would outlive the client's certificate, and the trust in its authority. A
+    # session cache would grow with clients that never return.
     context.options |= (
         ssl.OP_NO_RENEGOTIATION
         | ssl.OP_NO_COMPRESSION
@@ -293,7 +292,7 @@ def _context(
     _show(settings, context, key, chain)
     context.verify_mode = _VERIFY[settings.client_auth]
     if authorities:
-        # As in Java whoever stands in the truststore is trusted, an authority of its own or not.
+        # As in Java, every certificate in the truststore is trusted, self-signed or not.
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         try:
             context.load_verify_locations(cadata="".join(authorities))
@@ -331,7 +330,7 @@ def _show(settings: TlsSettings, context: ssl.SSLContext, key: str, chain: list[
     asked = False
 
     def password() -> str:
-        # Without a function OpenSSL would ask the terminal.
+        # Without a callback OpenSSL would prompt on the terminal.
         nonlocal asked
         asked = True
         return settings.key_password
@@ -354,7 +353,7 @@ def _show(settings: TlsSettings, context: ssl.SSLContext, key: str, chain: list[
 
 
 def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
-    """Shake hands with ourselves: a key that no suite is for is found before a client does."""
+    """Do a handshake in memory, to find a key that fits no cipher suite before a client does."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     verifies, context.verify_mode = context.verify_mode, ssl.CERT_NONE
@@ -372,40 +371,40 @@ def _try_out(settings: TlsSettings, context: ssl.SSLContext) -> None:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """What OpenSSL says went wrong, in its words and without its numbers."""
+    """Return OpenSSL's reason for an error, without its numbers."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     return (error.reason or "unknown").replace("_", " ").lower()
 
 
-# --- what holds now ------------------------------------------------------------------------------
+# --- the current context ------------------------------------------------------------------------
 
 
 class ListenerTls:
-    """What new connections of one listener are encrypted with; old ones keep what they have."""
+    """The TLS of one listener's new connections; open connections keep the context they have."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.take(loaded)
         self.handshake_failures = 0
-        """Clients with which no handshake was made."""
+        """Failed handshakes with clients."""
         self.reloads = 0
         self.failed_reloads = 0
         self.is_stale = False
-        """Whether the files or settings are others by now, and can't be used."""
+        """Whether files or settings have changed, but cannot be used."""
 
     def take(self, loaded: Loaded) -> None:
-        """Let this be what new connections get."""
+        """Use this for new connections."""
         self.loaded = loaded
         self.context = loaded.context
         self._mapping = PrincipalMapping(loaded.settings.rules)
 
     @property
     def not_after_s(self) -> float:
-        """Until when the certificate is good, in seconds since 1970."""
+        """When the certificate expires, in seconds since 1970."""
         return self.loaded.certificate.not_after_s
 
     def principal_of(self, der: bytes | None) -> Principal | None:
-        """Who shows this certificate; None where no rule says, and so nobody may come in."""
+        """Return the principal of a certificate; None, which denies access, if no rule matches."""
         if der is None:
             return ANONYMOUS
         try:
@@ -415,7 +414,7 @@ class ListenerTls:
         return None if name is None else Principal(USER, name)
 
     def check(self, fresh: Loaded, now_s: float) -> None:
-        """Raise ConfigError where ``fresh`` may not take the place of what is there."""
+        """Raise ConfigError if ``fresh`` must not replace the current certificate or truststore."""
         settings, shown, before = fresh.settings, fresh.certificate, self.loaded.certificate
         key = _KEYSTORE if settings.keystore else _CHAIN
         where = settings.keystore or HIDDEN

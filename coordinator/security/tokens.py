@@ -1,7 +1,6 @@
-"""Whether a token of OAUTHBEARER holds: one that an issuer has signed, or one that nobody has.
+"""Validation of OAUTHBEARER tokens: signed by an issuer, or unsecured.
 
-Who it is for, by whom, from when and until when is checked for both in the same way.
-
+Subject, scope and validity period are checked for both in the same way.
 Source: ``BrokerJwtValidator``, ``OAuthBearerUnsecuredJws``,
 ``OAuthBearerUnsecuredValidatorCallbackHandler``, ``OAuthBearerValidationUtils``; RFC 7519.
 """
@@ -21,15 +20,16 @@ from fencepost.logcore.values import dataclass
 
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 _OF_RSA: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
-"""A token names one of the algorithms that its key is for; never one with a shared secret."""
+"""Algorithms for an RSA key. A token may only name an algorithm for its key's type; algorithms with
+a shared secret are never accepted."""
 
 _MAX_MS: Final = 1 << 53
 
 
 class TokenRefusedError(Exception):
-    """A token does not hold; the message is the operator's.
+    """A token is invalid; the message is for the operator.
 
-    ``scope`` is the scope that it lacks, where that is all it lacks.
+    ``scope`` is the required scope, if the token lacks only that.
     """
 
     def __init__(self, cause: str, *, scope: str | None = None) -> None:
@@ -39,18 +39,18 @@ class TokenRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What every token must say. ``skew_ms`` is by how much others' clocks may differ."""
+    """Claims required of every token. ``skew_ms`` is the permitted clock skew."""
 
     subject: str = "sub"
-    """The claim with the user's name."""
+    """The claim that holds the user's name."""
     scope: str = "scope"
-    """The claim with the scope: a text with spaces between, or a list."""
+    """The claim that holds the scope: a space-separated string, or a list."""
     required_scope: tuple[str, ...] = ()
     skew_ms: int = 0
     needs_issued_at: bool = False
 
     def identity(self, claims: Mapping[str, Any], now_ms: int) -> Identity:
-        """Who the token is about. Raises TokenRefusedError."""
+        """Return the identity that the token is about. Raises TokenRefusedError."""
         name = claims.get(self.subject)
         if not isinstance(name, str) or not name.strip() or not _is_text(name):
             raise TokenRefusedError(f"no user in the claim {self.subject}")
@@ -76,13 +76,13 @@ def _time_ms(claims: Mapping[str, Any], name: str, *, is_needed: bool) -> int | 
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TokenRefusedError(f"no time in the claim {name}")
-    if not abs(value) <= _MAX_MS // 1000:  # nor is NaN
+    if not abs(value) <= _MAX_MS // 1000:  # also rejects NaN
         raise TokenRefusedError(f"no time that can be in the claim {name}")
     return round(value * 1000)
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name of JSON can be written down: half a surrogate can not."""
+    """Return whether a JSON string can be encoded: a lone surrogate cannot."""
     return not any("\ud800" <= one <= "\udfff" for one in name)
 
 
@@ -93,15 +93,15 @@ def _scope(value: object) -> Sequence[str]:
 
 
 class Tokens(Protocol):
-    """Who looks at tokens."""
+    """A validator of tokens."""
 
     def check(self, token: str, now_ms: int) -> Work[Identity]:
-        """Who ``token`` is about. Raises TokenRefusedError, AuthenticationFailed."""
+        """Return the identity of ``token``. Raises TokenRefusedError, AuthenticationFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnsecuredTokens:
-    """Believes whatever a token says: for development."""
+    """Accepts unsecured tokens without proof: for development."""
 
     claims: Claims = Claims()
 
@@ -112,13 +112,13 @@ class UnsecuredTokens:
             raise TokenRefusedError("it is signed, or no token")
         if _part(header).get("alg") != "none":
             raise TokenRefusedError("its algorithm is not none")
-        yield from ()  # a generator, as the others
+        yield from ()  # makes this a generator, as the protocol requires
         return self.claims.identity(_part(payload), now_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class SignedTokens:
-    """Takes what an issuer has signed."""
+    """Accepts tokens signed by an issuer."""
 
     keys: KeySet
     claims: Claims
@@ -149,7 +149,7 @@ class SignedTokens:
                 algorithms=[algorithm],
                 audience=self.audience or None,
                 issuer=self.issuer,
-                # These are checked by the broker's clock.
+                # Checked with the broker's clock instead.
                 options={"verify_exp": False, "verify_iat": False, "verify_nbf": False},
             )
         except jwt.PyJWTError as error:
@@ -158,7 +158,7 @@ class SignedTokens:
 
 
 def algorithms_of(key: Jwk) -> frozenset[str]:
-    """What a key may sign with: by its kind, and by what it says itself."""
+    """Return the algorithms that a key permits, by its type and its own ``alg``."""
     kind = key.get("kty")
     found: frozenset[str] = frozenset()
     if kind == "RSA":
@@ -172,7 +172,7 @@ def algorithms_of(key: Jwk) -> frozenset[str]:
 
 
 def _part(text: str) -> Mapping[str, Any]:
-    """A part of a token. Raises TokenRefusedError."""
+    """Return a decoded part of a token. Raises TokenRefusedError."""
     try:
         found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except (ValueError, RecursionError):

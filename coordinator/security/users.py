@@ -1,7 +1,7 @@
 """SCRAM credentials of users, as the metadata image has them.
 
-Responses do not reveal if a user exists: :meth:`Users.stand_in` gives every other name a credential
-of its own, always the same.
+Responses do not reveal if a user exists: :meth:`Users.stand_in` gives every unknown name a
+credential of its own, always the same.
 
 Source: ``ScramImage``, ``ScramPublisher``; RFC 5802, 5.1.
 """
@@ -29,7 +29,7 @@ from fencepost.logcore.values import dataclass
 MECHANISM_BY_NUMBER: Final = {one.number: one for one in SCRAM_MECHANISMS.values()}
 
 Profile = tuple[int, int]
-"""A mechanism's number and iterations: what a check of a password costs."""
+"""A mechanism's number and iterations, which set the cost of checking a password."""
 
 _SALT_CHARACTERS: Final = 25
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -37,7 +37,7 @@ _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Credential:
-    """What is kept of a password."""
+    """The stored form of a password."""
 
     mechanism: ScramMechanism
     salt: bytes
@@ -53,7 +53,7 @@ def derive_keys(mechanism: int, salted_password: bytes) -> tuple[bytes, bytes]:
 
 
 def new_salt() -> bytes:
-    """A salt as Kafka's tools make them: 25 digits to the base of 36."""
+    """Return a salt like those of Kafka's tools: 25 base-36 digits."""
     return _salt(secrets.token_bytes(32))
 
 
@@ -67,9 +67,9 @@ def _salt(seed: bytes) -> bytes:
 
 
 class Users:
-    """All users, as the metadata has them at the moment.
+    """All users in the present metadata.
 
-    ``draw_secret`` gives the server's secret, the same after every start.
+    ``draw_secret`` returns the server's secret, which is the same after every start.
     """
 
     def __init__(self, metadata: Metadata, draw_secret: Callable[[], bytes]) -> None:
@@ -82,15 +82,15 @@ class Users:
         if old.scram is not new.scram:
             self._profiles = None
 
-    # --- looking ---
+    # --- lookups ---
 
     def credential(self, user: str, mechanism: ScramMechanism) -> Credential | None:
-        """What is kept of a user's password by one mechanism."""
+        """Return a user's credential for one mechanism; None if there is none."""
         found = self._metadata.image.scram.get((user, mechanism.number))
         return None if found is None else _credential(found)
 
     def any_credential(self, user: str) -> Credential | None:
-        """The same by the first mechanism that the user has one of."""
+        """Return a user's credential for the first mechanism that has one; None without any."""
         for mechanism in SCRAM_MECHANISMS.values():
             found = self.credential(user, mechanism)
             if found is not None:
@@ -98,26 +98,27 @@ class Users:
         return None
 
     def listed(self) -> Iterator[tuple[str, int, int]]:
-        """(user, number of a mechanism, iterations) of all; do not change users meanwhile."""
+        """Yield (user, mechanism number, iterations) of all; do not change users meanwhile."""
         for one in self._metadata.image.scram.values():
             yield one.name, one.mechanism, one.iterations
 
     def iterations(self, user: str) -> list[Profile]:
-        """The mechanisms that a user may log in by, with their iterations."""
+        """Return the mechanisms of a user, with their iterations."""
         found = ((one, self.credential(user, one)) for one in SCRAM_MECHANISMS.values())
         return [(one.number, has.iterations) for one, has in found if has is not None]
 
-    # --- for users that there are not ---
+    # --- unknown users ---
 
     def stand_in(self, user: str, mechanism: ScramMechanism | None = None) -> Credential:
-        """A credential that nobody has the password of, in place of one that is not there.
+        """Return a credential that no password matches, for a user without one.
 
-        It is as costly as one of those that there are. Without ``mechanism`` it is of any.
+        It is as costly as one of the existing credentials. Without ``mechanism`` it is for any of
+        their mechanisms.
         """
         costs = self._costs() if mechanism is None else self._costs_of(mechanism.number)
-        # What follows is of a few bytes each, however long the name.
+        # All inputs below have a fixed size, however long the name is.
         seed = hmac.digest(self._secret, user.encode(), "sha512")
-        # Whichever a name fits best stays the same when others come and go.
+        # A name keeps its best-fitting cost while other costs come and go.
         number, iterations = max(costs, key=lambda cost: _mac(seed, "cost", *cost))
         one = MECHANISM_BY_NUMBER[number]
         stored, server = (
@@ -136,7 +137,7 @@ class Users:
         return found or frozenset({(number, MIN_ITERATIONS)})
 
     def prepare(self) -> None:
-        """Have a secret for :meth:`stand_in`. Raises OSError."""
+        """Draw the secret for :meth:`stand_in`. Raises OSError."""
         self._secret = self._draw_secret()
 
 

@@ -1,1 +1,1 @@
-"""Ways to controllers and to other brokers: what a broker of a cluster does on its own account."""
+"""A cluster broker's own connections, to controllers and to other brokers."""

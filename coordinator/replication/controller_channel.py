@@ -1,7 +1,7 @@
-"""The way of a broker's own requests to the active controller, wherever that is.
+"""A channel for a broker's own requests to the active controller.
 
-What a broker wants of the controller is a request of Kafka's protocol. It goes over one connection,
-to whoever is the active controller by then (:class:`RemoteControllerChannel`).
+Such requests belong to Kafka's protocol. They use one connection, to the node that is the active
+controller at the time (:class:`RemoteControllerChannel`).
 
 Source: ``NodeToControllerChannelManager``, ``NodeToControllerRequestThread``.
 """
@@ -38,32 +38,32 @@ REQUEST_TIMEOUT_MS: Final = 30_000
 """``controller.socket.timeout.ms``."""
 
 LOOK_MS: Final = 500
-"""How often somebody who waits for an answer looks whether another controller is known."""
+"""How often a pending request checks whether the active controller has changed."""
 
 FORWARDING_TIMEOUT_MS: Final = 60_000
-"""How long requests of clients, and for topics and producer ids, are tried."""
+"""The time limit of forwarded requests, and of requests for topics and producer ids."""
 
 
 class ControllerChannel(Protocol):
     """Sends requests to the active controller."""
 
     def send(self, request: Request) -> asyncio.Future[Entity]:
-        """The answer, whatever it says but NOT_CONTROLLER.
+        """Return a future for the response, which may hold any error but NOT_CONTROLLER.
 
-        The future raises RequestTimedOutError if nobody has taken it within the channel's
-        time, and UnsupportedVersion if the controller does not know that API or version.
+        The future raises RequestTimedOutError if no controller accepts the request within the
+        channel's time limit, and UnsupportedVersion if the controller lacks the API or version.
         """
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        """What the controller serves, by API key; empty while that is not known."""
+        """The versions that the controller supports, by API key; empty while unknown."""
 
     async def close(self) -> None:
-        """Send nothing more; what waits is given up."""
+        """Send nothing further, and fail pending requests."""
 
 
 class _Watch:
-    """Ends the time of ``limit`` as soon as it sees that ``is_over``."""
+    """Makes ``limit`` expire as soon as a periodic check finds ``is_over`` true."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, is_over: Callable[[], bool], limit: asyncio.Timeout
@@ -81,16 +81,17 @@ class _Watch:
             self._plan()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._timer.cancel()
 
 
 class RemoteControllerChannel:
     """One connection to the active controller, on the running loop.
 
-    ``find`` says who it is, as far as anybody knows. ``client_id`` and ``security`` are those of
-    the connection. ``retry_timeout_ms`` is how long a request is tried, None for ever. ``takes``
-    says whether the one that was found takes requests of an API, whatever it says of itself.
+    ``find`` returns the controller's address, as far as known. ``client_id`` and ``security``
+    belong to the connection. ``retry_timeout_ms`` limits the attempts at a request; None is no
+    limit. ``takes`` tells whether the present controller accepts an API, even if its ApiVersions
+    response lists it.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class RemoteControllerChannel:
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
-        """What the controller serves, by API key; empty until it was asked for something."""
+        """The versions that the controller supports, by API key; empty before the first request."""
         return self._connection.versions
 
     async def _run(self) -> None:
@@ -163,9 +164,9 @@ class RemoteControllerChannel:
             self._queue.on_answer(token, not_controller=False, now_ms=self._now())
             self._give(token, error)
             return
-        except Exception as error:  # noqa: BLE001 - whoever asked has to hear of it
+        except Exception as error:  # noqa: BLE001 - the caller must get it
             if not isinstance(error, (WireError, OSError)):
-                # That request is at fault; the others must not wait behind it for ever.
+                # That request is the cause; the others must not wait behind it forever.
                 self._queue.on_answer(token, not_controller=False, now_ms=self._now())
                 self._give(token, error)
                 return
@@ -181,10 +182,10 @@ class RemoteControllerChannel:
                 future.set_result(answer)
 
     async def _ask(self, to: Address, request: Request, timeout_ms: float) -> Entity:
-        """The answer, unless another controller is found meanwhile: TimeoutError.
+        """Return the response; raise TimeoutError if another controller is found meanwhile.
 
-        A controller that has stopped without a word, and whose connection stays, would hold up
-        everything else for as long as an answer may take.
+        Otherwise a controller that stopped without closing its connection would delay all requests
+        for as long as a response may take.
         """
         api_key = request.api_key if isinstance(request, Newest) else request.__api_key__
         if not self._takes(api_key):

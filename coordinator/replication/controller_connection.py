@@ -1,4 +1,4 @@
-"""A connection to a controller, and requests at the newest version that it knows too."""
+"""A connection to a controller, with requests in the newest version that both sides know."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fencepost.logcore.values import dataclass
 CONNECT_TIMEOUT_MS: Final = 2_000
 
 NONSENSE: Final = (OverflowError, TypeError, ValueError)
-"""What comes of a name or a port that can be none, or of lists that are not there, in an answer
-that could be decoded: whoever tells such things may be mended."""
+"""Errors caused by a response that was decoded, but has an impossible host or port, or a null list:
+a later response may be correct."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -30,13 +30,13 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """A request at the newest version that both sides know."""
+    """A request in the newest version that both sides know."""
 
     api_key: int
     build: Callable[[RequestFactory], Entity]
 
     def at(self, version: int) -> Entity:
-        """The request at this version."""
+        """Return the request in this version."""
         return self.build(request_factory(self.api_key, version))
 
 
@@ -52,13 +52,13 @@ class ControllerConnection:
         self._client: AsyncWireClient | None = None
         self._to: Address | None = None
         self.versions: Mapping[int, tuple[int, int]] = {}
-        """What the last controller serves, by API key."""
+        """The versions that the last controller supports, by API key."""
 
     async def ask(self, to: Address, request: Request, *, timeout_ms: float) -> Entity:
-        """The answer to a request.
+        """Send a request, and return the response.
 
-        Raises WireError, UnsupportedVersion among them, OSError, TimeoutError; the connection is
-        closed then.
+        Raises WireError including UnsupportedVersion, OSError, TimeoutError, and closes the
+        connection then.
         """
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -97,7 +97,7 @@ class ControllerConnection:
 
 
 def error_name(code: int) -> str:
-    """Kafka's name of an error, or its number."""
+    """Return Kafka's name of an error code, or a text with its number."""
     try:
         return ErrorCode(code).name.upper()
     except ValueError:
@@ -105,7 +105,7 @@ def error_name(code: int) -> str:
 
 
 def newest(api_key: int, versions: Mapping[int, tuple[int, int]]) -> int:
-    """The newest version that we and whoever serves these know. Raises UnsupportedVersion."""
+    """Return the newest version in both ``versions`` and our own. Raises UnsupportedVersion."""
     api = KNOWN_APIS[api_key]
     low, high = versions.get(api.key, (0, -1))
     version = min(high, api.stable_max)

@@ -1,8 +1,8 @@
-"""Telling the controller in which directory replicas lie (KIP-858).
+"""Reports to the controller of the log directory that holds each replica (KIP-858).
 
-There is one directory. A replica lies there, or its disk has failed under it: then it is said to
-be in one that is lost, and the controller elects another leader for that partition alone. After a
-start that could open the log it is said to be back.
+Fencepost has one directory. A replica is in it, unless its storage has failed: then it is assigned
+to a lost directory, and the controller elects another leader for that partition alone. After a
+start that could open the log, the replica is assigned to the directory again.
 
 Source: ``AssignmentsManager``.
 """
@@ -31,7 +31,7 @@ MAX_ASSIGNMENTS: Final = 2_250
 """Partitions of one request (kafka: ``MAX_ASSIGNMENTS_PER_REQUEST``)."""
 
 RETRY_MS: Final = 500
-"""After a request that failed, or left something out."""
+"""The pause after a request that failed or was incomplete."""
 
 _NOTHING_TO_DO: Final = frozenset(
     {
@@ -41,7 +41,7 @@ _NOTHING_TO_DO: Final = frozenset(
         ErrorCode.not_leader_or_follower,
     }
 )
-"""Answers that end an assignment: it is made, or the replica is none of this broker any more."""
+"""Errors that complete an assignment: it is made, or this broker no longer has the replica."""
 
 Key = tuple[UUID, int]
 
@@ -64,11 +64,11 @@ class Directories:
         replicas.on_placed = self.placed
 
     def __len__(self) -> int:
-        """Assignments that the controller has not confirmed."""
+        """Return the number of assignments that the controller has not confirmed."""
         return len(self._wanted)
 
     def placed(self, one: LocalPartition, *, is_offline: bool) -> None:
-        """Have the controller know whether a replica can be read here."""
+        """Tell the controller whether a replica is readable, if it does not know that yet."""
         key = one.topic_id, one.index
         directory = LOST if is_offline else self._directory_id
         if directory in {one.registration.directory_of(self._replicas.node_id), UNASSIGNED}:
@@ -80,7 +80,7 @@ class Directories:
             self._loop.call_soon(self._send)
 
     def close(self) -> None:
-        """Tell nothing more."""
+        """Send no further assignments."""
         self._replicas.on_placed = None
         self._wanted.clear()
         if self._timer is not None:

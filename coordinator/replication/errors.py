@@ -1,7 +1,7 @@
-"""What goes wrong between a broker and its cluster."""
+"""Errors between a broker and its cluster."""
 
 from __future__ import annotations
 
 
 class MembershipError(Exception):
-    """The broker is no member of the cluster, and can not be one; the message says why."""
+    """The broker is not a member of the cluster and cannot become one; the message says why."""

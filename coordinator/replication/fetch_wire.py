@@ -1,4 +1,4 @@
-"""What a replica asks its leader and hears from it, as messages of Kafka's protocol.
+"""Requests of a replica to its leader, and their responses, as messages of Kafka's protocol.
 
 Source: ``RemoteLeaderEndPoint``, ``MetadataVersion.fetchRequestVersion``.
 """
@@ -24,16 +24,16 @@ Question = tuple[PartitionFollower, OffsetQuestion]
 
 _FETCH: Final = ((27, 18), (21, 17), (19, 16), (10, 15), (9, 14), (0, 13))
 _LIST_OFFSETS: Final = ((29, 11), (25, 10), (21, 9), (9, 8), (0, 7))
-"""Levels of ``metadata.version``, and the version of a request that each begins with."""
+"""Levels of ``metadata.version``, and the request version that applies from each on."""
 
 
 def fetch_version(level: int) -> int:
-    """The version of Fetch that replicas send at a level of ``metadata.version``."""
+    """Return the Fetch version that replicas use at a level of ``metadata.version``."""
     return next(version for lowest, version in _FETCH if level >= lowest)
 
 
 def list_offsets_version(level: int) -> int:
-    """The version of ListOffsets."""
+    """Return the ListOffsets version that replicas use at a level of ``metadata.version``."""
     return next(version for lowest, version in _LIST_OFFSETS if level >= lowest)
 
 
@@ -50,7 +50,7 @@ class Sizes:
 def fetch_entity(
     request: FetchRequest, level: int, sizes: Sizes, *, broker_id: int, broker_epoch: int
 ) -> Entity:
-    """A Fetch as a Java broker sends it."""
+    """Return a Fetch like that of a Java broker."""
     make = request_factory(ApiKey.FETCH, fetch_version(level))
     wanted: dict[UUID, list[Entity]] = {}
     for one in request.partitions:
@@ -89,7 +89,7 @@ def fetch_entity(
 
 
 def fetch_answer(entity: Entity) -> FetchAnswer:
-    """What a Fetch answer says. The records are those of the answer, not copied."""
+    """Return the contents of a Fetch response. Records are the response's own, not copied."""
     found: dict[Key, PartitionAnswer] = {}
     for topic in entity.responses:
         for row in topic.partitions:
@@ -111,7 +111,7 @@ def fetch_answer(entity: Entity) -> FetchAnswer:
 def list_offsets_entity(
     asked: Iterable[Question], level: int, *, broker_id: int, timeout_ms: int
 ) -> Entity:
-    """A ListOffsets that answers with the very ends of the leader's logs."""
+    """Return a ListOffsets for the start or end offsets of the leader's logs."""
     make = request_factory(ApiKey.LIST_OFFSETS, list_offsets_version(level))
     rows = (
         (
@@ -133,7 +133,7 @@ def list_offsets_entity(
 
 
 def listed_offsets(entity: Entity, asked: Sequence[Question]) -> Mapping[Key, tuple[int, int]]:
-    """(offset, error) for each that was asked about and is answered."""
+    """Return (offset, error) for each question with an answer."""
     rows = {place: (row.offset, int(row.error_code)) for place, row in rows_of(entity)}
     return {
         follower.key: rows[follower.topic, follower.index]

@@ -1,9 +1,9 @@
-"""What this broker follows: connections to leaders, and what comes over them into the logs.
+"""Replica fetchers: connections to leaders, and appends of fetched records to the followers' logs.
 
-For each leader there are ``num.replica.fetchers`` connections with one request under way on each.
-What is to be asked and what an answer means say the machines (``cluster/fetcher.py``,
-``cluster/follower.py``); here it is done. A partition that is no longer followed, or anew, has
-another machine: whatever was begun for the former one ends without an effect.
+For each leader there are ``num.replica.fetchers`` connections with one request in flight on each.
+The machines (``cluster/fetcher.py``, ``cluster/follower.py``) decide what to request and what a
+response means; this module does it. A partition that is removed, or followed again, gets another
+machine: work begun for the former machine ends without an effect.
 
 Source: ``ReplicaFetcherManager``, ``AbstractFetcherThread``, ``ReplicaFetcherThread``.
 """
@@ -71,27 +71,27 @@ Key = tuple[UUID, int]
 """A partition: topic id and index."""
 
 BATCHES_AT_ONCE: Final = 512
-"""Batches that are appended before others get their turn: three milliseconds of small ones."""
+"""Batches appended before the loop runs other tasks: three milliseconds of small ones."""
 
 FETCHERS_KEY: Final = "num.replica.fetchers"
 
 
 class Logs(Protocol):
-    """The part of the log manager that cuts need."""
+    """The part of the log manager that truncation needs."""
 
     def plan_cut(self, partition: Partition, offset: int) -> set[str]:
-        """Say no more of a log than is there once it ends, or begins anew, at ``offset``.
+        """Lower checkpointed offsets of a log before it is truncated or restarted at ``offset``.
 
-        The names of the checkpoints that have to be saved before it is cut.
+        Return the names of the checkpoints that must be saved before that.
         """
 
     async def save_all(self, names: Collection[str]) -> bool:
-        """Write checkpoints; whether they are on disk."""
+        """Write checkpoints, and return whether they are on disk."""
 
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """One partition that is fetched."""
+    """One partition that is being fetched."""
 
     local: LocalPartition
     partition: Partition
@@ -118,31 +118,31 @@ class Fetchers:
     ) -> None:
         """``log_of`` opens a replica, or raises StorageError. ``on_disk`` is ``Flusher.after``.
 
-        ``remember`` keeps causes in the history; it must not fail.
+        ``remember`` records causes in the history; it must not fail.
         """
         self.config, self.peers, self.logs, self.clock = config, peers, logs, clock
         self.node_id = node_id
         self.image, self.broker_epoch, self.on_disk = image, broker_epoch, on_disk
         self._log_of, self._remember = log_of, remember
         self.quota = ReplicationQuota(config, clock, Side.FOLLOWER, node_id=node_id)
-        """What throttled replicas fetch."""
+        """The quota of throttled replicas on this broker as a follower."""
         self._followed: dict[Key, Followed] = {}
         self._fetchers: dict[tuple[int, int], _Fetcher] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._count = config.int(FETCHERS_KEY)
         self._again: dict[Key, LocalPartition] = {}
-        """What could not be followed, for a reason that nobody expected."""
+        """Partitions that could not be followed because of an unexpected error."""
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         config.listen(self._reconfigure)
 
-    # --- what is followed ------------------------------------------------------------------------
+    # --- followed partitions ---------------------------------------------------------------------
 
     def follow(self, partitions: Sequence[LocalPartition]) -> None:
-        """Fetch these from their leaders from now on, in the leader epoch that each has.
+        """Fetch partitions from their leaders, in the leader epoch that each has.
 
-        One that is fetched already goes on as it is unless its leader epoch is another. What can
-        not be opened is left out until it comes again.
+        A partition that is being fetched continues, unless its leader epoch is another. One whose
+        log cannot be opened is left out until the next call that names it.
         """
         for one in partitions:
             key = one.topic_id, one.index
@@ -156,11 +156,11 @@ class Fetchers:
             self._let_go(key)
             try:
                 self._begin(one)
-            except Exception as error:  # noqa: BLE001 - it must not stay without a fetcher
+            except Exception as error:  # noqa: BLE001 - the partition needs a fetcher
                 self._try_again(one, error)
 
     def _try_again(self, one: LocalPartition, error: Exception) -> None:
-        """Follow a partition from its log's end on after a while: nothing else would begin it."""
+        """Follow a partition again from its log's end after a pause: nothing else would do that."""
         tell("follow", error, partition=_name(one))
         key = one.topic_id, one.index
         self._let_go(key)
@@ -180,7 +180,7 @@ class Fetchers:
         except StorageError as error:
             _log.error("replica not followed", partition=_name(one), cause=str(error))
             return
-        # What was begun for it before, a cut above all, is begun no more.
+        # Cancels earlier work on the partition, above all a truncation.
         partition.replica.follow(one.registration.leader_epoch)
         machine = PartitionFollower(
             one.topic,
@@ -196,7 +196,7 @@ class Fetchers:
         self._do(found, step)
 
     def _assign(self, one: Followed) -> None:
-        """Hand a partition to the fetcher of its leader."""
+        """Add a partition to the fetcher of its leader."""
         leader = one.machine.leader
         n = fetcher_id(java_string_hash(one.local.topic), one.local.index, self._count)
         fetcher = self._fetchers.get((leader, n))
@@ -206,7 +206,7 @@ class Fetchers:
         fetcher.add(one)
 
     def stop(self, partitions: Iterable[Key]) -> None:
-        """Fetch these no more; what is under way for them has no effect."""
+        """Stop fetching partitions; requests in flight have no effect for them."""
         for key in partitions:
             self._let_go(key)
 
@@ -221,7 +221,7 @@ class Fetchers:
             self._end(fetcher)
 
     def _end(self, fetcher: _Fetcher) -> None:
-        """End a fetcher that has nothing to fetch."""
+        """End a fetcher without partitions."""
         del self._fetchers[fetcher.machine.leader, fetcher.machine.fetcher]
         fetcher.is_over = True
         self.peers.hang_up(fetcher.machine.leader, Purpose.FETCHER, fetcher.machine.fetcher)
@@ -231,13 +231,13 @@ class Fetchers:
             fetcher.task.cancel()
 
     def ended(self, fetcher: _Fetcher) -> None:
-        """A fetcher's task is over; if nobody has asked for that, another one takes its place."""
+        """Replace a fetcher whose task ended without being asked to."""
         if not fetcher.is_over:
             for one in fetcher.followed:
                 self._try_again(one.local, RuntimeError(f"{fetcher.task.get_name()} has ended"))
 
     def _reconfigure(self) -> None:
-        """Spread the partitions anew where their fetchers are more or fewer now."""
+        """Redistribute the partitions if the number of fetchers has changed."""
         backoff_ms = self.config.int("replica.fetch.backoff.ms")
         for one in self._followed.values():
             one.machine.backoff_ms = backoff_ms
@@ -246,25 +246,25 @@ class Fetchers:
             return
         self._count = count
         every = [one.local for one in self._followed.values()]
-        # What is under way for them, a cut above all, ends with the fetcher that it was given to.
+        # Their work in progress, above all a truncation, ends together with their fetcher.
         self.stop((one.topic_id, one.index) for one in every)
         self.follow(every)
 
     def is_followed(self, one: Followed) -> bool:
-        """Whether this is still what is done for the partition."""
+        """Return whether this is still the current state of the partition."""
         return self._followed.get(one.machine.key) is one
 
     def __iter__(self) -> Iterator[PartitionFollower]:
-        """The machines of all that is fetched, in no order."""
+        """Yield the machines of all fetched partitions, in no order."""
         return (one.machine for one in self._followed.values())
 
     @property
     def max_lag(self) -> int:
-        """Records that the one furthest behind its leader lacks (kafka: ``MaxLag``)."""
+        """The lag, in records, of the partition furthest behind its leader (kafka: ``MaxLag``)."""
         return max((one.lag or 0 for one in self), default=0)
 
     async def close(self) -> None:
-        """Fetch nothing more; return when nothing is under way."""
+        """Stop fetching, and return once nothing is in progress."""
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
@@ -272,10 +272,10 @@ class Fetchers:
         while self._ending:
             await asyncio.wait(set(self._ending))
 
-    # --- what machines say -----------------------------------------------------------------------
+    # --- steps of the machines -------------------------------------------------------------------
 
     def _do(self, one: Followed, step: FollowerStep) -> None:
-        """Do what needs no time, and hand the rest to the partition's fetcher."""
+        """Do the immediate part of a step, and give the rest to the partition's fetcher."""
         for event in step.events:
             self._tell(one.local, event)
         partition = one.partition
@@ -302,21 +302,21 @@ class Fetchers:
             self._remember(local, event)
 
     def do(self, one: Followed, step: FollowerStep) -> None:
-        """Do what a machine says."""
+        """Do a machine's step."""
         with self.alone(one):
             self._do(one, step)
 
     @contextmanager
     def alone(self, one: Followed) -> Iterator[None]:
-        """What fails for one partition inside leaves the others alone.
+        """Confine an exception to one partition.
 
-        If its log could not do what was asked of it, it has failed; else it begins anew.
+        After a LogError the replica has failed; after any other exception it is followed again.
         """
         try:
             yield
         except LogError as error:
             self._do(one, one.machine.failed(str(error)))
-        except Exception as error:  # noqa: BLE001 - its machine waits for what was not done
+        except Exception as error:  # noqa: BLE001 - else its machine would wait forever
             if self.is_followed(one):
                 self._try_again(one.local, error)
             else:
@@ -335,17 +335,17 @@ class _Fetcher:
         self._wake = asyncio.Event()
         self._pace = Pace()
         self._trouble = ""
-        """Why the last request got no answer."""
+        """The cause of the last request's failure; empty after a response."""
         self.is_over = False
-        """Whether its task is to end: it has nothing to fetch any more."""
+        """Whether the task should end, as there is nothing left to fetch."""
         self.task = spawn(self._run(), f"fetcher {n} of leader {leader}")
         self.task.add_done_callback(lambda _: owner.ended(self))
 
-    # --- what is fetched ---
+    # --- its partitions ---
 
     @property
     def followed(self) -> list[Followed]:
-        """What it fetches."""
+        """The partitions of this fetcher."""
         return list(self._parts.values())
 
     def add(self, one: Followed) -> None:
@@ -354,7 +354,7 @@ class _Fetcher:
         self._wake.set()
 
     def remove(self, one: Followed) -> bool:
-        """Whether nothing is left."""
+        """Remove a partition; return whether none is left."""
         self._parts.pop(one.machine.key, None)
         self.machine.remove(one.machine.key)
         self._cuts.pop(one, None)
@@ -362,7 +362,7 @@ class _Fetcher:
         return not self._parts
 
     def take(self, one: Followed, step: FollowerStep) -> None:
-        """Do soon what takes time."""
+        """Queue the part of a step that takes time."""
         if step.truncate is not None:
             self._cuts[one] = step.truncate
         if step.ask is not None:
@@ -389,14 +389,14 @@ class _Fetcher:
                 await self._pause(pause_ms)
 
     async def _pause(self, pause_ms: int | None) -> None:
-        """Wait until there is something to do."""
+        """Wait until there is work, or the pause is over."""
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(None if pause_ms is None else pause_ms / 1000):
                 await self._wake.wait()
 
     async def _round(self) -> int | None:
-        """Do what is due; how long to wait then, None until something is new."""
+        """Do the work that is due; return the pause in ms, or None to wait for new work."""
         backoff_ms = self._owner.config.int("replica.fetch.backoff.ms")
         if self._cuts and not await self._cut():
             return max(1, backoff_ms)
@@ -408,12 +408,12 @@ class _Fetcher:
             wake_at = self.machine.wake_at()
             if wake_at is not None:
                 return max(1, wake_at - self._now())
-            # Those that are throttled are looked at again.
+            # Check throttled partitions again after the backoff.
             return max(1, backoff_ms) if self.machine.followers else None
         try:
             await self._fetch(request)
         except BaseException:
-            # Whatever it was, all of it is asked for anew.
+            # After any error the next request asks for all of it again.
             self.machine.failed(self._now())
             raise
         return 0
@@ -423,7 +423,7 @@ class _Fetcher:
         return self._counts(machine) and owner.quota.is_exceeded
 
     def _counts(self, machine: PartitionFollower) -> bool:
-        """Whether a partition's bytes count for the quota."""
+        """Return whether a partition's bytes count against the replication quota."""
         owner = self._owner
         configs = owner.image().topic_configs(machine.topic)
         return bool(configs) and owner.quota.covers(configs, machine.index)
@@ -435,7 +435,7 @@ class _Fetcher:
         return self._owner.image().features.get("metadata.version", 0)
 
     async def _send(self, entity: Entity) -> Entity | None:
-        """The leader's answer, None where it has none."""
+        """Return the leader's response, or None if there is none."""
         leader, n = self.machine.leader, self.machine.fetcher
         try:
             answer = await self._owner.peers.channel(leader, Purpose.FETCHER, n).request(entity)
@@ -485,7 +485,7 @@ class _Fetcher:
         await self._on_disk(appended)
 
     async def _append(self, one: Followed, result: PartitionResult) -> None:
-        """Append an answer's records, straight from where they have arrived."""
+        """Append a response's records, directly from the receive buffer."""
         owner, machine, partition = self._owner, one.machine, one.partition
         records, at, began = result.answer.records, 0, partition.log_end_offset
         limit = result.step.append_up_to_epoch
@@ -507,16 +507,16 @@ class _Fetcher:
             error = without_traceback(caught)
             _log.warning("answer not appended", partition=str(machine), cause=str(error))
         if partition.log_end_offset != began and not isinstance(error, StorageError):
-            # What comes behind a piece that is damaged is asked for again from there.
+            # The records from the corrupt batch on are fetched again.
             owner.do(one, machine.appended())
         elif error is None or isinstance(error, NoRoomError):
-            # Nothing of it could be used, which may pass.
+            # No record was usable, and the cause may be temporary.
             owner.do(one, machine.delay(self._now()))
         else:
             owner.do(one, machine.append_failed(_code_of(error), self._now()))
 
     async def _on_disk(self, partitions: Sequence[Partition]) -> None:
-        """Wait for what flush.messages asks for: the next fetch says that it is here."""
+        """Wait for a flush that flush.messages requires: the next fetch confirms the records."""
         done = asyncio.get_running_loop().create_future()
 
         def settle() -> None:
@@ -526,10 +526,10 @@ class _Fetcher:
         if partitions and self._owner.on_disk(partitions, settle):
             await done
 
-    # --- cutting ---------------------------------------------------------------------------------
+    # --- truncation ------------------------------------------------------------------------------
 
     async def _cut(self) -> bool:
-        """Cut logs as machines have said; whether the checkpoints could be written before."""
+        """Truncate logs for their machines; return False if the checkpoints cannot be written."""
         owner, names = self._owner, set[str]()
         for one, cut in list(self._cuts.items()):
             is_planned = False
@@ -555,7 +555,7 @@ class _Fetcher:
         return True
 
     async def _ask(self) -> None:
-        """Ask the leader for the ends of its logs."""
+        """Ask the leader for the offsets at which its logs start or end."""
         owner, asked = self._owner, self._questions
         self._questions = {}
         timeout_ms = owner.config.int("replica.socket.timeout.ms")
@@ -570,7 +570,7 @@ class _Fetcher:
             if answer is not None:
                 found = listed_offsets(answer, questions)
         finally:
-            # Whatever comes of it, none stays without an answer.
+            # Each machine gets an answer, even after a failed request.
             for one, question in asked.items():
                 offset, error = found.get(one.machine.key, (-1, Errors.NETWORK_EXCEPTION))
                 if owner.is_followed(one):
@@ -580,7 +580,7 @@ class _Fetcher:
 
 
 def _code_of(error: LogError) -> int:
-    """What the machine is told of a failed append."""
+    """Return the error code of a failed append, for the machine."""
     if isinstance(error, CorruptRecordError):
         return Errors.CORRUPT_MESSAGE
     if isinstance(error, InvalidRecordError):

@@ -1,4 +1,4 @@
-"""The log of a partition that is followed, as the machine of its follower looks at it."""
+"""The log of a followed partition, as the follower's machine sees it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fencepost.logcore.partition import Partition
 
 
 class FollowedLog:
-    """A partition as the machine of its follower looks at it."""
+    """A partition as the follower's machine sees it."""
 
     __slots__ = ("partition",)
 

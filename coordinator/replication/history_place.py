@@ -1,8 +1,8 @@
-"""Where a broker of a cluster writes its history: to a partition of that topic that it leads.
+"""The partition of the history topic that a broker of a cluster leads and writes to.
 
-The topic has a partition for each broker, which is its preferred leader; the controller is asked
-for it when the first entry comes. Who leads none, as after a restart, keeps its entries until it
-does. There are as many replicas as the topic of groups' offsets is to have.
+The topic has a partition for each broker, which is the partition's preferred leader; the first
+entry makes the broker ask the controller for it. A broker that leads none, as after a restart,
+holds its entries until it does. The replication factor is that of the offsets topic.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fencepost.logcore.partition import Partition
 
 TIMEOUT_MS: Final = 30_000
 REFUSED_S: Final = 10.0
-"""After a refusal, until the controller is asked again."""
+"""The pause after an error before the controller is asked again."""
 _OVERTAKEN: Final = (ErrorCode.topic_already_exists, ErrorCode.invalid_partitions)
-"""Another broker was faster; the next image says what there is."""
+"""Another broker made the change first; the next image has its result."""
 
 _log = structlog.get_logger(__name__)
 
 
 class HistoryPlace:
-    """Finds the partition of this broker, or has it made. Belongs to the running loop."""
+    """Finds the partition of this broker, or has it created. Belongs to the running loop."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class HistoryPlace:
         self._node_id = node_id
         self._asked: asyncio.Future[Entity] | None = None
         self._not_before_s = 0.0
-        """On the loop's clock."""
+        """The end of that pause, on the loop's clock."""
 
     def partition(self) -> Partition | None:
-        """The log to append to; None while there is none, which is mended meanwhile."""
+        """Return the log to append to; None if there is none yet, after asking for it."""
         topic, me = self._metadata.topic(HISTORY_TOPIC), self._node_id
         known = () if topic is None else topic.partitions
         led = [index for index, one in enumerate(known) if one.leader == me]
@@ -69,11 +69,11 @@ class HistoryPlace:
             try:
                 return self._replicas.leader(HISTORY_TOPIC, index)
             except DomainError:
-                continue  # the image is newer than what has been done of it
+                continue  # the image is newer than the replicas
         return None
 
     def _ask(self, topic: TopicImage | None) -> None:
-        """Have the controller make the partition, once there are enough brokers to hold it."""
+        """Ask the controller for the partition, once there are enough brokers for its replicas."""
         others = sorted(
             (
                 one

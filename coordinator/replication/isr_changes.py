@@ -1,6 +1,6 @@
-"""AlterPartition requests: changes of ISRs on their way from the leaders here to the controller.
+"""AlterPartition requests, which carry ISR changes from local leaders to the controller.
 
-One request at a time, with all changes that came up meanwhile; asked again until it is answered
+There is one request at a time, with all changes so far, which is retried until it is answered
 (``cluster/alter_partition.py``).
 
 Source: ``DefaultAlterPartitionManager``.
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 
 class IsrChanges:
-    """Takes the changes of ``replicas`` to the controller. Belongs to the running loop."""
+    """Sends the ISR changes of ``replicas`` to the controller. Belongs to the running loop."""
 
     def __init__(self, replicas: Replicas, channel: ControllerChannel, clock: Clock) -> None:
         self._replicas, self._channel, self._clock = replicas, channel, clock
@@ -43,22 +43,22 @@ class IsrChanges:
         replicas.alter_partition = self.submit
 
     def __len__(self) -> int:
-        """Changes that are not answered."""
+        """Return the number of unanswered changes."""
         return len(self._queue)
 
     def submit(self, change: IsrChange) -> None:
-        """Ask the controller for a change, in the next request."""
+        """Add a change to the next request."""
         if not self._queue.submit(change):
-            # An earlier one has not been answered: its leader has moved on meanwhile.
+            # An earlier change is unanswered, and its leader has moved on meanwhile.
             refuse = partial(self._tell, change, int(Errors.OPERATION_NOT_ATTEMPTED))
             self._loop.call_soon(refuse)
         elif not self._is_armed:
-            # What else this turn brings goes into the same request.
+            # Other changes of this turn of the loop go into the same request.
             self._is_armed = True
             self._loop.call_soon(self._send)
 
     def close(self) -> None:
-        """Ask for nothing more."""
+        """Send no further changes."""
         self._replicas.alter_partition = None
         if self._timer is not None:
             self._timer.cancel()

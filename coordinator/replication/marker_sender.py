@@ -30,7 +30,7 @@ class MarkerSender:
         self._peers = peers
 
     async def send(self, send: Send) -> Codes | None:
-        """Return a broker's answer to its markers, None if none has come."""
+        """Return a broker's response to its markers; None if there is none."""
         peer = self._peers.channel(send.broker_id, Purpose.TXN_MARKER_SENDER)
         try:
             answer = await peer.newest(

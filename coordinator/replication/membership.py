@@ -1,8 +1,8 @@
-"""A broker's place in a cluster: its registration and its view of the metadata, kept alive.
+"""A broker's membership in a KRaft cluster: its registration and the metadata it observes.
 
-Both have an event loop of their own, in a thread of its own. A controller fences whoever is silent
-for ``broker.session.timeout.ms``; a long turn of the broker's loop, the recovery of its logs at a
-start above all, must not be taken for death.
+Both run on an event loop in a thread of their own. A controller fences a broker that is silent for
+``broker.session.timeout.ms``, so a long turn of the broker's own loop, above all log recovery at a
+start, must not delay heartbeats.
 
 Source: ``BrokerServer.startup`` and ``shutdown``, ``SharedServer``.
 """
@@ -37,14 +37,14 @@ from fencepost.logcore.tracebacks import without_traceback
 _log = structlog.get_logger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the thread may take to end."""
+"""The time limit for the thread to end."""
 
 
 class Membership:
-    """What a broker of a cluster is told, and what it tells. Its owner's loop calls it.
+    """The membership of one broker. Its methods belong to the owner's loop.
 
-    ``on_lost`` is called, on that loop, if the broker must stop by itself: its epoch is lost, or
-    the metadata can not be followed any more.
+    ``on_lost`` is called on that loop if the broker must stop: its broker epoch is invalid, or it
+    can no longer follow the metadata.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Membership:
         self._registering: Registering
         self._ready = threading.Event()
 
-    # --- what is known; any thread may look ---
+    # --- state that any thread may read ---
 
     @property
     def controller(self) -> Address | None:
-        """Where the active controller listens, as far as is known."""
+        """The active controller's address, as far as known."""
         return self._observing.controller
 
     @property
@@ -92,40 +92,43 @@ class Membership:
 
     @property
     def state(self) -> BrokerState:
-        """How far the broker has come."""
+        """The state of the broker's lifecycle."""
         return self.lifecycle.state
 
     @property
     def in_controlled_shutdown(self) -> bool:
-        """Whether it asks to be let go: it must lead nothing anew, and join no ISR."""
+        """Whether the broker has asked for a controlled shutdown.
+
+        It must then not join an ISR, nor become the leader of a partition.
+        """
         return self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN
 
-    # --- a broker's way ---
+    # --- lifecycle ---
 
     async def join(self) -> MetadataImage:
-        """Register and catch up; the metadata of that time. Raises MembershipError."""
+        """Register, catch up, and return the metadata of that time. Raises MembershipError."""
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._thread.start()
         await self._caught_up
         return self._newest
 
     def follow(self, publish: Callable[[MetadataImage], None], applied: MetadataImage) -> None:
-        """Have ``publish`` called with each newer image, on the owner's loop.
+        """Call ``publish`` with each newer image, on the owner's loop.
 
-        ``applied`` is what has been published. Images that come faster than they are taken are left
-        out but for the newest.
+        ``applied`` is the image already published. If images come faster than they are published,
+        only the newest is delivered.
         """
         self._applied_offset = applied.offset
         self._publish = publish
         self._deliver()
 
     async def unfence(self) -> None:
-        """All that was known has been applied: serve. Raises MembershipError."""
+        """Ask to be unfenced, once all metadata is applied. Raises MembershipError."""
         self.call(self._registering.ready_to_unfence)
         await self._unfenced
 
     async def controlled_shutdown(self) -> None:
-        """Hand over what is led; whatever happens, this ends in time."""
+        """Hand over leadership; this returns within a bounded time in any case."""
         if self._loop is None or self._released.done():
             return
         self.call(self._registering.begin_controlled_shutdown)
@@ -133,7 +136,7 @@ class Membership:
             await asyncio.shield(self._released)
 
     async def stop(self) -> None:
-        """Leave without another word; the controller fences the broker after its session."""
+        """Leave without notice; the controller fences the broker after its session timeout."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -144,7 +147,7 @@ class Membership:
             future.cancel()
 
     def call(self, work: Callable[[], object]) -> None:
-        """Have the thread do it; nothing where it has ended."""
+        """Run ``work`` in the thread; do nothing if the thread has ended."""
         self._ready.wait(CLOSE_TIMEOUT_S)
         with suppress(RuntimeError):
             if self._loop is not None:
@@ -177,7 +180,7 @@ class Membership:
         for future in (*waited, self._released):
             if not future.done():
                 future.set_exception(without_traceback(why))
-                future.exception()  # maybe nobody waits for it
+                future.exception()  # no caller may wait for it
         if not waited:
             self._on_lost(why)
 
@@ -187,7 +190,7 @@ class Membership:
         try:
             with asyncio.Runner(loop_factory=type(self._owner)) as runner:
                 runner.run(self._live())
-        except BaseException as error:  # noqa: BLE001 - told to the owner
+        except BaseException as error:  # noqa: BLE001 - reported to the owner
             self._tell_owner(partial(self._lost, MembershipError(str(error))))
         finally:
             self._ready.set()
@@ -219,7 +222,7 @@ class Membership:
         await channel.close()
 
     async def _vital(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what the broker can not be without; if that fails, the broker stops."""
+        """Run a task that the broker depends on; if it fails, the broker stops."""
         try:
             await work
         except Exception as error:

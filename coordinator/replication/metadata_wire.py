@@ -1,4 +1,4 @@
-"""What the observer of the metadata log says and hears, in messages of Kafka's protocol.
+"""Requests and responses of the metadata log's observer, as messages of Kafka's protocol.
 
 Source: ``KafkaRaftClient.buildFetchRequest``, ``RaftUtil``, ``VotersRecord``.
 """
@@ -36,7 +36,7 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 METADATA_TOPIC_ID: Final = UUID(int=1)
 
 MAX_WAIT_MS: Final = 500
-"""How long a controller keeps a fetch that finds nothing new."""
+"""How long a controller may hold a fetch that finds no new records."""
 
 MAX_FETCH_BYTES: Final = 1 << 20
 """``controller.quorum.fetch.max.bytes``, and ``controller.quorum.fetch.snapshot.max.bytes``."""
@@ -49,7 +49,7 @@ _HEADER_BYTES: Final = 61
 def fetch_body(
     asked: FetchMetadata, make: RequestFactory, *, node_id: int, cluster_id: str, directory_id: UUID
 ) -> Entity:
-    """A Fetch of the metadata log, outside of any fetch session."""
+    """Return a Fetch of the metadata log, without a fetch session."""
     partition = make.FetchPartition(
         partition=0,
         current_leader_epoch=asked.current_leader_epoch,
@@ -76,7 +76,7 @@ def fetch_body(
 def snapshot_body(
     asked: FetchSnapshot, make: RequestFactory, *, node_id: int, cluster_id: str
 ) -> Entity:
-    """A FetchSnapshot of the next piece."""
+    """Return a FetchSnapshot for the next piece."""
     partition = make.PartitionSnapshot(
         partition=0,
         current_leader_epoch=asked.current_leader_epoch,
@@ -92,7 +92,7 @@ def snapshot_body(
 
 
 def fetched(answer: Entity) -> MetadataFetched:
-    """What a Fetch of the metadata log has brought."""
+    """Return the contents of a Fetch response for the metadata log."""
     row = _only_partition(answer.responses if not answer.error_code else ())
     if row is None:
         return MetadataFetched(error=int(answer.error_code) or -1)
@@ -114,7 +114,7 @@ def fetched(answer: Entity) -> MetadataFetched:
 
 
 def snapshot_fetched(answer: Entity) -> SnapshotFetched:
-    """What a FetchSnapshot has brought."""
+    """Return the contents of a FetchSnapshot response."""
     row = _only_partition(answer.topics if not answer.error_code else ())
     if row is None:
         return SnapshotFetched(error=int(answer.error_code) or -1)
@@ -140,7 +140,7 @@ def _hint(leader: Entity, answer: Entity) -> LeaderHint:
 
 
 def batches_reader(listener: str) -> Callable[[bytes], Iterator[MetadataBatch]]:
-    """Reads fetched bytes; voters are those that listen under this name."""
+    """Return a reader of fetched bytes, which takes voters' addresses from this listener."""
 
     def read(data: bytes) -> Iterator[MetadataBatch]:
         view, pos = memoryview(data), 0

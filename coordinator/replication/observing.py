@@ -1,4 +1,4 @@
-"""The observer of the metadata log at work: one fetch after another, to whoever leads.
+"""The observer of the metadata log at work: one fetch after another from the active controller.
 
 Source: ``KafkaRaftClient.pollUnattached``, ``pollFollowerAsObserver``.
 """
@@ -52,23 +52,23 @@ _log = structlog.get_logger(__name__)
 _ABOUT_LEADERS: Final = frozenset(
     {FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, UNKNOWN_LEADER_EPOCH}
 )
-"""Errors that are part of looking for the active controller."""
+"""Errors that occur while the active controller is being found."""
 
 
 DIVERGED_TIMES: Final = 3
-"""So often in a row a controller says that committed metadata are lost before it is believed."""
+"""Consecutive reports that committed metadata is lost, before the broker believes a controller."""
 
 MISUNDERSTOOD_TIMES: Final = 20
-"""So often in a row something else makes no sense before a start is given up. Later it is tried for
-ever: what the broker knows goes on being of use."""
+"""Consecutive invalid responses before a start is given up. After the start there is no limit: the
+broker's present metadata remains useful."""
 
 UNLIMITED: Final = float("inf")
 
 
 class Observing:
-    """Fetches the metadata of a cluster, and hands on what is committed.
+    """Fetches the metadata of a cluster, and publishes committed images.
 
-    ``publish`` gets each image, on the loop that :meth:`run` runs on.
+    ``publish`` gets each image, on the loop of :meth:`run`.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Observing:
         self._trouble: str | None = None
         self._silent_until_s = 0.0
         self._in_vain = 0
-        """Answers in a row that made no sense."""
+        """Consecutive invalid responses."""
 
     @property
     def controller(self) -> Address | None:
-        """Where the active controller listens; may be read by any thread."""
+        """The active controller's address; any thread may read it."""
         return self.observer.leader
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises MetadataDivergedError and CorruptRecordError."""
+        """Run until cancelled. Raises MetadataDivergedError and CorruptRecordError."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -145,11 +145,11 @@ class Observing:
             self._nonsense(asked.to, error, now_ms, limit)
         else:
             return images
-        await self._connection.close()  # it may be because of what is known of the connection
+        await self._connection.close()  # the known versions of the connection may be the cause
         return []
 
     def _nonsense(self, address: Address, error: Exception, now_ms: float, limit: float) -> None:
-        """Nothing of an answer may be applied; ask again, but for an error that stays."""
+        """Discard an invalid response; raise its error if it persists, or else ask again."""
         self._in_vain += 1
         self._tell(address, str(error) or type(error).__name__)
         if self._in_vain >= limit:
@@ -178,7 +178,7 @@ class Observing:
         return images
 
     def _tell(self, address: Address, cause: str) -> None:
-        """Say it once, and another cause a second later: it is tried again many times a second."""
+        """Log a cause once, and at most one cause a second, as retries are more frequent."""
         now_s = asyncio.get_running_loop().time()
         if cause != self._trouble and now_s >= self._silent_until_s:
             self._trouble, self._silent_until_s = cause, now_s + 1

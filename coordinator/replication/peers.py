@@ -1,8 +1,8 @@
 """Connections to other brokers: one for each broker and purpose, made when it is first needed.
 
-Where a broker listens comes from the image, by the name of the listener that brokers use among
-themselves. Nothing is repeated here: whoever asks knows whether that may be done, and a broker may
-have moved meanwhile. A connection that could not be made, or broke, is not tried again at once.
+The metadata image has the address of a broker's inter-broker listener. A :class:`Peer` repeats no
+request: only the caller knows whether a retry is safe, and the broker may have moved meanwhile.
+After a failure, the next connection attempt waits for a backoff.
 
 Source: ``BrokerBlockingSender``, ``NetworkUtils.buildNetworkClient``,
 ``TransactionMarkerChannelManager``.
@@ -41,7 +41,7 @@ Address = tuple[str, int]
 
 FIRST_BACKOFF_MS: Final = 50
 MAX_BACKOFF_MS: Final = 1_000
-"""Pauses between two attempts to connect to a broker double from the first to the last of these."""
+"""Backoff before another attempt to connect to a broker: it doubles from the first to the last."""
 
 _OF_CLIENTS: Final = frozenset(
     {
@@ -60,11 +60,11 @@ _OF_CLIENTS: Final = frozenset(
         "ssl.truststore.type",
     }
 )
-"""What a listener's settings say to those who connect to the same listener elsewhere."""
+"""Settings of a listener that also apply to connections to that listener of other brokers."""
 
 
 class Purpose(Enum):
-    """What a connection is for; the value is its client id with the own broker id in it."""
+    """The purpose of a connection; the value is its client id, with a place for the broker id."""
 
     FETCHER = "broker-{0}-fetcher-{1}"
     TXN_MARKER_SENDER = "broker-{0}-txn-marker-sender"
@@ -72,22 +72,22 @@ class Purpose(Enum):
 
     @property
     def negotiates(self) -> bool:
-        """Whether versions are asked for; those of replication follow from metadata.version."""
+        """Whether versions are negotiated; those of replication follow from metadata.version."""
         return self is not Purpose.FETCHER
 
     @property
     def timeout_key(self) -> str:
-        """The setting that says how long an answer may take."""
+        """The setting that limits the time for a response."""
         return "request.timeout.ms" if self.negotiates else "replica.socket.timeout.ms"
 
 
 def security_of(
     config: BrokerConfig, listener: str, protocol: SecurityProtocol, mechanism: str
 ) -> Security:
-    """How this broker connects to others on ``listener``, and as whom if that asks for a login.
+    """Return the security settings for connections to other brokers on ``listener``.
 
-    Its keys are the same as those of its own listener of that name, as in Kafka. Raises ConfigError
-    for what can not be used, files among it.
+    The keys are those of this broker's own listener of that name, as in Kafka. Raises ConfigError
+    for unusable settings or files.
     """
     if protocol is SecurityProtocol.PLAINTEXT:
         return PLAINTEXT
@@ -111,9 +111,9 @@ def security_of(
 
 @contextmanager
 def usable_security() -> Iterator[None]:
-    """Whoever can not connect for the sake of a file tries again: it may be half written.
+    """Turn a SecurityError into BrokerUnreachable, so that the caller retries.
 
-    Raises BrokerUnreachable.
+    The cause may be a file that is half written.
     """
     try:
         yield
@@ -124,8 +124,8 @@ def usable_security() -> Iterator[None]:
 class Peer:
     """One connection to one broker. Belongs to the event loop.
 
-    Answers come in the order of their requests. A call that is cancelled leaves the connection as
-    it is, and its answer is dropped when it comes.
+    Responses come in the order of their requests. Cancelling a call leaves the connection open; the
+    response is dropped when it arrives.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Peer:
         security: Security = PLAINTEXT,
         negotiates: bool = True,
     ) -> None:
-        """``where`` raises BrokerUnreachable for a broker that nobody knows."""
+        """``where`` raises BrokerUnreachable for an unknown broker."""
         self._where = where
         self._client_id, self._security = client_id, security
         self._timeout_ms, self._negotiates = timeout_ms, negotiates
@@ -148,10 +148,10 @@ class Peer:
         self._closed = False
 
     async def request(self, entity: Entity, *, timeout_ms: float | None = None) -> Entity:
-        """Send ``entity`` in the version that it is of; the answer, whatever it says.
+        """Send ``entity`` in its own version, and return the response, which may hold an error.
 
-        Raises WireError: BrokerUnreachable where nothing was sent, ConnectionLostError where the
-        fate of the request is unknown, AuthenticationError.
+        Raises WireError: BrokerUnreachable if nothing was sent, ConnectionLostError if the fate of
+        the request is unknown, AuthenticationError.
         """
         return await self._guarded(
             timeout_ms,
@@ -168,7 +168,7 @@ class Peer:
         at_most: int | None = None,
         timeout_ms: float | None = None,
     ) -> Entity:
-        """Do the same in the newest version that both sides know. UnsupportedVersion as well."""
+        """Do the same in the newest version that both sides know; may raise UnsupportedVersion."""
         return await self._guarded(
             timeout_ms,
             lambda router, left_ms: router.newest(api_key, at_most, build, left_ms),
@@ -177,7 +177,7 @@ class Peer:
     async def _guarded(
         self, timeout_ms: float | None, ask: Callable[[Router, float], Awaitable[T]]
     ) -> T:
-        """Ask within the time, and remember how it went."""
+        """Send a request within its time limit, and update the backoff."""
         until = monotonic_s() + (self._timeout_ms if timeout_ms is None else timeout_ms) / 1000
         pause = min(self._not_before, until) - monotonic_s()
         if pause > 0:
@@ -187,7 +187,7 @@ class Peer:
             answer = await ask(router, max(1.0, (until - monotonic_s()) * 1000))
         except UnsupportedVersion:
             if self._router is router:
-                self._disconnect()  # maybe another answer tells of other versions
+                self._disconnect()  # another connection may report other versions
             raise
         except WireError:
             if self._router is router and not router.is_open:
@@ -195,13 +195,13 @@ class Peer:
                 self._not_before = monotonic_s() + self._backoff_ms / 1000
             raise
         except (TypeError, ValueError) as error:
-            # An answer that makes no sense, where nobody has looked for that.
+            # A response that was decoded, but does not make sense.
             if self._router is router:
                 self._disconnect()
             raise ConnectionLostError(f"{self._to}: {error!r}") from error
         finally:
             if self._router is not router:
-                # Closed meanwhile, and it may have connected after that.
+                # The peer was closed or moved meanwhile; the router may have connected after that.
                 router.close()
         self._backoff_ms = 0.0
         return answer
@@ -242,7 +242,7 @@ class Peers:
     def __init__(
         self, config: BrokerConfig, image: Callable[[], MetadataImage], *, node_id: int
     ) -> None:
-        """ConfigError where the listener between brokers can not be used."""
+        """Raises ConfigError if the inter-broker listener is unusable."""
         self._config, self._image, self._node_id = config, image, node_id
         self.listener, protocol = between_brokers(config)
         mechanism = config.text("sasl.mechanism.inter.broker.protocol") or ""
@@ -250,16 +250,16 @@ class Peers:
         self._peers: dict[tuple[int, Purpose, int], Peer] = {}
 
     def address(self, broker_id: int) -> Address | None:
-        """Where a broker listens for others; None if it is not registered, or has no such listener.
+        """Return a broker's inter-broker address; None if unregistered or without that listener.
 
-        A broker that is fenced may be there all the same.
+        A fenced broker may be reachable all the same.
         """
         known = self._image().brokers.get(broker_id)
         endpoint = None if known is None else known.listeners.get(self.listener)
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
     def channel(self, broker_id: int, purpose: Purpose, n: int = 0) -> Peer:
-        """The connection to a broker for a purpose, the ``n``-th of them."""
+        """Return the ``n``-th connection to a broker for a purpose."""
         key = broker_id, purpose, n
         found = self._peers.get(key)
         if found is None:
@@ -282,13 +282,13 @@ class Peers:
         return found
 
     def hang_up(self, broker_id: int, purpose: Purpose, n: int = 0) -> None:
-        """End a connection that is not needed now."""
+        """Close a connection that is not needed now."""
         peer = self._peers.pop((broker_id, purpose, n), None)
         if peer is not None:
             peer.close()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.close()

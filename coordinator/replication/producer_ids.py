@@ -21,14 +21,14 @@ from fencepost.txn.ids import ProducerIdBlock
 
 @dataclass(frozen=True, slots=True)
 class ControllersProducerIds:
-    """Asks for blocks over ``channel``, as the broker that was registered with ``broker_epoch``."""
+    """Requests blocks over ``channel`` for the broker registered with ``broker_epoch``."""
 
     channel: ControllerChannel
     node_id: int
     broker_epoch: Callable[[], int]
 
     async def allocate(self) -> ProducerIdBlock:
-        """A block for this broker alone. Raises ProducerIdsUnavailableError."""
+        """Return a block for this broker alone. Raises ProducerIdsUnavailableError."""
         request = Newest(
             ApiKey.ALLOCATE_PRODUCER_IDS,
             lambda make: make.message(broker_id=self.node_id, broker_epoch=self.broker_epoch()),

@@ -1,4 +1,4 @@
-"""What the configuration says of the controllers, for those who speak with them."""
+"""The controller quorum's addresses and settings, from the broker's configuration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """How controllers are found, and spoken with."""
+    """How to find the controllers, and how to connect to them."""
 
     bootstrap: Sequence[Address]
     """``controller.quorum.bootstrap.servers``, or the addresses of the voters."""
     voters: Mapping[int, Address]
-    """``controller.quorum.voters``: empty where the quorum is dynamic."""
+    """``controller.quorum.voters``; empty for a dynamic quorum."""
     listener: str
     """The first of ``controller.listener.names``."""
     security: Security = PLAINTEXT
@@ -31,11 +31,11 @@ class Quorum:
     retry_backoff_ms: int = 20
     """``controller.quorum.retry.backoff.ms``."""
     socket_timeout_ms: int = 30_000
-    """``controller.socket.timeout.ms``: of the other requests."""
+    """``controller.socket.timeout.ms``, for all other requests."""
 
     @classmethod
     def of(cls, config: BrokerConfig, roles: Roles) -> Quorum:
-        """As configured. Raises ConfigError."""
+        """Return the configured quorum. Raises ConfigError."""
         return cls(
             bootstrap=roles.bootstrap,
             voters=dict(roles.voters),
@@ -54,7 +54,7 @@ class Quorum:
 
 
 def intervals_of(config: BrokerConfig) -> Intervals:
-    """How often a broker is heard of, and how long it waits."""
+    """Return the configured heartbeat interval and timeouts."""
     return Intervals(
         heartbeat_ms=config.int("broker.heartbeat.interval.ms"),
         session_ms=config.int("broker.session.timeout.ms"),

@@ -1,8 +1,8 @@
-"""A broker's registration and its heartbeats, as its lifecycle wants them.
+"""A broker's registration and heartbeats, as its lifecycle decides.
 
-Source: ``BrokerLifecycleManager``. A cluster with a feature at a level that the broker does not
-support answers a registration UNSUPPORTED_VERSION and no more; Kafka's brokers try again until
-their time is up. This one asks which features it is about, says so, and gives up.
+Source: ``BrokerLifecycleManager``. If the cluster has a feature at a level that the broker does not
+support, the controller answers a registration only with UNSUPPORTED_VERSION, and Kafka's brokers
+retry until their time is up. This broker asks which features those are, reports them, and gives up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ABOUT_FEATURES: Final = Newest(ApiKey.API_VERSIONS, api_versions_body)
 
 
 def registration_body(asked: Registration, make: RequestFactory) -> Entity:
-    """A BrokerRegistration."""
+    """Return a BrokerRegistration."""
     return make.message(
         broker_id=asked.broker_id,
         cluster_id=asked.cluster_id,
@@ -67,7 +67,7 @@ def registration_body(asked: Registration, make: RequestFactory) -> Entity:
 
 
 def heartbeat_body(asked: Heartbeat, make: RequestFactory) -> Entity:
-    """A BrokerHeartbeat."""
+    """Return a BrokerHeartbeat."""
     return make.message(
         broker_id=asked.broker_id,
         broker_epoch=asked.broker_epoch,
@@ -79,7 +79,7 @@ def heartbeat_body(asked: Heartbeat, make: RequestFactory) -> Entity:
 
 
 def unsupported(features: Mapping[str, tuple[int, int]], finalized: Mapping[str, int]) -> list[str]:
-    """In words, the levels of a cluster that a broker with these ranges of features can't serve."""
+    """Describe the cluster's feature levels that are outside a broker's supported ranges."""
     problems = []
     for name, level in sorted(finalized.items()):
         low, high = features.get(name, (0, 0))
@@ -89,10 +89,11 @@ def unsupported(features: Mapping[str, tuple[int, int]], finalized: Mapping[str,
 
 
 class Registering:
-    """Registers a broker and lets the controller hear of it, from :meth:`run` on.
+    """Registers a broker and sends its heartbeats, from :meth:`run` on.
 
-    ``applied`` is the last record of the metadata that the broker has applied. ``on_step`` is told
-    of every step of the lifecycle, on the loop that this runs on; all methods belong there too.
+    ``applied`` returns the offset of the last metadata record that the broker has applied.
+    ``on_step`` is called with every step of the lifecycle, on the loop that :meth:`run` uses; all
+    methods belong to that loop.
     """
 
     def __init__(
@@ -107,15 +108,15 @@ class Registering:
         self._channel, self._applied, self._on_step = channel, applied, on_step
         self._wake = asyncio.Event()
         self._beyond: list[str] = []
-        """What keeps the broker out for good."""
+        """The cluster's feature levels that exclude this broker."""
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time() * 1000
 
     async def run(self) -> None:
-        """Until the broker may go, or must, or this is cancelled.
+        """Run until the broker may or must stop, or until cancelled.
 
-        Raises MembershipError if the cluster's features are beyond those of the broker.
+        Raises MembershipError if the cluster has a feature level that the broker lacks.
         """
         lifecycle = self.lifecycle
         lifecycle.start(self._now())
@@ -167,7 +168,7 @@ class Registering:
 
     def _heard_of_features(self, asked: Registration, answer: asyncio.Future[Entity]) -> None:
         if answer.cancelled() or answer.exception() is not None:
-            return  # the next refusal asks again
+            return  # the next rejected registration asks again
         finalized = {
             one.name: one.max_version_level
             for one in getattr(answer.result(), "finalized_features", ())
@@ -191,7 +192,7 @@ class Registering:
             async with asyncio.timeout(pause_s):
                 await self._wake.wait()
 
-    # --- what the broker does ---
+    # --- events of the broker ---
 
     def observed(self, metadata_version: int, log_dirs: Sequence[UUID]) -> None:
         """See :meth:`Lifecycle.observed`."""

@@ -1,6 +1,6 @@
-"""Questions about transactions whose coordinator is on another broker.
+"""Verification of transactions whose coordinator is another broker.
 
-Source: ``AddPartitionsToTxnManager``; what is asked and when: ``txn/verification.py``.
+Source: ``AddPartitionsToTxnManager``; ``txn/verification.py`` decides what to ask and when.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ ERRORS: Mapping[str, type[DomainError]] = MappingProxyType(
         "POLICY_VIOLATION": TooManyPartitionsError,
     }
 )
-"""What a coordinator says, in our words; anything else is COORDINATOR_NOT_AVAILABLE."""
+"""Our exceptions for a coordinator's errors; others become COORDINATOR_NOT_AVAILABLE."""
 
 Refused = Mapping[TopicPartition, DomainError]
-"""The partitions that are not in the transaction, and why."""
+"""The partitions that are not in the transaction, each with its error."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Verifier:
-    """Asks other brokers; a request at a time to each. Belongs to the event loop."""
+    """Asks other brokers, with one request in flight to each. Belongs to the event loop."""
 
     def __init__(self, storage: Storage, peers: Peers, coordinator_of: CoordinatorOf) -> None:
         self._peers, self._node_id = peers, storage.node_id
@@ -79,7 +79,7 @@ class Verifier:
         storage.metadata.subscribe(Subscriber.VERIFICATION, self._published)
 
     def ask(self, command: AddPartitions) -> asyncio.Future[Refused]:
-        """Have a transaction verified or extended. The future holds what was refused."""
+        """Verify or extend a transaction. The future returns the rejected partitions."""
         future: asyncio.Future[Refused] = asyncio.get_running_loop().create_future()
         token = next(self._tokens)
         self._waiting[token] = future
@@ -88,7 +88,7 @@ class Verifier:
         return future
 
     def close(self) -> None:
-        """Ask nothing more; what is asked is not answered."""
+        """Cancel all requests and their futures."""
         for task in self._asking:
             task.cancel()
         for future in self._waiting.values():
@@ -96,7 +96,7 @@ class Verifier:
         self._waiting.clear()
 
     def _published(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Whoever is not there any more will not answer."""
+        """Withdraw questions from brokers that have gone, are fenced or have restarted."""
         for broker_id, known in old.brokers.items():
             now = image.brokers.get(broker_id)
             if now is not known and (now is None or now.fenced or now.epoch != known.epoch):
@@ -131,7 +131,7 @@ class Verifier:
     def _give(self, answers: Iterable[Verified]) -> None:
         for answer in answers:
             future = self._waiting.pop(answer.token, None)
-            if future is not None and not future.done():  # the request's connection is gone
+            if future is not None and not future.done():  # done if the connection has gone
                 future.set_result({one: _error(code) for one, code in answer.errors.items()})
 
 

@@ -1,1 +1,1 @@
-"""What is done beside serving: moving logs, and sweeping through crashes."""
+"""Tools beside the running broker: moving logs, changing a cluster, and sweeping crash points."""

@@ -1,4 +1,4 @@
-"""Decisions about the metadata of a broker that is stopped, made by the controller's own rules."""
+"""Changes of a stopped broker's metadata, decided by the controller's own rules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
-    """Have the controller decide, and append its records; returns the answer.
+    """Have the controller decide, append its records, and return the answer.
 
-    Raises what the decision raises, and LogError.
+    Raises the decision's errors, and LogError.
     """
     outcome = decision(controller_of(storage))
     if outcome.records:
@@ -25,6 +25,6 @@ def decide(storage: Storage, decision: Callable[[Controller], Outcome[T]]) -> T:
 
 
 def controller_of(storage: Storage) -> Controller:
-    """Return a controller that looks at the broker's metadata as they are now."""
+    """Return a controller with the broker's present metadata."""
     settings = controller_settings(storage.config, node_id=storage.node_id)
     return Controller(settings, storage.metadata.image, storage.clock.monotonic_ms())

@@ -1,7 +1,7 @@
-"""Figures of a log that an import takes over, each within its bound.
+"""Bounds for the numbers in a log that is imported.
 
-A topic may hold what any client wrote: Apache Kafka accepts a batch of the producer id 2⁶³ − 1, and
-a broker that goes on above it has no id left.
+A topic may hold whatever a client wrote: Apache Kafka accepts a batch with producer id 2⁶³ − 1, and
+a broker that continues above it has no id left.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fencepost.logcore.machine import Record
 from fencepost.logcore.segment import LOG_SUFFIX
 
 ID_GAP = 1_000_000
-"""Producer ids that are passed over: some were given out, and nothing was written with them."""
+"""Producer ids to skip: some were allocated, and nothing was written with them."""
 
 _NONE = -1
-"""Stands for an id, an epoch or a sequence that a batch does not have."""
+"""A batch without producer id, epoch or sequence."""
 
 
 def check_files(fs: FileSystem, directory: Path) -> None:
@@ -52,7 +52,7 @@ def check_files(fs: FileSystem, directory: Path) -> None:
             try:
                 check_header(header)
             except BoundError:
-                # Damage is for the recovery of the copy, which tells of it.
+                # Corruption is left to the recovery of the copy, which reports it.
                 with suppress(CorruptRecordError):
                     if header.magic < MAGIC:
                         verify_message_crc(data, 0, parse_message(data))
@@ -63,7 +63,7 @@ def check_files(fs: FileSystem, directory: Path) -> None:
 
 
 def check_header(header: BatchHeader) -> None:
-    """Check the figures of a batch. Raises BoundError."""
+    """Check the numbers of a batch. Raises BoundError."""
     at = f"of the batch at offset {header.base_offset}"
     bounded("the offset", header.base_offset, 0, MAX_OFFSET)
     bounded(f"the last offset {at}", header.last_offset, header.base_offset, MAX_OFFSET)
@@ -77,19 +77,19 @@ def check_header(header: BatchHeader) -> None:
 
 
 class ProducerIdPlan(NamedTuple):
-    """Where producer ids go on."""
+    """Where producer ids continue."""
 
     before: int
-    """The next one as it is."""
+    """The present next producer id."""
     highest_in_logs: int
     beyond_bound: int
-    """Batches of higher ids than an import takes over."""
+    """Number of batches with ids above the bound of an import."""
     following: int
-    """The next one as it would be."""
+    """The next producer id after the change."""
 
 
 def plan_producer_ids(storage: Storage) -> ProducerIdPlan:
-    """Look through all logs for producer ids, and leave :data:`ID_GAP` behind the highest."""
+    """Scan all logs for producer ids, and plan to continue :data:`ID_GAP` above the highest."""
     highest, beyond = _NONE, 0
     for topic in storage.metadata.image.topics.values():
         for index in range(len(topic.partitions)):
@@ -116,7 +116,7 @@ def _ids_of_transactions(header: BatchHeader, batch: memoryview) -> Iterator[int
 
 
 def check_state(topic: str, header: BatchHeader, batch: memoryview) -> int:
-    """Check what the records of a coordinator's topic say; return the highest producer id in them.
+    """Check the records of a coordinator's topic; return the highest producer id in them.
 
     Raises BoundError, CorruptRecordError, InvalidRecordError.
     """

@@ -1,7 +1,7 @@
-"""What a stopped Apache Kafka's metadata log says of producer ids: where its next block begins.
+"""The next block of producer ids, from a stopped Apache Kafka's metadata log.
 
-Its controller hands them out in blocks and notes each in a ``ProducerIdsRecord``. Log and snapshots
-hold record batches; a value is frame version, key and version of the record's type, and its fields.
+Kafka's controller allocates ids in blocks, and records each in a ``ProducerIdsRecord``. Log and
+snapshots hold record batches; a value consists of frame version, type, version, and the fields.
 
 Source: ``MetadataRecordSerde``, ``ProducerIdsRecord.json``, ``ProducerIdControlManager``.
 """
@@ -29,9 +29,9 @@ _FIELDS: Final = struct.Struct(">iqq")
 
 
 def next_producer_id(fs: FileSystem, directory: str) -> int | None:
-    """Return the first producer id that no block has covered yet, 0 before the first block.
+    """Return the first producer id that is in no block yet, 0 before the first block.
 
-    None if ``directory`` has no metadata log, or one that can't be read. Raises OSError.
+    None if ``directory`` has no metadata log, or an unreadable one. Raises OSError.
     """
     path = f"{directory}/{METADATA_DIRECTORY}"
     names = fs.list_directory(path)
@@ -46,7 +46,7 @@ def next_producer_id(fs: FileSystem, directory: str) -> int | None:
 
 def _blocks(fs: FileSystem, path: str) -> Iterator[int]:
     for _, header, data in read_batches(fs, path, payload=True):
-        # What a kill has left half-written at the end counts for nothing in Kafka either.
+        # Kafka ignores a half-written batch at the end as well.
         if isinstance(header, str) or header.is_control:
             continue
         for record in decode_records(data, 0, header):

@@ -1,4 +1,4 @@
-"""A port of this machine that is kept between two lives of whoever listens on it."""
+"""A local port that stays reserved while the server on it restarts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import socket
 def hold_port(host: str = "127.0.0.1") -> socket.socket:
     """Reserve a free port: a bound socket that never listens; ``getsockname()[1]`` is the port.
 
-    Until it is closed the system gives the port to nobody who asks for any free one, and who binds
-    it by its number with SO_REUSEADDR, as servers do, can listen on it, again and again. A client
-    is refused while nobody does. Raises OSError if no port is free.
+    Until the socket is closed, the system does not hand out the port to a process that asks for any
+    free one. A server that binds the port by its number with SO_REUSEADDR, as servers do, can
+    listen on it, again and again. Clients are refused while no server listens. Raises OSError if no
+    port is free.
     """
     held = socket.socket()
     try:

@@ -1,12 +1,12 @@
-"""A broker that stands alone becomes one of a new cluster, whose controllers are Apache Kafka's.
+"""Promotes a standalone broker to a broker of a new cluster with controllers of Apache Kafka.
 
-Its metadata are Apache Kafka's records already, so they need no more than the form in which
-controllers find theirs: for each a directory with its identity and a snapshot, from which it goes
-on. The broker's own directory stays as it is but for a note, and stays usable, until the broker has
-joined the controllers.
+The broker's metadata consists of Apache Kafka's records already, so only the form that controllers
+start from is missing: for each a directory with its identity and a snapshot. The broker's own
+directory gets a note, but otherwise stays unchanged and usable until the broker has joined the
+controllers.
 
-Every step that can be cut short is made again by the next call. A controller's directory gets its
-identity last: Apache Kafka does not start on one without, and never begins an empty cluster there.
+A step that is interrupted is repeated by the next call. A controller's directory gets its identity
+last: without it Apache Kafka does not start, and so cannot begin an empty cluster there.
 
 Source: ``Formatter``, ``KafkaMetadataLog``; KIP-630 (snapshots), KIP-853 (voters).
 """
@@ -71,22 +71,22 @@ _OWN: Final = frozenset(
         *("log.dir", "log.dirs", "metadata.log.dir", "security.inter.broker.protocol"),
     }
 )
-"""Settings that say what a node is and where: each has its own."""
+"""Settings about a node's identity and location, which differ between nodes."""
 
 _ONE_REPLICA: Final = (
     "offsets.topic.replication.factor",
     "transaction.state.log.replication.factor",
     "transaction.state.log.min.isr",
 )
-"""More than one broker there is not yet: what Apache Kafka's default of 3 would keep away."""
+"""Settings for which Apache Kafka's default of 3 would require more brokers than the one."""
 
 
 class PromotionError(Exception):
-    """The broker can not become that of a cluster; the message says why. Nothing was changed."""
+    """The broker cannot be promoted, for the reason in the message. Nothing was changed."""
 
 
 class Controller(NamedTuple):
-    """One of the controllers, by its id and where it listens."""
+    """A controller's id and address."""
 
     node_id: int
     host: str
@@ -99,7 +99,7 @@ class Controller(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Controller:
-        """That of ID@HOST:PORT. Raises ValueError."""
+        """Parse ID@HOST:PORT. Raises ValueError."""
         node_id, found, address = text.partition("@")
         if not found or not node_id.isdecimal():
             raise ValueError(f"{text!r} is not ID@HOST:PORT")
@@ -108,24 +108,24 @@ class Controller(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for."""
+    """The arguments of a promotion."""
 
     data_dir: Path
     output: Path
     controllers: Sequence[Controller]
     settings: Mapping[str, str]
-    """Those that the broker was started with."""
+    """The settings that the broker was started with."""
     listen: str
-    """Where it listened, if the settings do not say it."""
+    """The broker's address, if the settings do not contain it."""
     controller_settings: Mapping[str, str]
-    """More for the controllers alone."""
+    """Additional settings for the controllers alone."""
     static: bool = False
-    """Whether the voters stand in each node's settings, and so stay the same."""
+    """Whether the voters are listed in each node's settings, and therefore fixed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be written, all of it checked."""
+    """The checked contents of all files to write."""
 
     wanted: Wanted
     meta: MetaProperties
@@ -136,17 +136,17 @@ class Plan:
 
     @property
     def snapshot(self) -> SnapshotId:
-        """What the controllers begin with."""
+        """The id of the controllers' first snapshot."""
         return SnapshotId(self.metadata.image.offset + 1, self.metadata.image.epoch)
 
     def directory_of(self, node_id: int) -> Path:
-        """Where everything of a controller goes."""
+        """Return the directory of a controller's files."""
         return self.wanted.output / f"{_CONTROLLER}{node_id}"
 
 
 @contextmanager
 def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
-    """Keep brokers away from a data directory. Raises PromotionError if one is there; OSError."""
+    """Lock a data directory against brokers. Raises PromotionError if it is in use, OSError."""
     if fs.read_file(f"{data_dir}/{META_PROPERTIES}") is None:
         raise PromotionError(f"{data_dir} is no data directory of a broker")
     try:
@@ -160,7 +160,7 @@ def held(fs: FileSystem, data_dir: Path) -> Iterator[None]:
 
 
 def make_plan(fs: FileSystem, wanted: Wanted) -> Plan:
-    """Check what is asked for. The caller holds the lock of the data directory.
+    """Check a promotion, and plan it. The caller holds the lock of the data directory.
 
     Raises PromotionError, MetadataError, ConfigError, OSError.
     """
@@ -186,7 +186,7 @@ def make_plan(fs: FileSystem, wanted: Wanted) -> Plan:
 
 
 def _read(fs: FileSystem, directory: str) -> tuple[MetaProperties, StoppedMetadata]:
-    """Whose directory it is, and its metadata; only of a broker that stands alone."""
+    """Return the identity and metadata of a standalone broker's directory."""
     log = f"{directory}/{METADATA_DIRECTORY}"
     try:
         meta = read_meta_properties(fs, directory)
@@ -241,7 +241,7 @@ def _check_controllers(fs: FileSystem, wanted: Wanted, meta: MetaProperties) -> 
 
 
 def _listeners(config: BrokerConfig, listen: str) -> dict[str, ListenerConfig]:
-    """Where the broker listens, by the listeners' names."""
+    """Return the broker's listeners by name."""
     found = client_listeners(config)
     if found:
         return found
@@ -259,7 +259,7 @@ def _broker_settings(
     config: BrokerConfig,
     listeners: Mapping[str, ListenerConfig],
 ) -> dict[str, str]:
-    """What the broker is started with from now on: what it had, and its place in the cluster."""
+    """Return the settings of the promoted broker: its present ones, and those of the cluster."""
     names = [name.upper() for name in config.items(CONTROLLER_LISTENERS)] or ["CONTROLLER"]
     advertised = {**listeners, **advertised_listeners(config)}
     told = {key: text for key, text in wanted.settings.items() if key not in _OWN}
@@ -298,7 +298,7 @@ def _listener_text(name: str, one: ListenerConfig) -> str:
 
 
 def _quorum(wanted: Wanted) -> dict[str, str]:
-    """How nodes find the controllers."""
+    """Return the settings by which nodes find the controllers."""
     if wanted.static:
         return {VOTERS: ",".join(f"{one.node_id}@{one.address}" for one in wanted.controllers)}
     return {BOOTSTRAP: ",".join(one.address for one in wanted.controllers)}
@@ -307,9 +307,9 @@ def _quorum(wanted: Wanted) -> dict[str, str]:
 def _controller_settings(
     wanted: Wanted, controller: Controller, broker: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a controller is started with: what holds for topics and for who may do what.
+    """Return a controller's settings, with the broker's that concern topics and authorization.
 
-    Settings that mean nothing to it are passed over by Apache Kafka.
+    Apache Kafka ignores settings that mean nothing to a controller.
     """
     name = broker[CONTROLLER_LISTENERS]
     own = f"listener.name.{name.lower()}."
@@ -342,7 +342,7 @@ def _warnings(
     listeners: Mapping[str, ListenerConfig],
     broker: Mapping[str, str],
 ) -> Iterator[str]:
-    """What the operator should know, and nobody else will say in time."""
+    """Yield warnings about what would otherwise go unnoticed until it fails."""
     if fs.read_file(f"{wanted.data_dir}/{CLEAN_SHUTDOWN}") is None:
         yield "the broker was not stopped cleanly: it will check its logs when it starts"
     advertised = {**listeners, **advertised_listeners(config)}
@@ -383,7 +383,7 @@ def _is_local(host: str) -> bool:
 
 
 def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
-    """Write all of it. The caller holds the lock of the data directory. Raises OSError."""
+    """Write all files. The caller holds the lock of the data directory. Raises OSError."""
     wanted, output = plan.wanted, str(plan.wanted.output)
     _make_output(fs, wanted.output.absolute())
     fs.make_private(output)  # settings may hold passwords
@@ -398,7 +398,7 @@ def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
         metadata = f"{room}/{_METADATA}"
         log = f"{metadata}/{METADATA_DIRECTORY}"
         fs.make_directory(log)
-        fs.make_private(log)  # what users' passwords have become is in there
+        fs.make_private(log)  # it holds the users' credentials
         last_ms = plan.metadata.last_timestamp_ms
         write_snapshot(fs, log, image, now_ms, last_ms, () if wanted.static else voters)
         settings = properties.text_of(plan.controller_settings[one.node_id])
@@ -412,7 +412,7 @@ def carry_out(fs: FileSystem, plan: Plan, now_ms: int) -> None:
 
 
 def _make_output(fs: FileSystem, path: Path) -> None:
-    """Make the directory, so that it is there after a power loss, and those above it."""
+    """Make a directory and its parents, durable against power loss."""
     made = [one for one in (path, *path.parents[:-1]) if not fs.is_directory(str(one))]
     fs.make_directory(str(path))
     for one in reversed(made or [path]):
@@ -420,7 +420,7 @@ def _make_output(fs: FileSystem, path: Path) -> None:
 
 
 def _directory_id(fs: FileSystem, plan: Plan, node_id: int) -> uuid.UUID:
-    """That of an earlier call, or a new one."""
+    """Return the directory id of an earlier call, or a new one."""
     try:
         known = read_meta_properties(fs, str(plan.directory_of(node_id) / _METADATA))
     except CheckpointError:

@@ -1,11 +1,11 @@
-"""Partition directories that move between this broker and Apache Kafka, while both are stopped.
+"""Moves partition directories between this broker and Apache Kafka, while both are stopped.
 
-The files are the same on both sides; what surrounds them is not: the topic's record, its id, leader
-epochs, producer ids, checkpoints. An import copies directories in, checks every batch, and makes
-the topic; an export copies them over the empty directories of a topic that Kafka has made.
+The files have the same format on both sides; topic records and ids, leader epochs, producer ids and
+checkpoints differ. An import copies directories, checks every batch, and creates the topic; an
+export copies them over the empty directories of a topic that Kafka has created.
 
-Every step that can be cut short leaves the directory as it was: copies are made under a name that
-the next start does not look at, and the topic's record is the last thing written.
+A step that is interrupted leaves the data directory as it was: copies get a name that the next
+start ignores, and the topic's record is written last.
 
 Source: ``LogManager.loadLog``, ``UnifiedLog.parseTopicPartitionName`` for names of directories.
 """
@@ -57,7 +57,7 @@ from fencepost.logcore.values import dataclass
 
 IMPORT_SUFFIX: Final = ".import"
 EPOCH_POSITION: Final = 12
-"""Where a batch holds its leader epoch, outside of what the CRC covers."""
+"""The position of a batch's leader epoch, which the CRC does not cover."""
 
 _NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<index>[0-9]+)")
 _SEGMENT_FILE = re.compile(
@@ -70,14 +70,14 @@ _SEGMENT_FILE = re.compile(
 
 
 class TransferError(Exception):
-    """Directories can not be moved; the message says which and why, and nothing was changed."""
+    """Directories cannot be moved; the message says which and why. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One partition that was copied. ``cut_bytes`` of its copy were torn and left out.
+    """One partition that was copied, without ``cut_bytes`` of torn data at its end.
 
-    ``highest_producer_id`` is that of any batch in it, −1 without one.
+    ``highest_producer_id`` is the highest of all its batches, −1 without one.
     """
 
     topic: str
@@ -102,7 +102,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A checked copy that waits for its name."""
+    """A checked copy that does not have its final name yet."""
 
     moved: Moved
     path: str
@@ -119,12 +119,12 @@ def import_directories(
 ) -> list[Moved]:
     """Copy partition directories ``…/TOPIC-INDEX`` into opened ``storage`` as new topics.
 
-    Of ``topics``, if any are named, and of no other. All partitions of a topic have to come
-    together, numbered from 0, and no directory of it may be left out, unless ``partitions`` says
-    how many each topic has: those without a directory are empty then. Topic ids are kept where they
-    are free. ``configs`` become the settings of every topic that is no coordinator's. Producer ids
-    and leader epochs go on above those found. Raises TransferError, LogError, OSError; topics that
-    were done before stay.
+    If ``topics`` are named, other topics are skipped. All partitions of a topic must be given
+    together, numbered from 0 and without omitting a directory of it, unless ``partitions`` gives
+    the number of partitions of each topic: those without a directory are then empty. Topic ids are
+    kept if they are unused. ``configs`` become the settings of every topic that is not a
+    coordinator's. Producer ids and leader epochs continue above those found. Raises TransferError,
+    LogError, OSError; topics that were completed before the error stay.
     """
     for name in storage.fs.list_directory(storage.directory) or ():
         if name.endswith(IMPORT_SUFFIX):
@@ -139,7 +139,7 @@ def import_directories(
 
 
 def _wanted(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
-    """The directories of ``topics``, or all where none is named and none is meant by chance.
+    """Return the directories of ``topics``, or all if none is named and the names are unambiguous.
 
     A shell expands ``orders-*`` to the directories of ``orders-eu`` as well.
     """
@@ -162,7 +162,7 @@ def _wanted(directories: Sequence[Path], topics: Sequence[str]) -> list[Path]:
 
 
 def _left_out(sources: Sequence[_Source], topic: str) -> list[str]:
-    """Directories of ``topic`` beside those of ``sources`` that were not given."""
+    """Return the directories of ``topic`` next to those of ``sources`` that were not given."""
     given = {source.path for source in sources}
     beside = (one for path in given for one in path.parent.iterdir() if one not in given)
     return sorted(
@@ -196,7 +196,7 @@ def _sources(
         except CheckpointError as error:
             raise TransferError(f"{path}: {error}") from error
         key = topic, index
-        # What was flushed or compacted was whole: gaps in it are the cleaner's.
+        # A flushed or compacted part was whole: the cleaner made the gaps in it.
         compacted_below = max(flushed.get(key, 0), cleaned.get(key, 0))
         source = _Source(path, index, topic_id, starts.get(key, 0), compacted_below)
         try:
@@ -229,7 +229,7 @@ def _sources(
 
 
 def refuse_if_in_use(fs: FileSystem, directory: Path) -> None:
-    """Raise TransferError if a broker, Apache Kafka or Fencepost, runs on a data directory."""
+    """Raise TransferError if a broker of Apache Kafka or Fencepost uses the data directory."""
     path = directory / LOCK
     if not path.exists():
         return
@@ -268,7 +268,7 @@ def _import_topic(
         raise
     highest_id = max(one.moved.highest_producer_id for one in staged)
     decide(storage, lambda one: one.reserve_producer_ids(highest_id + 1))
-    # The epochs of all partitions grow with the broker's starts, so they begin above the highest.
+    # One epoch serves all partitions, and the broker raises it at its starts: begin above all.
     epoch = 1 + max(one.moved.leader_epoch for one in staged)
     registration = local_partition(storage.node_id, UNASSIGNED, epoch)
     topic = TopicImage(name, topic_id, (registration,) * partitions)
@@ -298,9 +298,9 @@ def _stage(
     *,
     accept_damage: bool,
 ) -> _Staged:
-    """Copy a directory and recover the copy as after a crash: every batch of it is checked.
+    """Copy a directory, and recover the copy as after a crash, which checks every batch.
 
-    What a kill left half-written at the end is left out, as any recovery does.
+    A half-written batch at the end is left out, as in any recovery.
     """
     fs, path = storage.fs, _staging_path(storage, topic, source.index)
     _copy_directory(fs, str(source.path), path)
@@ -364,12 +364,12 @@ def _stage(
 def export_topic(
     storage: Storage, name: str, target: Path, *, replace: bool = False
 ) -> list[Moved]:
-    """Copy a topic over the directories that a stopped Apache Kafka has made for it.
+    """Copy a topic over the directories that a stopped Apache Kafka has created for it.
 
-    ``target`` is Kafka's log directory; the topic exists there with as many partitions. What those
-    hold must be nothing, unless ``replace``. Leader epochs begin at 0 in the copy, for Kafka's own
-    count for the topic may be lower than ours and clients would take that for lost data. The
-    partitions of ``name`` in ``storage`` are closed. Raises TransferError, LogError, OSError.
+    ``target`` is Kafka's log directory; it must have the topic with the same number of partitions,
+    and these must be empty unless ``replace``. The copy has leader epoch 0, as Kafka's epoch of the
+    topic may be lower than ours, which clients would take for data loss. The partitions of ``name``
+    in ``storage`` are closed. Raises TransferError, LogError, OSError.
     """
     fs = storage.fs
     topic = storage.metadata.topic(name)
@@ -396,7 +396,7 @@ def export_topic(
         doomed.append((staging, str(target / f"{name}-{index}")))
     _forget_checkpoints(fs, str(target), moved)
     for staging, place in doomed:
-        # Kafka removes directories with such a name when it starts, this one and the staging's.
+        # Kafka deletes directories with such a name at its start, this one or the staging one.
         fs.rename(place, str(target / _doomed_name(name, int(place.rpartition("-")[2]))))
         fs.rename(staging, place)
     fs.sync_directory(str(target))
@@ -404,9 +404,9 @@ def export_topic(
 
 
 def replaced_by(storage: Storage, name: str, target: Path) -> list[tuple[Path, int]]:
-    """What an export of a topic would give up in ``target``: directories, and bytes of their logs.
+    """Return what an export would replace in ``target``: directories, and bytes of their logs.
 
-    Raises TransferError where the export would.
+    Raises TransferError if the export would.
     """
     topic = storage.metadata.topic(name)
     if topic is None:
@@ -448,7 +448,7 @@ def _doomed_name(topic: str, index: int) -> str:
 
 
 def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> int:
-    """Let every batch of a copy be of leader epoch 0; return the highest producer id, or −1."""
+    """Set the leader epoch of every batch in a copy to 0; return the highest producer id, or −1."""
     empty, highest_id = True, -1
     for name in fs.list_directory(directory) or ():
         if not name.endswith(LOG_SUFFIX):
@@ -469,7 +469,7 @@ def _restart_epochs(fs: FileSystem, directory: str, log_start_offset: int) -> in
 
 
 def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[Moved]) -> None:
-    """Have Kafka check the new files, and begin and end them where they begin and end."""
+    """Make Kafka recover the new files, with their own log start offsets and high watermarks."""
     with suppress(OSError):
         fs.remove(f"{target}/{CLEAN_SHUTDOWN}")
     starts = {(one.topic, one.partition): one.log_start_offset for one in moved}
@@ -492,7 +492,7 @@ def _forget_checkpoints(fs: FileSystem, target: str, moved: Sequence[Moved]) -> 
 
 
 def _copy_directory(fs: FileSystem, source: str, target: str) -> None:
-    """Copy segments, snapshots and epochs; what was on its way out stays behind."""
+    """Copy segments, snapshots and epochs; leave out files that were being deleted."""
     names = fs.list_directory(source)
     if names is None:
         raise TransferError(f"{source} is not there")

@@ -1,8 +1,8 @@
-"""A broker of a cluster stands alone again: what its controllers knew becomes its own metadata log.
+"""Makes a cluster's broker standalone again, with the controllers' metadata as its metadata log.
 
-The reverse of ``promotion.py``, with controllers that are stopped. Before, all replicas have to be
-on this broker and in sync. One file decides: until the snapshot of the controllers' metadata has
-its name and the note beside it says so, the directory is that of a member of the cluster.
+This is the reverse of ``promotion.py``, with stopped controllers. All replicas must be in sync on
+this broker before. One file decides: until the snapshot of the controllers' metadata has its final
+name and the note beside it refers to it, the directory is that of a cluster's broker.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _MOST_REASONS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class WayBack:
-    """What the broker goes on with, all of it checked; None where it has never joined."""
+    """The checked metadata that the broker continues with; None if it never joined the cluster."""
 
     data_dir: Path
     metadata: StoppedMetadata | None
     forgotten: Sequence[str]
-    """What the cluster knew, and the broker will not."""
+    """Brokers and features of the cluster that are lost."""
 
     @property
     def image(self) -> MetadataImage | None:
-        """What it goes on with."""
+        """The image that the broker continues with."""
         return None if self.metadata is None else self.metadata.image
 
 
 def make_plan(fs: FileSystem, data_dir: Path, controllers: Sequence[Path]) -> WayBack:
-    """Check whether the broker can go on alone. The caller holds the lock of ``data_dir``.
+    """Check whether the broker can become standalone. The caller holds the lock of ``data_dir``.
 
-    ``controllers`` are the stopped ones' directories, a majority of them: what was decided is with
-    every majority. Raises PromotionError, MetadataError, OSError.
+    ``controllers`` are the directories of stopped controllers, a majority of them, as every
+    majority has all committed records. Raises PromotionError, MetadataError, OSError.
     """
     log = f"{data_dir}/{METADATA_DIRECTORY}"
     meta = _identity(fs, data_dir)
@@ -96,7 +96,7 @@ def _identity(fs: FileSystem, directory: Path) -> MetaProperties:
 
 
 def _newest(fs: FileSystem, meta: MetaProperties, controllers: Sequence[Path]) -> StoppedMetadata:
-    """What the controllers know: the metadata of the one that is ahead of the others."""
+    """Return the metadata of the controller that is ahead of the others."""
     found: list[StoppedMetadata] = []
     for path in controllers:
         owner = _identity(fs, path)
@@ -123,7 +123,7 @@ def _newest(fs: FileSystem, meta: MetaProperties, controllers: Sequence[Path]) -
 
 
 def _forgotten(before: MetadataImage, after: MetadataImage) -> list[str]:
-    """What the cluster knew, and a broker alone will not."""
+    """Describe the cluster's brokers and features that a standalone broker lacks."""
     brokers = sorted(before.brokers.keys() - after.brokers.keys())
     features = sorted(before.features.keys() - after.features.keys())
     return [
@@ -133,7 +133,7 @@ def _forgotten(before: MetadataImage, after: MetadataImage) -> list[str]:
 
 
 def carry_out(fs: FileSystem, plan: WayBack, now_ms: int) -> None:
-    """Let the broker stand alone. The caller holds the lock of the directory. Raises OSError."""
+    """Make the broker standalone. The caller holds the directory's lock. Raises OSError."""
     log = f"{plan.data_dir}/{METADATA_DIRECTORY}"
     if plan.metadata is not None:
         write_snapshot(fs, log, plan.metadata.image, now_ms, plan.metadata.last_timestamp_ms)

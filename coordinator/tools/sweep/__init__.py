@@ -1,5 +1,5 @@
 """Sweeping a user's pipeline over crash points: ``fencepost crash-sweep``.
 
-``points`` counts what the broker does durably and what it answers, ``daemon`` is a broker that is
-killed at one of these, ``judge`` reads everything back, ``run`` puts them together.
+``points`` counts durable operations and responses of the broker, ``daemon`` is a broker that kills
+itself at one of these, ``judge`` reads all records back, and ``run`` combines them.
 """

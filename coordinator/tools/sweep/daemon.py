@@ -1,7 +1,7 @@
 """A broker in a process of its own that kills itself at a crash point.
 
-Processes are forked from one that has imported everything already, because a sweep starts hundreds.
-Messages of the protocol are loaded at their first use: the first broker tells at its end which.
+Processes are forked from one with all modules imported, because a sweep starts hundreds of them.
+Protocol messages are imported at their first use: the first broker reports at its end which ones.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ _forked = multiprocessing.get_context("forkserver")
 _spawned = multiprocessing.get_context("spawn")
 _MESSAGES = "kio.schema."
 _starting = threading.Lock()
-"""The fork server talks to one thread at a time."""
+"""The fork server accepts only one thread at a time."""
 
 
 class DaemonError(Exception):
-    """The broker did not start, did not stop or died by itself."""
+    """The broker did not start, did not stop, or died for a reason other than the crash point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """What is put around a broker to count what it does. It goes to the process by pickle."""
+    """The counting wrappers of a broker. They are sent to its process by pickle."""
 
     every_answer: bool = False
     """Whether answers without a durable operation before them are crash points too."""
 
     def counter(self, point: Point | None, die: Callable[[Event], None]) -> Counter:
-        """Make the count of one process."""
+        """Make the counter of one process."""
         return Counter(point, die, every_answer=self.every_answer)
 
     def die(self, pipe: Connection, event: Event) -> None:
-        """Be at the chosen point, before or after ``event``; ``pipe`` leads to who chose it."""
+        """Die at the chosen point, before or after ``event``, after reporting that on ``pipe``."""
         pipe.send(("killed", event.what))
         os.kill(os.getpid(), signal.SIGKILL)
 
     def file_system(self, root: str, counter: Counter) -> OsFileSystem:
-        """Make its file system, with its directory at ``root``."""
+        """Make the broker's file system, with its data directory at ``root``."""
         return CountedFileSystem(root, counter)
 
     def loop(self, counter: Counter) -> asyncio.AbstractEventLoop:
-        """Make its event loop."""
+        """Make the broker's event loop."""
         loop = CountedLoop()
         loop.counter = counter
         return loop
@@ -80,19 +80,19 @@ class Settings:
 
     data_dir: Path
     log: Path
-    """Where its standard error goes."""
+    """The file for the broker's standard output and error."""
     config: Mapping[str, str]
     counting: Counting
 
 
 def preload(messages: Sequence[str]) -> None:
-    """Have all brokers find these modules imported; without effect once one was forked."""
+    """Import these modules before brokers are forked; this has no effect after the first fork."""
     loaded = [f"{handlers.__name__}.{one.name}" for one in iter_modules(handlers.__path__)]
     _forked.set_forkserver_preload([__name__, *loaded, *messages])
 
 
 class Daemon:
-    """The broker of one run, over its lives. ``bootstrap`` stays the same until it is closed.
+    """The broker of one run, across its restarts. ``bootstrap`` is stable until :meth:`close`.
 
     A ``fresh`` one is not forked, and knows at its end which ``messages`` it needed.
     """
@@ -108,7 +108,7 @@ class Daemon:
         self._pipe: Connection | None = None
 
     def start(self, point: Point | None = None) -> str | None:
-        """Start and wait until it listens, or say what it was doing when it was killed before.
+        """Start, and return None once the broker listens, or what it was doing when it was killed.
 
         Raises DaemonError.
         """
@@ -131,7 +131,7 @@ class Daemon:
         return None
 
     def killed_at(self, timeout_s: float) -> str | None:
-        """Wait for its death at the crash point and say what it was doing; None if it lives.
+        """Return what the broker was doing when it was killed; None if it lives after the time.
 
         Raises DaemonError if it died in another way.
         """
@@ -144,7 +144,7 @@ class Daemon:
         return str(said[1])
 
     def arm(self, point: Point | None) -> None:
-        """Begin the count anew, to another point. Raises DaemonError if the broker is gone."""
+        """Restart the count, to another point. Raises DaemonError if the broker is gone."""
         if self._pipe is None:
             raise DaemonError("the broker does not run")
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ class Daemon:
             raise DaemonError("the broker died by itself")
 
     def disarm(self) -> tuple[str | None, list[Event]]:
-        """End the counting; tell what it was killed at just before, and what was counted.
+        """End the counting; return what the broker was killed at, if it was, and the events.
 
         Raises DaemonError if it is gone in another way.
         """
@@ -171,7 +171,7 @@ class Daemon:
         return None, said[1]
 
     def stop(self) -> None:
-        """SIGTERM. Raises DaemonError if it does not end in order."""
+        """Send SIGTERM, and wait. Raises DaemonError if the broker does not stop properly."""
         if self._process is None or self._process.pid is None:
             raise DaemonError("the broker does not run")
         os.kill(self._process.pid, signal.SIGTERM)
@@ -184,13 +184,13 @@ class Daemon:
         self._join()
 
     def kill(self) -> None:
-        """Kill -9, if it still runs."""
+        """Send SIGKILL, if the broker still runs."""
         if self._process is not None and self._process.is_alive():
             self._process.kill()
         self._join()
 
     def close(self) -> None:
-        """Kill it and give up its port."""
+        """Kill the broker, and release its port."""
         self.kill()
         self._port.close()
 
@@ -202,7 +202,7 @@ class Daemon:
         self._process = self._pipe = None
 
     def _receive(self, timeout_s: float) -> tuple[str, object] | None:
-        """Receive the next word of the process; None if it ends or says nothing."""
+        """Receive the process's next message; None if it ends or sends none in time."""
         if self._pipe is None:
             return None
         end = time.monotonic() + timeout_s
@@ -217,11 +217,11 @@ class Daemon:
 
 
 def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None) -> None:
-    """Run the broker in the process that was made for it."""
+    """Run the broker in its own process."""
     log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
-    # Ctrl-C is for the sweep; it stops its brokers itself.
+    # Ctrl-C is for the sweep, which stops its brokers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     counting = settings.counting
@@ -229,7 +229,7 @@ def _main(pipe: Connection, settings: Settings, listen: str, point: Point | None
     try:
         with asyncio.Runner(loop_factory=lambda: counting.loop(counter)) as runner:
             runner.run(_serve(pipe, settings, listen, counter))
-    except Exception as error:  # the sweep has to be told, whatever it is
+    except Exception as error:  # the sweep must be told of any error
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
         raise
 

@@ -1,9 +1,10 @@
-"""Reads everything back after a crash and says what is wrong.
+"""Reads all records after a crash and reports inconsistencies.
 
-What a transaction is, is told twice: by the end markers in the log (read uncommitted), and by what
-the broker shows a read_committed reader; the two must agree. What belongs together over several
-partitions only the pipeline knows. It may say so in a header: records with the same label are one
-unit of work, which is to be seen whole, and once, or not at all.
+The outcome of a transaction is visible in two ways: in the control batches of the log (read
+uncommitted), and in the records that the broker returns to a read_committed reader. The two must
+agree. Only the pipeline knows which records of several partitions belong together. It may say so in
+a header: records with the same label form one unit of work, which must be visible as a whole and
+once, or not at all.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ if TYPE_CHECKING:
 
 SETTLE_POLL_S = 0.02
 MOST_COMPLAINTS = 20
-"""Of one crash point; the first ones tell enough."""
+"""The limit for one crash point: the first complaints are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Names of the headers that say which unit of work a record belongs to."""
+    """Names of the headers that assign a record to a unit of work."""
 
     unit: str
-    """Its value is the same for all records of a unit, and of no other unit."""
+    """The header whose value identifies a unit."""
     size: str
-    """Its value is how many records the unit has, as decimal digits; may be left out."""
+    """The header with the number of records of the unit, in decimal digits; it may be missing."""
 
 
 @dataclass(slots=True)
@@ -54,13 +55,13 @@ class Attempt:
     """Id and epoch; (-1, …) outside transactions."""
     records: list[LogRecord] = field(default_factory=list)
     committed: bool | None = None
-    """None while no end marker is seen."""
+    """None before a control batch."""
 
 
 def judge(session: Session, labels: Labels, settle_s: float) -> list[str]:
-    """Say what is wrong with the cluster; an empty list means nothing is.
+    """Return complaints about the state of the cluster; an empty list if there are none.
 
-    Waits for the end of transactions at most ``settle_s`` seconds.
+    Waits at most ``settle_s`` seconds for open transactions to end.
     """
     topics = session.topics()
     places = [(topic.name, index) for topic in topics for index in sorted(topic.partitions)]
@@ -78,7 +79,7 @@ def judge(session: Session, labels: Labels, settle_s: float) -> list[str]:
 
 
 def _unsettled(session: Session, places: list[Partition], settle_s: float) -> list[str]:
-    """Wait until no transaction is open anywhere, and name those that stay."""
+    """Wait until no transaction is open, and complain about those that stay open."""
     deadline = time.monotonic() + settle_s
     while True:
         stable = session.offsets(places, LATEST, committed=True)
@@ -112,7 +113,7 @@ def _unfinished(session: Session) -> list[tuple[str, str]]:
 
 
 def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
-    """Every batch of a partition, control batches too."""
+    """Yield every batch of a partition, including control batches."""
     offset = session.offsets([place], EARLIEST)[place]
     end = session.offsets([place], LATEST)[place]
     while offset < end:
@@ -127,7 +128,7 @@ def _batches(session: Session, place: Partition) -> Iterator[tuple[BatchHeader, 
 
 
 def _attempts(session: Session, place: Partition) -> Iterator[Attempt]:
-    """What each transaction wrote to a partition, and how it ended; the rest as one of its own."""
+    """Yield each transaction's records and outcome in a partition; all other records as one."""
     plain = Attempt(place, (-1, -1), committed=True)
     open_by_id: dict[int, Attempt] = {}
     for header, records in _batches(session, place):
@@ -148,7 +149,7 @@ def _attempts(session: Session, place: Partition) -> Iterator[Attempt]:
 
 
 def _hidden_or_shown(session: Session, place: Partition, attempts: list[Attempt]) -> list[str]:
-    """Compare what a read_committed reader gets with what the markers in the log say."""
+    """Compare a read_committed reader's records with the control batches of the log."""
     due = {
         record.offset: record.value
         for attempt in attempts
@@ -181,7 +182,7 @@ def _hidden_or_shown(session: Session, place: Partition, attempts: list[Attempt]
 
 
 def torn_units(attempts: Iterable[Attempt], labels: Labels) -> list[str]:
-    """Complain of units of work that are there in part, or twice."""
+    """Return complaints about units of work that are incomplete, or committed twice."""
     units: dict[bytes, list[tuple[Attempt, LogRecord]]] = defaultdict(list)
     sizes: dict[bytes, int] = {}
     for attempt in attempts:
@@ -214,14 +215,15 @@ def torn_units(attempts: Iterable[Attempt], labels: Labels) -> list[str]:
 
 
 def _content(attempt: Attempt, record: LogRecord) -> tuple[str, bytes | None, bytes | None]:
-    """What a repetition of the same work writes again; the partition may be another one."""
+    """Return what a repetition of the same work writes again, perhaps to another partition."""
     return attempt.place[0], record.key, record.value
 
 
 def _came_twice(attempts: list[Attempt]) -> bool:
-    """Whether the committed records are of more than one transaction.
+    """Return whether the committed records are from more than one transaction.
 
-    In one partition transactions are apart; over several, another producer or epoch tells it.
+    In one partition, transactions are separate; across partitions, producer or epoch tells them
+    apart.
     """
     distinct = {id(attempt): attempt for attempt in attempts if attempt.producer[0] >= 0}
     per_place = Counter(attempt.place for attempt in distinct.values())

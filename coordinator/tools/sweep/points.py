@@ -1,9 +1,8 @@
-"""Crash points: between any two durable steps of the broker, and before any answer after one.
+"""Crash points: between any two durable steps of the broker, and before any response after one.
 
-The file system and the event loop of the broker are wrapped, nothing in the broker itself knows of
-it. A kill leaves what was written in the page cache, so the states that a kill can leave behind are
-exactly those before and after each call of :class:`fencepost.logcore.fs.FileSystem`, and those in
-the middle of a write.
+The broker's file system and event loop are wrapped; the broker itself is unchanged. A SIGKILL
+leaves writes in the page cache, so the possible states after it are exactly those before and after
+each call of :class:`fencepost.logcore.fs.FileSystem`, and those in the middle of a write.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from fencepost.logcore.values import dataclass
 
 
 class Where(StrEnum):
-    """Where the kill falls, seen from an operation or an answer."""
+    """The position of the kill relative to an operation or a response."""
 
     BEFORE = "before"
     TORN = "torn"
-    """In the middle of a write: its first half is there."""
+    """In the middle of a write: its first half is written."""
     AFTER = "after"
     ANSWER = "answer"
-    """Before an answer: the first one after each durable operation, or every one."""
+    """Before a response: the first one after each durable operation, or every one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A durable operation, or an answer."""
+    """A durable operation, or a response."""
 
     what: str
     """``write __transaction_state-2/00000000000000000000.log``"""
@@ -41,17 +40,17 @@ class Event:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is an answer."""
+        """Whether the event is a response."""
         return self.what == ANSWER
 
     @property
     def kind(self) -> str:
-        """One word for all partitions and files of a sort: ``write __transaction_state .log``."""
+        """The kind of event, without partition and offset: ``write __transaction_state .log``."""
         action, _, path = self.what.partition(" ")
         if not path:
             return action
         pure = PurePath(path)
-        # A file is known by its directory and its suffix, a directory by its name.
+        # A file is identified by its directory and its suffix, a directory by its name.
         name = pure.parent.name or pure.name
         sort = re.sub(r"-\d+$", "", name)
         suffix = pure.suffix if pure.parent.name else ""
@@ -63,19 +62,19 @@ ANSWER = "answer"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place for a kill: the ``number``-th operation or answer, from 1 on, and its side."""
+    """One place for a kill: the ``number``-th operation or response, from 1 on, and its side."""
 
     where: Where
     number: int
     kind: str = ""
-    """The kind of event that stood there when they were counted."""
+    """The kind of the event at that number when events were counted."""
 
     def __str__(self) -> str:
         return f"{self.where} {self.number}"
 
 
 def points_of(events: Sequence[Event]) -> list[Point]:
-    """All crash points of a run, in the order of their time."""
+    """Return all crash points of a run, in order of time."""
     found: list[Point] = []
     operations = answers = 0
     for event in events:
@@ -92,7 +91,7 @@ def points_of(events: Sequence[Event]) -> list[Point]:
 
 
 def spread(points: Sequence[Point], count: int) -> list[Point]:
-    """``count`` of ``points``, evenly over the whole run, the first and the last among them."""
+    """Return ``count`` of ``points``, evenly spread, including the first and the last."""
     if count >= len(points):
         return list(points)
     if count == 1:
@@ -102,11 +101,11 @@ def spread(points: Sequence[Point], count: int) -> list[Point]:
 
 
 class Counter:
-    """Counts events from :meth:`arm` on and calls ``die`` at the chosen point.
+    """Counts events from :meth:`arm` on, and calls ``die`` at the chosen point.
 
     ``die`` gets the event, and does not return in a daemon. The disk is the same before each of
-    several answers in a row, and what the clients know is not: ``every_answer`` counts them all,
-    those of reads and heartbeats too.
+    several responses in a row, but the clients' knowledge differs: ``every_answer`` counts all
+    responses, including those to reads and heartbeats.
     """
 
     def __init__(
@@ -122,11 +121,11 @@ class Counter:
         self._unanswered = False
 
     def arm(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._armed = True
 
     def begin_anew(self, point: Point | None) -> None:
-        """Forget what was counted, and count from now on to another point."""
+        """Reset the count, and count from now on to another point."""
         self.events = []
         self._operations = self._answers = 0
         self._unanswered = False
@@ -134,11 +133,11 @@ class Counter:
         self._armed = True
 
     def disarm(self) -> None:
-        """Count no more; the point can not be reached any more."""
+        """Stop counting; the point can no longer be reached."""
         self._armed = False
 
     def before(self, event: Event) -> bool:
-        """An operation is about to happen. True: by half, and then :meth:`torn` is to be called."""
+        """Count an operation before it happens; True asks for half of it, then :meth:`torn`."""
         if not self._armed:
             return False
         self._operations += 1
@@ -148,7 +147,7 @@ class Counter:
         return event.tearable and self._is(Where.TORN, self._operations)
 
     def after(self, event: Event) -> None:
-        """The operation has happened."""
+        """Note that the operation has happened."""
         if not self._armed:
             return
         self._unanswered = True
@@ -156,11 +155,11 @@ class Counter:
             self._die(event)
 
     def torn(self, event: Event) -> None:
-        """Half of the operation has happened."""
+        """Die after half of the operation."""
         self._die(event)
 
     def answer(self) -> None:
-        """Bytes are about to go to a client."""
+        """Count a response before its bytes are sent."""
         if not self._armed or not (self._unanswered or self._every_answer):
             return
         self._unanswered = False
@@ -177,7 +176,7 @@ class Counter:
 
 
 class CountedMap:
-    """A mapped file: a store into it is as durable against a kill as a write."""
+    """A memory-mapped file, in which a store is as durable against a SIGKILL as a write."""
 
     def __init__(self, mapped: FileMap, path: str, counter: Counter) -> None:
         self._mapped = mapped
@@ -209,7 +208,7 @@ class CountedMap:
 
 
 def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any:
-    """A ``method`` of the file system as a durable step; argument ``place`` is its file or path."""
+    """Wrap a file system's ``method`` as a durable step; argument ``place`` is its file or path."""
 
     @wraps(method)
     def step(self: CountedFileSystem, *args: Any) -> None:
@@ -224,16 +223,16 @@ def _counted(action: str, method: Callable[..., None], *, place: int = 0) -> Any
 
 
 class CountedFileSystem(OsFileSystem):
-    """The operating system's, with every durable step counted."""
+    """The operating system's file system, with every durable step counted."""
 
     def __init__(self, root: str, counter: Counter) -> None:
         self._root = root.rstrip("/") + "/"
         self.counter = counter
         self.paths: dict[int, str] = {}
-        """The files that were opened, by handle."""
+        """The paths of opened files, by handle."""
 
     def named(self, path: str) -> str:
-        """A path as events have it."""
+        """Return a path as it appears in events."""
         return path.removeprefix(self._root) if path + "/" != self._root else "."
 
     def open(self, path: str, *, create: bool = False) -> int:
@@ -259,7 +258,7 @@ class CountedFileSystem(OsFileSystem):
         return written
 
     def writing(self, path: str, buffers: Sequence[ReadableBuffer]) -> Event:  # noqa: ARG002 - others name them by it
-        """The event of a write."""
+        """Return the event of a write."""
         return Event(f"write {path}", tearable=True)
 
     truncate = _counted("truncate", OsFileSystem.truncate)
@@ -278,7 +277,7 @@ class CountedFileSystem(OsFileSystem):
 
 
 class CountedTransport:
-    """A transport that says when an answer is about to leave."""
+    """A transport that counts responses before they are sent."""
 
     def __init__(self, transport: asyncio.Transport, counter: Counter) -> None:
         self._transport = transport
@@ -294,7 +293,7 @@ class CountedTransport:
 
 
 class CountedProtocol(asyncio.BufferedProtocol):
-    """Stands between the loop and a connection to hand it a :class:`CountedTransport`."""
+    """A protocol that gives the wrapped protocol a :class:`CountedTransport`."""
 
     def __init__(self, inner: asyncio.BufferedProtocol, counter: Counter) -> None:
         self._inner = inner
@@ -307,13 +306,13 @@ class CountedProtocol(asyncio.BufferedProtocol):
         self.connection_lost = inner.connection_lost  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand on the transport, wrapped."""
+        """Pass on the transport, wrapped."""
         wrapped = CountedTransport(cast("asyncio.Transport", transport), self._counter)
         self._inner.connection_made(cast("asyncio.Transport", wrapped))
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose servers count their answers."""
+    """An event loop whose servers count their responses."""
 
     counter: Counter
 

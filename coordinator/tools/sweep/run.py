@@ -1,4 +1,4 @@
-"""The sweep: count once, then one run per crash point, each from the same beginning."""
+"""The sweep: one run that counts, then one run per crash point, each from the same state."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from fencepost.coordinator.wire.errors import WireError
 from fencepost.logcore.values import dataclass
 
 POLL_S = 0.01
-"""How often the command is looked after; the broker's death is heard of at once."""
+"""How often the command is polled; the broker's death is reported at once."""
 SESSION_TIMEOUT_S = 20.0
 TAIL_BYTES = 2_000
-"""How much of a failed command's output is shown."""
+"""The part of a failed command's output that is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to sweep, and its bounds. Commands are argument vectors; times are in seconds."""
+    """The commands of a sweep, and its limits. Commands are argument vectors; times are seconds."""
 
     command: Sequence[str]
     directory: Path
-    """Everything is kept below it while it is needed."""
+    """The directory of all files of the sweep."""
     setup: Sequence[str] = ()
     verify: Sequence[str] = ()
     config: Mapping[str, str] = field(default_factory=dict)
     points: int | None = None
-    """How many; None is all."""
+    """The number of crash points; None is all."""
     jobs: int = 1
     restarts: int = 5
-    """How often a command that failed is started again."""
+    """How often a failed command is restarted."""
     every_answer: bool = False
-    """Kill before each answer, and not only before the first one after a durable operation."""
+    """Kill before every response, not only before the first one after a durable operation."""
     kill_command: bool = False
     """Kill the command together with the broker, as when the whole machine goes down."""
     command_timeout_s: float = 60.0
@@ -61,13 +61,13 @@ class Plan:
 
 @dataclass(slots=True)
 class Result:
-    """One run. ``killed`` is what the broker was doing; None: the point was not reached."""
+    """One run. ``killed`` is what the broker was doing; None if it did not reach the point."""
 
     point: Point | None
     killed: str | None = None
     attempts: int = 0
     ended: list[str] = field(default_factory=list)
-    """For each attempt that did not succeed: how it ended, and the command's last words."""
+    """How each failed attempt ended, with the end of the command's output."""
     failures: list[str] = field(default_factory=list)
     skipped: bool = False
     seconds: float = 0.0
@@ -83,12 +83,12 @@ class Outcome:
 
     @property
     def failed(self) -> list[Result]:
-        """The runs in which something was wrong."""
+        """The runs with failures."""
         return [result for result in self.results if result.failures]
 
 
 class Sweep:
-    """Carries out a plan. ``progress`` is told of each result, from any thread, one at a time."""
+    """Carries out a plan. ``progress`` gets each result, from any thread, but one at a time."""
 
     def __init__(self, plan: Plan, progress: Callable[[Result, int], None]) -> None:
         self._plan = plan
@@ -126,7 +126,7 @@ class Sweep:
         return Outcome(events, len(candidates), [counted, *results])
 
     def _prepare(self) -> None:
-        """Run the setup command once; every run begins with what it leaves."""
+        """Run the setup command once; every run starts from the data directory it leaves."""
         home = self._plan.directory / "setup"
         home.mkdir()
         daemon = self._daemon(home, fresh=True)
@@ -150,7 +150,7 @@ class Sweep:
         return result
 
     def _one(self, number: int, point: Point | None) -> tuple[Result, list[Event]]:
-        """One run from the beginning to the verdict. Its directory stays if something is wrong."""
+        """Do one run, up to the verdict. Its directory is kept if there are failures."""
         began = time.monotonic()
         home = self._plan.directory / f"{number:05d}"
         home.mkdir()
@@ -187,7 +187,7 @@ class Sweep:
         return Daemon(settings, fresh=fresh)
 
     def _work(self, daemon: Daemon, home: Path, number: int, result: Result) -> bool:
-        """Run the command to its end through the kill; False if it never succeeds."""
+        """Run the command to its end across the kill; return False if it never succeeds."""
         plan = self._plan
         while result.attempts <= plan.restarts:
             result.attempts += 1
@@ -201,7 +201,7 @@ class Sweep:
         return False
 
     def _watch(self, child: subprocess.Popen[bytes], daemon: Daemon, result: Result) -> str | None:
-        """Wait for the command's end, start the broker again when it dies; None is success."""
+        """Wait for the command, restarting a killed broker; return None for success."""
         deadline = time.monotonic() + self._plan.command_timeout_s
         with _reaped(child):
             while child.poll() is None:
@@ -222,7 +222,7 @@ class Sweep:
         daemon.start()
 
     def _verdict(self, daemon: Daemon, home: Path, number: int, result: Result) -> None:
-        """Judge what is there, then ask the user's own verifier."""
+        """Judge the cluster, then run the user's own verifier."""
         with Session(daemon.bootstrap, SESSION_TIMEOUT_S) as session:
             result.failures += judge(session, self._plan.labels, self._plan.settle_s)
         if self._plan.verify:
@@ -257,7 +257,7 @@ class Sweep:
     def _spawn(
         command: Sequence[str], log: Path, env: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a process group of its own, so that all of it can be ended."""
+        """Start a command in a process group of its own, so that all of it can be killed."""
         with log.open("wb") as output:
             return subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
                 list(command),
@@ -271,7 +271,7 @@ class Sweep:
 
 @contextmanager
 def _reaped(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """On leaving, a command that still runs is killed with its whole process group."""
+    """Kill a command that still runs, with its whole process group, on leaving."""
     try:
         yield
     finally:
@@ -281,7 +281,7 @@ def _reaped(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _tail(log: Path) -> str:
-    """The last words of a command."""
+    """Return the last lines of a command's output."""
     try:
         data = log.read_bytes()[-TAIL_BYTES:]
     except OSError:

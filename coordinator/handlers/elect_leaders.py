@@ -8,6 +8,7 @@ Source: ``ReplicationControlManager.electLeaders``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -57,39 +58,44 @@ def run(ctx: Context) -> Work[Entity]:
     kind = getattr(body, "election_type", PREFERRED)
     ctx.require_on_cluster(Operation.ALTER)
     everything = body.topic_partitions is None
-    asked = (
-        [(one.name, range(len(one.partitions))) for one in ctx.metadata.topics.values()]
+    named: Iterable[tuple[str, Sequence[int]]] = (
+        ((one.name, range(len(one.partitions))) for one in ctx.metadata.topics.values())
         if everything
-        else [(one.topic, one.partitions) for one in body.topic_partitions]
+        else ((one.topic, one.partitions) for one in body.topic_partitions)
     )
-    partitions = [(topic, index) for topic, indexes in asked for index in indexes]
+    asked: list[tuple[str, Sequence[int]]] = []
+    partitions: list[tuple[str, int]] = []
+    for topic, indexes in named:
+        asked.append((topic, indexes))
+        partitions += ((topic, index) for index in indexes)
+        yield None
     if kind not in _ELECTIONS:
         if not asked and not everything:
             return make.ElectLeadersResponse(error_code=ErrorCode.none, replica_election_results=())
         raise InvalidRequestError(f"there is no election type {kind}")
-    steps = yield from decided_each(
+    answers = yield from decided_each(
         ctx,
         (
             partial(Controller.elect_leaders, election=_ELECTIONS[kind], partitions=some)
             for some in batched(partitions, ITEMS_PER_TURN)
         ),
     )
+    outcomes = chain.from_iterable(answers)
     # A topic that is named twice is answered twice, as by Apache Kafka.
-    results: list[list[Entity]] = [[] for _ in asked]
-    named = [parts for parts, (_, indexes) in zip(results, asked, strict=True) for _ in indexes]
-    for parts, ((topic, index), error) in zip(named, chain.from_iterable(steps), strict=True):
-        code, message = _told(ctx, topic, index, kind, error)
-        if not (everything and code is ErrorCode.election_not_needed):
-            parts.append(
-                make.PartitionResult(partition_id=index, error_code=code, error_message=message)
-            )
+    results = []
+    for topic, indexes in asked:
+        parts = []
+        for index, (_, error) in zip(indexes, outcomes, strict=False):
+            code, message = _told(ctx, topic, index, kind, error)
+            if not (everything and code is ErrorCode.election_not_needed):
+                parts.append(
+                    make.PartitionResult(partition_id=index, error_code=code, error_message=message)
+                )
+            yield None
+        results.append(make.ReplicaElectionResult(topic=topic, partition_result=tuple(parts)))
         yield None
     return make.ElectLeadersResponse(
-        error_code=ErrorCode.none,
-        replica_election_results=tuple(
-            make.ReplicaElectionResult(topic=topic, partition_result=tuple(parts))
-            for (topic, _), parts in zip(asked, results, strict=True)
-        ),
+        error_code=ErrorCode.none, replica_election_results=tuple(results)
     )
 
 

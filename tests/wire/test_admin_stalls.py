@@ -6,6 +6,7 @@ import pytest
 
 from fencepost.cluster.controller.quotas import MAX_CHANGES
 from fencepost.coordinator.daemon.in_thread import BrokerThread
+from fencepost.coordinator.handlers.deciding import MAX_ITEMS
 from fencepost.coordinator.wire.api import ApiKey
 from tests.wire.test_stalls import (
     ALL,
@@ -45,10 +46,11 @@ def elections(make: Make, topics: object) -> dict[str, object]:
     }
 
 
-def reassignments(make: Make, replicas: list[int] | None) -> dict[str, object]:
+def reassignments(
+    make: Make, replicas: list[int] | None, count: int = HALF - 2
+) -> dict[str, object]:
     parts = [
-        make.ReassignablePartition(partition_index=one, replicas=replicas)
-        for one in range(HALF - 2)
+        make.ReassignablePartition(partition_index=one, replicas=replicas) for one in range(count)
     ]
     return {
         "timeout_ms": 1000,
@@ -111,6 +113,9 @@ CASES = {
     ),
     "reassignments": Case(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS, 1, lambda make: reassignments(make, [9])
+    ),
+    "reassignments to the same broker": Case(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS, 1, lambda make: reassignments(make, [0], MAX_ITEMS)
     ),
     "a reassignment to many": Case(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,

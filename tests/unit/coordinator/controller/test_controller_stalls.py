@@ -16,6 +16,7 @@ from fencepost.cluster.controller.brokers import MAX_CHANGES
 from fencepost.coordinator.daemon.broker import Broker
 from fencepost.coordinator.metadata import log as metadata_log
 from tests.support.controllers import Pretender
+from tests.support.raw import errors_in
 from tests.support.stalls import watched_loop
 from tests.support.waits import until_true
 from tests.unit.coordinator.controller.conftest import CONFIG
@@ -116,6 +117,30 @@ async def test_leaders_come_back_with_their_broker(tmp_path: Path) -> None:
             everything = TOPICS * PARTITIONS
             await until_true(lambda: cluster.led_by(FIRST) == everything, "leaders")
         watch.check()
+
+
+async def test_many_partitions_are_moved_and_their_moves_cancelled(tmp_path: Path) -> None:
+    async with many(tmp_path) as cluster:
+        third = Pretender(cluster.decides.bootstrap, 3, cluster.services.cluster_id)
+        await asyncio.to_thread(third.join)
+        for replicas in ([SECOND, FIRST], [third.broker_id], None):
+            topics = [
+                {
+                    "name": f"t{number}",
+                    "partitions": [
+                        {"partition_index": index, "replicas": replicas}
+                        for index in range(PARTITIONS)
+                    ],
+                }
+                for number in range(TOPICS)
+            ]
+            call = cluster.first.controller.call
+            name = "alter_partition_reassignments"
+            with watched_loop() as watch:
+                answer = await asyncio.to_thread(call, name, 1, timeout=10_000, topics=topics)
+            assert set(errors_in(answer)) == {"none"}
+            watch.check()
+        third.close()
 
 
 async def test_a_snapshot_of_many_partitions_is_written_beside(

@@ -1,8 +1,8 @@
 """Record batches of message format v2, byte for byte as Kafka writes them.
 
-A *buffer* is ``bytes``, ``bytearray`` or a ``memoryview`` of bytes; ``pos`` is where a batch begins
-in it. Sizes are bytes and include the 12 bytes of log overhead; timestamps are milliseconds since
-the epoch, −1 for none. Formats v0 and v1 live in ``legacy.py``.
+A *buffer* is ``bytes``, ``bytearray`` or a ``memoryview`` of bytes; ``pos`` is the position of a
+batch in it. Sizes are bytes and include the 12 bytes of log overhead; timestamps are milliseconds
+since the epoch, −1 for none. Formats v0 and v1 are in ``legacy.py``.
 
 Source: Kafka's ``DefaultRecordBatch``, ``DefaultRecord``, ``MemoryRecordsBuilder``,
 ``ControlRecordType``, ``EndTransactionMarker``.
@@ -31,7 +31,7 @@ from fencepost.logcore.record_window import RecordWindow
 Buffer = bytes | bytearray | memoryview
 
 LOG_OVERHEAD: Final = 12
-"""Base offset and length: what stands before the bytes that the length counts."""
+"""Base offset and length: the bytes before those that the length counts."""
 
 HEADER_SIZE: Final = 61
 MAGIC: Final = 2
@@ -42,11 +42,11 @@ NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
 
 DEFAULT_MAX_OUTPUT_BYTES: Final = 128 * 1024 * 1024
-"""Limit of one batch's inflated records, bytes: a hundred times the default
-``max.message.bytes``, beyond what text-like data reaches, and still a size one machine can hold."""
+"""Limit of one batch's decompressed records, in bytes: a hundred times the default
+``max.message.bytes``, more than text-like data reaches, and still a size that fits one machine."""
 
 MIN_RECORD_SIZE: Final = 7
-"""A record of null key, null value and no headers, its length byte included."""
+"""The size of a record with null key, null value and no headers, its length byte included."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 CRC_POS: Final = 17
@@ -68,7 +68,7 @@ _END_MARKER_VALUE: Final = struct.Struct(">hi")
 
 
 class ControlType(IntEnum):
-    """Kinds of control records. Readers skip what they do not know."""
+    """Kinds of control records. Readers skip unknown kinds."""
 
     UNKNOWN = -1
     ABORT = 0
@@ -83,7 +83,7 @@ class ControlType(IntEnum):
 class BatchHeader(NamedTuple):
     """The first 61 bytes of a batch.
 
-    ``size`` is the whole batch. ``base_timestamp`` is the field as it stands: with
+    ``size`` is the whole batch. ``base_timestamp`` is the raw field: with
     ``has_delete_horizon`` it holds the horizon, and the records' deltas refer to that.
     """
 
@@ -103,7 +103,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record the batch had when it was produced."""
+        """Offset of the last record that the batch had when it was produced."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -113,12 +113,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> Codec:
-        """How the records are compressed; InvalidRecordError for an unknown codec."""
+        """The codec of the records; InvalidRecordError for an unknown codec."""
         return codec_for_id(self.attributes & 0x07)
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether every record's timestamp is ``max_timestamp``, given by the broker."""
+        """Whether every record's timestamp is ``max_timestamp``, set by the broker."""
         return bool(self.attributes & LOG_APPEND_TIME_BIT)
 
     @property
@@ -133,16 +133,16 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether compaction has set a time after which tombstones may go."""
+        """Whether compaction has set a time after which tombstones may be removed."""
         return bool(self.attributes & _DELETE_HORIZON)
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """That time, or None."""
+        """The time after which tombstones may be removed, or None."""
         return self.base_timestamp if self.attributes & _DELETE_HORIZON else None
 
     def with_horizon(self, horizon_ms: int) -> BatchHeader:
-        """The same with such a time."""
+        """Return a copy of the header with a delete horizon."""
         return self._replace(
             attributes=self.attributes | _DELETE_HORIZON, base_timestamp=horizon_ms
         )
@@ -161,7 +161,7 @@ class BatchHeader(NamedTuple):
 
 
 class ControlRecord(NamedTuple):
-    """A control record's meaning; the epoch is −1 unless it ends a transaction."""
+    """A decoded control record; the epoch is −1 unless it ends a transaction."""
 
     type: ControlType
     coordinator_epoch: int
@@ -172,9 +172,9 @@ _new_tuple = tuple.__new__
 
 
 def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
-    """Read the header at ``pos``; the records behind it need not be in ``buf``.
+    """Parse the header at ``pos``; the records behind it need not be in ``buf``.
 
-    Raises CorruptRecordError when fewer than 61 bytes are there, the length is impossible, or the
+    Raises CorruptRecordError when fewer than 61 bytes remain, the length is impossible, or the
     magic is not 2.
     """
     try:
@@ -212,7 +212,7 @@ def verify_crc(buf: Buffer, pos: int, header: BatchHeader) -> None:
 
 
 def stamp_log_append_time(buf: bytearray | memoryview, pos: int, timestamp_ms: int) -> None:
-    """Make ``timestamp_ms`` the time of every record of the batch, in place; renews the CRC."""
+    """Set the timestamp of every record of the batch, in place, and update the CRC."""
     size = _INT32.unpack_from(buf, pos + 8)[0] + LOG_OVERHEAD
     attributes = _INT16.unpack_from(buf, pos + 21)[0] | LOG_APPEND_TIME_BIT
     _INT16.pack_into(buf, pos + 21, attributes)
@@ -227,9 +227,9 @@ def record_window(
     header: BatchHeader,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> RecordWindow:
-    """Return a window over the records of the batch at ``pos``, which are inflated on the way.
+    """Return a window over the records of the batch at ``pos``, decompressed on demand.
 
-    Raises CorruptRecordError for bytes that are missing, and later for those that do not inflate.
+    Raises CorruptRecordError for missing bytes, and later for bytes that do not decompress.
     """
     return RecordWindow(_record_pieces(buf, pos, header, max_output_bytes))
 
@@ -241,14 +241,14 @@ def record_chunks(
     *,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> Iterator[Sequence[LogRecord]]:
-    """Decode the records of the batch at ``pos`` in chunks, as many as a turn has time for.
+    """Decode the records of the batch at ``pos`` in chunks, each short enough for one turn.
 
-    Memory is bounded by a chunk of records, each as large as it is. A chunk may be empty, where one
-    record takes many pieces. The CRC is the caller's to check.
+    Memory is bounded by a chunk of records, however large they are. A chunk may be empty, if one
+    record takes many pieces. The caller must check the CRC.
 
-    Raises CorruptRecordError for bytes that are missing or do not inflate (also past
-    ``max_output_bytes``), InvalidRecordError for records that break their own lengths, count or
-    offsets, which must rise and stay within the batch, but may have holes.
+    Raises CorruptRecordError for bytes that are missing or do not decompress (also past
+    ``max_output_bytes``), InvalidRecordError for records that contradict their lengths, count or
+    offsets. Offsets must ascend and stay within the batch, but may have holes.
     """
     if header is None:
         header = parse_header(buf, pos)
@@ -282,7 +282,7 @@ def decode_records(
 ) -> list[LogRecord]:
     """Decode all records of the batch at ``pos`` at once; see :func:`record_chunks`.
 
-    For batches that the broker itself has written, and for readers that keep all of them anyway.
+    For batches that the broker itself has written, and for callers that keep all records anyway.
     """
     return list(iter_records(buf, pos, header, max_output_bytes=max_output_bytes))
 
@@ -293,9 +293,9 @@ def record_bytes(
     header: BatchHeader,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> bytes:
-    """Inflate what follows the header of the batch at ``pos``: its records, still encoded.
+    """Return the decompressed bytes behind the header of the batch at ``pos``: encoded records.
 
-    Raises CorruptRecordError for bytes that are missing or do not inflate.
+    Raises CorruptRecordError for bytes that are missing or do not decompress.
     """
     return b"".join(_record_pieces(buf, pos, header, max_output_bytes))
 
@@ -307,7 +307,7 @@ def _record_pieces(
     if end > len(buf):
         raise CorruptRecordError(f"a batch of {header.size} bytes where {len(buf) - pos} are left")
     stored = memoryview(buf)[pos + HEADER_SIZE : end]
-    # Compaction leaves headers without records, whatever the codec bits say.
+    # Compaction leaves headers without records, with any codec bits.
     codec = header.codec if stored else Codec.NONE
     return inflated_pieces(codec, stored, max_output_bytes)
 
@@ -377,7 +377,7 @@ def encode_batch(
 
 
 def assemble(base_offset: int, leader_epoch: int, after_crc: bytes, payload: Buffer) -> bytes:
-    """Join a batch from what the CRC covers; ``after_crc`` is the header from byte 21 on."""
+    """Assemble a batch and its CRC; ``after_crc`` is the header from byte 21 on."""
     length = HEADER_SIZE - LOG_OVERHEAD + len(payload)
     crc = crc32c(payload, crc32c(after_crc))
     before = _BEFORE_CRC.pack(base_offset, length, leader_epoch, MAGIC, crc)
@@ -398,7 +398,7 @@ def batch_of_payload(
 ) -> bytes:
     """Put a header before ``count`` records that are encoded, and compressed with ``codec``.
 
-    They stand at offsets 0 to ``count - 1``, as a producer sends them.
+    Their offsets are 0 to ``count - 1``, as in a producer's batch.
     """
     attributes = int(codec) | (TRANSACTIONAL_BIT if transactional else 0)
     times = base_timestamp_ms, max_timestamp_ms
@@ -408,13 +408,13 @@ def batch_of_payload(
 
 
 def with_fewer_records(header: BatchHeader, payload: Iterable[Buffer]) -> bytes:
-    """A batch of ``header`` less size and CRC; ``payload`` are its records before compression."""
+    """Encode a batch with ``header``, but a new size and CRC; ``payload`` is not compressed yet."""
     stored = b"".join(compressed_pieces(header.codec, payload))
     return assemble(header.base_offset, header.leader_epoch, AFTER_CRC.pack(*header[5:]), stored)
 
 
 def recompress(header: BatchHeader, stored: Buffer, codec: Codec) -> bytes:
-    """Return a batch of the same header whose records, ``stored``, are under ``codec``."""
+    """Return a batch with the same header fields for ``stored``, the records under ``codec``."""
     after_crc = AFTER_CRC.pack(header.attributes & ~0x07 | codec, *header[6:])
     return assemble(header.base_offset, header.leader_epoch, after_crc, stored)
 
@@ -442,7 +442,7 @@ def end_marker(
 
 
 def parse_control(record: LogRecord) -> ControlRecord:
-    """Read a record of a control batch; versions above ours are read as ours, as Kafka does.
+    """Parse a record of a control batch; newer versions are parsed as the known one, as in Kafka.
 
     Raises InvalidRecordError for a key or a marker value that is too short or of negative version.
     """
@@ -465,6 +465,6 @@ def parse_control(record: LogRecord) -> ControlRecord:
 
 
 def first_control(buf: Buffer, pos: int, header: BatchHeader) -> ControlRecord | None:
-    """Read the first record of a control batch, None where compaction has emptied the batch."""
+    """Parse the first record of a control batch; None if compaction has emptied the batch."""
     first = next(iter_records(buf, pos, header), None)
     return None if first is None else parse_control(first)

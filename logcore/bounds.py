@@ -1,7 +1,7 @@
-"""The highest figures that are taken over from files and from other brokers.
+"""The highest numbers that are accepted from files and from other brokers.
 
-Each is half of what its field holds, or less: what goes on from it (the next offset, the next
-producer id, the next epoch) does not run out. Apache Kafka counts all of them up from 0.
+Each is at most half of its field's range: the numbers counted up from it (the next offset, the next
+producer id, the next epoch) do not run out. Apache Kafka counts all of them up from 0.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from fencepost.logcore.config import MAX_INT64
 from fencepost.logcore.errors import CorruptRecordError
 
 MAX_OFFSET: Final = (1 << 62) - 1
-"""Of a record."""
+"""Limit of a record's offset."""
 
 MAX_PRODUCER_ID: Final = (1 << 62) - 1
 
 MAX_LEADER_EPOCH: Final = (1 << 30) - 1
-"""Of a partition; it grows with every election and every start."""
+"""Limit of a partition's leader epoch; it grows with every election and every start."""
 
 MAX_GROUP_EPOCH: Final = (1 << 30) - 1
-"""Of a group (also its generation), of its members and of their assignments."""
+"""Limit of a group's epoch or generation, of its members' epochs and of their assignments'."""
 
 MAX_PARTITION: Final = (1 << 31) - 1
-"""The index of a partition."""
+"""Limit of a partition's index."""
 
 MAX_PRODUCER_EPOCH: Final = (1 << 15) - 1
-"""A producer whose epochs are used up gets another id."""
+"""Limit of a producer's epoch; after it the producer gets another id."""
 
 
 def check_offsets(header: BatchHeader) -> None:
-    """Raise CorruptRecordError for offsets that no batch in a log has."""
+    """Raise CorruptRecordError for offsets that no batch in a log can have."""
     if header.last_offset >= MAX_INT64:
         raise CorruptRecordError(f"no offset follows the batch at offset {header.base_offset}")
     if header.magic >= MAGIC and not 0 <= header.base_offset <= header.last_offset:
@@ -41,7 +41,7 @@ def check_offsets(header: BatchHeader) -> None:
 
 
 class BoundError(Exception):
-    """A figure in a file is not one that could go on; the message says which."""
+    """A number in a file is out of bounds; the message says which."""
 
 
 def bounded(what: str, value: int, low: int, high: int) -> int:

@@ -1,8 +1,8 @@
-"""A bound that all shards of a coordinator share.
+"""A memory limit that all shards of a coordinator share.
 
-Each shard books the memory that it holds in an account of its own, so that a shard which is
-unloaded gives everything back at once, however far its log had been read. Booking never fails: a
-log that is loaded is taken as it is. Only a request that adds something asks for room first.
+Each shard counts its memory in an account of its own, so that unloading a shard returns everything
+at once, even if its log was only partly read. Adding never fails: a log of any size is loaded.
+Only a request that adds something asks for room first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _UNBOUNDED: Final = 1 << 62
 
 
 class Budget:
-    """Bytes that the open accounts may hold together; ``key`` is the setting that says how many."""
+    """Bytes that the open accounts may hold together; ``key`` is the setting with the limit."""
 
     __slots__ = ("key", "limit", "used")
 
@@ -24,7 +24,7 @@ class Budget:
 
     @property
     def exceeded(self) -> str:
-        """The sentence that refuses a request."""
+        """The error message for a refused request."""
         return f"there is no room for it: all that the broker keeps of this kind exceeds {self}"
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Budget:
 
 
 class Account:
-    """One shard's part of a budget."""
+    """One shard's share of a budget."""
 
     __slots__ = ("_is_open", "budget", "used")
 
@@ -42,17 +42,17 @@ class Account:
         self._is_open = True
 
     def add(self, amount: int) -> None:
-        """Book ``amount`` bytes more; fewer if it is negative."""
+        """Add ``amount`` bytes, which may be negative."""
         self.used += amount
         if self._is_open:
             self.budget.used += amount
 
     def has_room(self, amount: int) -> bool:
-        """Whether ``amount`` bytes more may be held; a change that adds none always may."""
+        """Whether ``amount`` more bytes fit; a change that adds none always does."""
         return amount <= 0 or self.budget.used + amount <= self.budget.limit
 
     def close(self) -> None:
-        """Give everything back: the shard is forgotten."""
+        """Return all bytes of the shard to the budget."""
         if self._is_open:
             self._is_open = False
             self.budget.used -= self.used

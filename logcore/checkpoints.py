@@ -1,14 +1,14 @@
-"""The small text files around a log: checkpoints, identities, the clean-shutdown mark.
+"""The small text files around a log: checkpoints, ids, the clean-shutdown file.
 
 All but ``meta.properties`` are Kafka's formats to the byte. Every writer replaces its file
 atomically (temporary file, fsync, rename, fsync of the directory). A file that does not parse
-raises :class:`CheckpointError`; its reader decides what that costs.
+raises :class:`CheckpointError`; the reader decides on the consequences.
 
-Kafka's formats carry no checksum, and an offset with a flipped bit is an offset as well: it would
-empty a log, bring deleted records back, or hide a range from the cleaner that a tombstone is in. So
-the broker keeps a copy beside each checkpoint that a start relies on, with CRCs of both, and
-``meta.properties`` has its own in a comment. Kafka looks at neither; files without them are read as
-they are.
+Kafka's formats carry no checksum, and an offset with a flipped bit is still a valid offset: it
+could empty a log, restore deleted records, or hide a range with a tombstone from the cleaner.
+Therefore the broker keeps a copy beside each checkpoint that a start relies on, with CRCs of both,
+and ``meta.properties`` has its CRC in a comment. Kafka ignores both; files without them are read
+without a check.
 
 Source: ``CheckpointFile``, ``OffsetCheckpointFile``, ``LeaderEpochCheckpointFile``,
 ``PartitionMetadataFile``, ``MetaProperties``, ``CleanShutdownFileHandler``.
@@ -36,7 +36,7 @@ CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 QUORUM_STATE: Final = "quorum-state"
-"""Beside the log of metadata: how a broker of Apache Kafka has voted, or that none may go on."""
+"""Beside the metadata log: the vote of an Apache Kafka node, or a note that none may open it."""
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 _BROKER_EPOCH: Final = re.compile(rb'"brokerEpoch":\s*(-?\d{1,18})\b')
@@ -44,12 +44,12 @@ LOCK: Final = ".lock"
 
 COPY_SUFFIX: Final = ".copy"
 COPIED_CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, CLEANER_CHECKPOINT)
-"""Those that decide what is cut, hidden or cleaned. The high watermarks are not read at a start."""
+"""Checkpoints that decide on truncation, visibility or cleaning. The start needs no other one."""
 
 _VERSION: Final = "0"
 _SUMS: Final = re.compile(rb"crc32c ([0-9a-f]{8}) before ([0-9a-f]{8}) all ([0-9a-f]{8})\n")
-"""Last line of a copy: CRC-32C of what it holds, of the file it makes way for, and of all of the
-copy up to here. A kill between the two renames leaves the file as it was before."""
+"""Last line of a copy: CRC-32C of its text, of the file that the new checkpoint replaces, and of
+the copy up to here. After a kill between the two renames the older checkpoint is still valid."""
 
 MAX_NODE_ID: Final = (1 << 31) - 1
 
@@ -59,7 +59,7 @@ _META_SUM: Final = "#crc32c="
 
 
 class CheckpointError(Exception):
-    """A checkpoint file is there and does not parse."""
+    """A checkpoint file exists and does not parse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class MetaProperties:
 
 
 def uuid_to_text(value: uuid.UUID) -> str:
-    """Kafka's way to write an id: URL-safe base64 of its 16 bytes, unpadded, 22 characters."""
+    """Return an id in Kafka's text form: URL-safe base64 of 16 bytes, unpadded, 22 characters."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def uuid_from_text(text: str) -> uuid.UUID:
-    """Read what :func:`uuid_to_text` writes; CheckpointError for anything else."""
+    """Parse the text form of :func:`uuid_to_text`; CheckpointError for anything else."""
     try:
         raw = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
@@ -93,7 +93,7 @@ def _text_of(lines: list[str]) -> bytes:
 
 def _parse_lines(raw: bytes | None, name: str, fields: int) -> list[list[str]] | None:
     if not raw:
-        # Kafka makes the file before it has anything to write in it.
+        # Kafka creates the file before it has content.
         return None
     try:
         lines = raw.decode().splitlines()
@@ -108,7 +108,7 @@ def _parse_lines(raw: bytes | None, name: str, fields: int) -> list[list[str]] |
 
 
 def _number(text: str, name: str, most: int) -> int:
-    # Not int(text) at once: that takes the square of the length of its text.
+    # Not int(text) at once: its time grows with the square of the length.
     if not _NUMBER.fullmatch(text):
         raise CheckpointError(f"{name} holds {text[:40]!r} where a number is expected")
     value = int(text)
@@ -127,8 +127,8 @@ def write_offsets(
 ) -> None:
     """Write one of the four offset checkpoints of a data directory: (topic, index) to offset.
 
-    ``copied``: keep a copy beside it, if it is one of those that have one. Not in a directory of
-    Apache Kafka, which writes its checkpoints without; a copy that is there goes.
+    ``copied``: keep a copy beside a checkpoint of COPIED_CHECKPOINTS. False in a directory of
+    Apache Kafka, which writes checkpoints without copies; an existing copy is then removed.
     """
     lines = [f"{topic} {index} {offset}" for (topic, index), offset in offsets.items()]
     text = _text_of(lines)
@@ -138,7 +138,7 @@ def write_offsets(
     elif name in COPIED_CHECKPOINTS:
         before = fs.read_file(f"{directory}/{name}") or b""
         head = text + b"crc32c %08x before %08x " % (crc32c(text), crc32c(before))
-        # Its name gets to disk together with the other one. Of the two either may be lost before.
+        # The directory sync below covers both names; power loss before it may take either rename.
         write_file(fs, path + TEMPORARY_SUFFIX, head + b"all %08x\n" % crc32c(head), sync=True)
         fs.rename(path + TEMPORARY_SUFFIX, path)
     replace_file(fs, directory, name, text)
@@ -151,11 +151,11 @@ def read_offsets(
     *,
     on_damage: Callable[[CheckpointError], None] | None = None,
 ) -> dict[tuple[str, int], int]:
-    """Read an offset checkpoint; empty when there is none. CheckpointError if it is corrupt.
+    """Read an offset checkpoint; empty if the file is missing. CheckpointError if it is corrupt.
 
-    Where there is a copy that is whole, a corrupt file is read from it, and ``on_damage`` told.
-    Without, as after somebody has removed the file, a start goes without the values, as Kafka's
-    does: recovery from the beginning, log start at the first segment.
+    If the copy is intact, a corrupt file is read from it, and ``on_damage`` is called. If the file
+    was removed, a start does without the values, as Kafka's does: recovery from the beginning, log
+    start at the first segment.
     """
     raw = fs.read_file(f"{directory}/{name}")
     copy = None if raw is None else _copy_of(fs, directory, name)
@@ -177,7 +177,7 @@ def _parse_offsets(raw: bytes | None, name: str) -> dict[tuple[str, int], int]:
 
 
 def read_copy(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int], int]:
-    """Read the copy of the offset checkpoint ``name``. CheckpointError if it is of no use."""
+    """Read the copy of the offset checkpoint ``name``. CheckpointError if it is unusable."""
     copy = _copy_of(fs, directory, name)
     if copy is None:
         raise CheckpointError(f"{name}{COPY_SUFFIX} does not match its checksum")
@@ -185,12 +185,12 @@ def read_copy(fs: FileSystem, directory: str, name: str) -> dict[tuple[str, int]
 
 
 def has_copy(fs: FileSystem, directory: str, name: str) -> bool:
-    """Whether the checkpoint has a copy, in whatever state."""
+    """Whether the checkpoint has a copy, valid or not."""
     return fs.read_file(f"{directory}/{name}{COPY_SUFFIX}") is not None
 
 
 def _copy_of(fs: FileSystem, directory: str, name: str) -> tuple[bytes, tuple[int, int]] | None:
-    """Return the text of a checkpoint's copy, and the CRCs the file may have; None if unusable."""
+    """Return the text of a checkpoint's copy, and the valid CRCs of the file; None if unusable."""
     if name not in COPIED_CHECKPOINTS:
         return None
     raw = fs.read_file(f"{directory}/{name}{COPY_SUFFIX}") or b""
@@ -223,14 +223,14 @@ def write_partition_metadata(
 ) -> None:
     """Write ``partition.metadata``, which has no newline at its end.
 
-    Without ``sync`` power loss may take it, or leave an empty one, until somebody syncs it.
+    Without ``sync`` power loss may remove or empty it, until another call syncs it.
     """
     text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}"
     replace_file(fs, directory, PARTITION_METADATA, text.encode(), sync=sync)
 
 
 def read_partition_metadata(fs: FileSystem, directory: str) -> uuid.UUID | None:
-    """Read the topic id of a partition directory; None when the file is not there.
+    """Read the topic id of a partition directory; None when the file does not exist.
 
     Raises CheckpointError for other content, an all-zero id included.
     """
@@ -260,7 +260,7 @@ def write_meta_properties(fs: FileSystem, directory: str, meta: MetaProperties) 
 
 
 def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | None:
-    """Read ``meta.properties``; None when it is not there. CheckpointError if it is corrupt."""
+    """Read ``meta.properties``; None when it does not exist. CheckpointError if it is corrupt."""
     raw = fs.read_file(f"{directory}/{META_PROPERTIES}")
     if raw is None:
         return None
@@ -289,16 +289,16 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
 
 
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int = -1) -> None:
-    """Leave the mark that every log of the directory was closed; the last step of a shutdown.
+    """Write the clean-shutdown file, as the last step of a shutdown: all logs are closed.
 
-    ``broker_epoch`` is that of the run which ends, -1 outside of a cluster.
+    ``broker_epoch`` is the epoch of the ending run, -1 outside of a cluster.
     """
     mark = b'{"version":0,"brokerEpoch":%d}' % broker_epoch
     replace_file(fs, directory, CLEAN_SHUTDOWN, mark)
 
 
 def clean_shutdown_epoch(fs: FileSystem, directory: str) -> int:
-    """The broker epoch in the mark of a clean shutdown; -1 if there is none, or it is damaged.
+    """Return the broker epoch in the clean-shutdown file; -1 if it is missing or damaged.
 
     Source: ``CleanShutdownFileHandler``.
     """
@@ -307,7 +307,7 @@ def clean_shutdown_epoch(fs: FileSystem, directory: str) -> int:
 
 
 def take_clean_shutdown(fs: FileSystem, directory: str) -> bool:
-    """Whether the last shutdown was clean. Removes the mark, durably, before any log is loaded."""
+    """Remove the clean-shutdown file, durably, before any log is loaded; return if it existed."""
     path = f"{directory}/{CLEAN_SHUTDOWN}"
     if fs.read_file(path) is None:
         return False

@@ -1,11 +1,11 @@
-"""Which partition is compacted next, and how far each one has come.
+"""The choice of the partition to compact next, and the cleaner's progress on each one.
 
-Of the compacted partitions of a data directory the one with the largest share of dirty bytes is
-taken, if that is above its ``min_cleanable_dirty_ratio`` or its oldest dirty data has waited beyond
-``max_compaction_lag_ms``. A partition that could not be cleaned is left alone until the next start:
-the same damage would fail every round, and the rest of the log still serves.
+The cleaner takes the compacted partition of a data directory with the largest share of dirty
+bytes, if that share is above its ``min_cleanable_dirty_ratio`` or its oldest dirty data exceeds
+``max_compaction_lag_ms``. After a failed round a partition is skipped until the next start: the
+same damage would fail every round, and the rest of the log still serves.
 
-Everything here runs on the thread that owns the partitions.
+All methods run on the thread that owns the partitions.
 
 Source: ``LogCleanerManager``.
 """
@@ -24,11 +24,10 @@ Failed = Callable[[Partition, Exception], None]
 
 
 class CleanerChoice:
-    """The best of the partitions that it is shown, by where the last round on each has ended.
+    """Selects the best of the partitions it is shown, by the end of each one's last round.
 
-    ``offsets`` is that, by topic and index; whoever owns it sees to it that nothing stands there of
-    a partition that is gone, nor beyond a log's end. ``on_failed`` hears of each partition that is
-    left alone from now on.
+    ``offsets`` maps (topic, index) to that end; its owner removes deleted partitions, and values
+    beyond a log's end. ``on_failed`` is called for each partition that is skipped from now on.
     """
 
     def __init__(self, offsets: MutableMapping[Key, int], on_failed: Failed | None = None) -> None:
@@ -39,9 +38,9 @@ class CleanerChoice:
         """Partitions whose cleaning failed, with the reason."""
 
     def look_at(self, partition: Partition, now_ms: int) -> None:
-        """Remember the partition if it needs cleaning more than those before it.
+        """Remember the partition if it needs cleaning more than the previous ones.
 
-        One whose files fail while it is looked at goes off line and is passed over.
+        A partition whose files fail during the check goes off line and is skipped.
         """
         key = (partition.topic, partition.index)
         if not partition.log.config.is_compacted or key in self.uncleanable:
@@ -61,9 +60,9 @@ class CleanerChoice:
     def next_round(
         self, now_ms: int, *, budget_bytes: int = DEDUPE_BUFFER_BYTES
     ) -> tuple[Partition, CompactionRound] | None:
-        """Plan a round on the best of those that :meth:`look_at` has seen; None if none needs it.
+        """Plan a round on the best partition since the last call; None if none needs cleaning.
 
-        The next call begins with none. A partition that fails is passed over.
+        A partition that fails is skipped.
         """
         best, self._best = self._best, None
         if best is None:
@@ -81,15 +80,15 @@ class CleanerChoice:
         return None if planned is None else (partition, planned)
 
     def finished(self, partition: Partition, compaction: CompactionRound) -> None:
-        """Note a round whose every group is installed; it has to be written down."""
+        """Record the end of a round whose groups are all installed; the caller checkpoints it."""
         self._offsets[partition.topic, partition.index] = compaction.next_dirty_offset
 
     def failed(self, partition: Partition, error: Exception) -> None:
-        """Leave a partition alone from now on."""
+        """Skip the partition from now on."""
         self.uncleanable[partition.topic, partition.index] = f"{type(error).__name__}: {error}"
         if self._on_failed is not None:
             self._on_failed(partition, error)
 
     def forget(self, topic: str, index: int) -> None:
-        """Another partition of this name begins anew."""
+        """Clear the failure of a partition's name, for a new partition of that name."""
         self.uncleanable.pop((topic, index), None)

@@ -1,4 +1,4 @@
-"""How a partition gets smaller while it serves: log start, retention, expiry, compaction.
+"""Removal of data while a partition serves: log start, retention, expiry, compaction.
 
 Source: ``UnifiedLog.deleteOldSegments``, ``UnifiedLog.maybeIncrementLogStartOffset``,
 ``LogCleaner``.
@@ -27,7 +27,7 @@ from fencepost.logcore.segment import Segment
 
 
 class Cleanup:
-    """What takes away from one log, at its beginning and in its sealed part."""
+    """Removes data from one log: at its beginning, and in its sealed segments by compaction."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Cleanup:
         self._marks = flushes.marks
         self._clock = clock
 
-    # --- at the beginning ---
+    # --- log start and retention ---
 
     def delete_records_before(self, offset: int) -> int:
         """Move the log start up to ``offset``, −1 for the high watermark; return the log start.
 
-        The files go with the next :meth:`retaining`; the owner has to checkpoint the log start.
+        The next :meth:`retaining` removes the files; the owner must checkpoint the log start.
         Raises OffsetOutOfRangeError beyond the high watermark.
         """
         self._marks.throw_if_stopped()
@@ -74,17 +74,16 @@ class Cleanup:
             raise self._marks.fail(error) from error
 
     def retaining(self, now_ms: int) -> DiskSteps[int]:
-        """Remove the segments that log start, size or age give up; return how many.
+        """Remove the segments below the log start, or over the size or age limit; return how many.
 
-        Their files are renamed ``.deleted``, and removed by a later call after
-        ``file_delete_delay_ms``. There may be thousands: little is done between two
-        yields.
+        Their files are renamed ``.deleted``, and a later call removes them after
+        ``file_delete_delay_ms``. There may be thousands: each step between two yields is short.
         """
         self._marks.throw_if_stopped()
         removed, mark = 0, self._marks.high_watermark
         try:
             self._log.remove_doomed(now_ms)
-            # What is appended meanwhile is for the next call, or this one might never end.
+            # Segments appended meanwhile are left to the next call, or this one might never end.
             while segments := self._given_up(now_ms, mark):
                 yield from self._removing(segments, now_ms)
                 removed += len(segments)
@@ -110,7 +109,7 @@ class Cleanup:
         if segments[-1] is log.active:
             self._flushes.roll(now_ms)
         following = log.segments[len(segments)]
-        # The start moves first: a kill in between leaves a few files too many, never a hole.
+        # The start moves first: a kill in between leaves extra files, never a hole.
         self._move_log_start(following.base_offset)
         for segment in segments:
             self._producers.snapshot_offsets.discard(segment.base_offset)
@@ -119,7 +118,7 @@ class Cleanup:
     # --- compaction ---
 
     def dirty_range(self, checkpoint: int | None, now_ms: int) -> DirtyRange:
-        """Work out what a round of compaction could clean, from the last round's end on."""
+        """Return the range that a compaction round could clean, from the last round's end on."""
         self._marks.throw_if_stopped()
         try:
             return dirty_range(
@@ -135,10 +134,10 @@ class Cleanup:
     def plan_compaction(
         self, dirty: DirtyRange, *, now_ms: int, budget_bytes: int = DEDUPE_BUFFER_BYTES
     ) -> CompactionRound | None:
-        """Begin a round over ``dirty``, None if there is nothing to clean.
+        """Begin a round over ``dirty``; None if there is nothing to clean.
 
-        One round at a time. ``budget_bytes`` bounds the memory for keys; a round that meets more
-        keys cleans less. The caller has to flush the log before anything is installed: see
+        Only one round runs at a time. ``budget_bytes`` bounds the memory for keys; a round with
+        more keys cleans less. The caller must flush the log before any group is installed: see
         :attr:`CompactionRound.relies_on`.
         """
         self._marks.throw_if_stopped()
@@ -161,11 +160,11 @@ class Cleanup:
         return found
 
     def install_cleaned(self, compaction: CompactionRound) -> bool:
-        """Replace the segments that the round has just written anew.
+        """Replace the segments that the round has just rewritten.
 
-        False, and the round is over, if the log was cut since the plan, or what the round relies on
-        is not on disk. Where retention has removed one of them, the round will write what is left.
-        Readers in the middle of an old segment go on. Raises StorageError.
+        Return False, which ends the round, if the log was cut since the plan, or is not flushed up
+        to :attr:`CompactionRound.relies_on`. If retention has removed one of the segments, the
+        round rewrites the remaining ones. Readers of an old segment continue. Raises StorageError.
         """
         self._marks.throw_if_stopped()
         cleaned = compaction.cleaned

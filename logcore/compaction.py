@@ -1,24 +1,24 @@
-"""One round of compaction: which part of a log, its rewriting, and the bookkeeping between the two.
+"""One round of compaction: its range of a log, the rewriting, and the bookkeeping between them.
 
-A round has three kinds of steps, so that a daemon can keep the long ones off its loop:
+A round has three kinds of steps, so that a daemon can run the long ones outside of its event loop:
 
-* *plan* (:func:`plan_round`, on the thread that owns the log) takes down everything that decides:
+* *plan* (:func:`plan_round`, on the thread that owns the log) collects the input of the decisions:
   the sealed segments of the range, the aborted transactions, the last record of every producer;
 * *clean* (:meth:`CompactionRound.map_keys`, then :meth:`CompactionRound.clean_next` per group of
   segments, on any thread) reads with handles of its own and writes ``.cleaned`` files;
-* *install* (``Cleanup.install_cleaned``, on the owner's thread, after each ``clean_next``) puts
-  the files in the place of the segments they were made from, or drops the round if the log was cut
-  meanwhile. Groups go in oldest first: a tombstone may only go when what it deletes has gone.
+* *install* (``Cleanup.install_cleaned``, on the owner's thread, after each ``clean_next``) replaces
+  the source segments with the files, or drops the round if the log was cut meanwhile. Groups are
+  installed oldest first: a tombstone must not be removed before the records that it deletes.
 
-Retention goes on meanwhile. It takes the oldest segments, so what is left of the round stays right:
-a segment that is gone is passed over, and a group that has lost one is written once more.
+Retention continues during a round. It deletes the oldest segments, so the rest of the round stays
+valid: a deleted segment is skipped, and a group that has lost one is rewritten.
 
-Every output segment keeps its last batch, if need be without records: recovery finds by it how far
-an interrupted replacement reaches. (Kafka keeps that of the last segment only.) A batch's CRC is
+Every output segment keeps its last batch, without records if necessary: it tells recovery how far
+an interrupted replacement reaches. (Kafka keeps only the last segment's.) A batch's CRC is
 checked before it is decoded, so that damage is reported and never rewritten with a good checksum.
 
 Messages of format v0 and v1 become v2 batches. Their tombstones begin their delete horizon then;
-Kafka judges them by the age of their file.
+Kafka decides by the age of their file.
 
 Source: ``Cleaner``, ``LogCleanerManager.cleanableOffsets``, ``LocalLog.replaceSegments``.
 """
@@ -58,9 +58,9 @@ MAX_SEGMENT_BYTES: Final = 0x7FFFFFFF
 """Positions in the offset index are signed 32-bit numbers."""
 
 _MIN_WAIT_SECONDS: Final = 0.01
-"""Shorter debts of the throttle are carried on: a sleep costs more than it is worth."""
+"""Shorter debts of the throttle are carried over: a sleep would cost more."""
 _MAX_WAIT_SECONDS: Final = 1.0
-"""A throttle that waits for longer asks for its rate again."""
+"""After this time, a waiting throttle reads its rate again."""
 
 
 class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is wrong with the log
@@ -68,11 +68,11 @@ class CompactionCancelled(Exception):  # noqa: N818 - not an error: nothing is w
 
 
 class Throttle:
-    """Holds the reads and writes of a cleaner at ``bytes_per_second``, counted together.
+    """Limits the reads and writes of a cleaner to ``bytes_per_second``, counted together.
 
-    The rate is asked for again at least once a second, so that a change ends a long wait. ``wait``
-    sleeps for so many seconds and says whether to stop, as ``threading.Event.wait`` does;
-    CompactionCancelled then. Source: ``Throttler``, ``log.cleaner.io.max.bytes.per.second``.
+    The rate is read at least once a second, so that a change ends a long wait. ``wait`` sleeps for
+    the given seconds and returns whether to stop, as ``threading.Event.wait`` does; the throttle
+    then raises CompactionCancelled. Source: ``Throttler``, ``log.cleaner.io.max.bytes.per.second``.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Throttle:
                 raise CompactionCancelled("the cleaner stops")
 
     def _pay_back(self) -> float:
-        """Count the time that has passed, and return the seconds that the rest of the debt takes.
+        """Subtract the elapsed time from the debt; return the seconds that the rest takes.
 
-        What was not used is not saved up: a burst would hit the disk at once.
+        Unused time is not saved up: a later burst would hit the disk at once.
         """
         rate, now_ms = self._bytes_per_second(), self._clock.monotonic_ms()
         paid = (now_ms - self._owed_at_ms) / 1000 * rate
@@ -109,10 +109,10 @@ def unthrottled(count: int) -> None:
 
 
 class DirtyRange(NamedTuple):
-    """What a round on a log would clean: offsets [first_dirty, end), and what that means in bytes.
+    """The range that a round on a log would clean, offsets [first_dirty, end), and its bytes.
 
-    ``overdue_ms``: how long the oldest dirty segment has been waiting beyond
-    ``max_compaction_lag_ms``, 0 if it has not.
+    ``overdue_ms``: by how long the oldest dirty segment has exceeded ``max_compaction_lag_ms``,
+    0 if it has not.
     """
 
     first_dirty_offset: int
@@ -123,7 +123,7 @@ class DirtyRange(NamedTuple):
 
     @property
     def dirty_ratio(self) -> float:
-        """Share of dirty bytes in what would be read."""
+        """Share of dirty bytes in the bytes that a round would read."""
         total = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / total if total else 0.0
 
@@ -136,10 +136,10 @@ def dirty_range(
     last_stable_offset: int,
     now_ms: int,
 ) -> DirtyRange:
-    """Work out what may be cleaned, from where the last round ended (None if there was none).
+    """Return the cleanable range, from the end of the last round (None if there was none).
 
     The range ends with the last segment that is sealed, lies wholly below the last stable offset,
-    and is older than ``min_compaction_lag_ms``. A checkpoint outside of the log is not used.
+    and is older than ``min_compaction_lag_ms``. A checkpoint outside of the log is ignored.
     """
     segments, config = log.segments, log.config
     first_dirty = log_start_offset
@@ -161,7 +161,7 @@ def dirty_range(
         if segment.base_offset < first_dirty:
             clean_bytes += segment.size
         if dirty:
-            # A segment that is dirty from its middle on has to be read as both.
+            # A segment that is dirty from its middle on counts as clean and as dirty.
             dirty_bytes += segment.size
             first = segment.first_batch_timestamp
             if first is not None and first > 0 and (oldest is None or first < oldest):
@@ -173,7 +173,7 @@ def dirty_range(
 
 
 class Source(NamedTuple):
-    """A sealed segment to read. ``segment`` is the log's own: the cleaning thread leaves it be."""
+    """A sealed segment to read. The cleaning thread never touches ``segment``, the log's object."""
 
     segment: Segment
     base_offset: int
@@ -183,12 +183,12 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegment:
-    """Files with the suffix ``.cleaned`` that wait to replace ``replaced``."""
+    """Files with the suffix ``.cleaned``, ready to replace ``replaced``."""
 
     base_offset: int
     replaced: tuple[Segment, ...]
     suffixes: tuple[str, ...]
-    """Which files there are, the log file first."""
+    """Suffixes of the existing files, the log file's first."""
 
 
 def plan_round(
@@ -201,9 +201,10 @@ def plan_round(
     budget_bytes: int,
     is_current: Callable[[], bool],
 ) -> CompactionRound | None:
-    """Take down what a round over ``dirty`` needs; None if nothing is dirty.
+    """Collect the input of a round over ``dirty``; return None if nothing is dirty.
 
-    ``is_current`` is asked by the cleaning thread and says whether the log was not cut or closed.
+    The cleaning thread calls ``is_current``, which returns whether the log was neither cut nor
+    closed.
     """
     if dirty.dirty_bytes == 0 or dirty.end_offset <= dirty.first_dirty_offset:
         return None
@@ -237,9 +238,9 @@ def plan_round(
 class CompactionRound:
     """The cleaning of one range of one log. Made by ``Cleanup.plan_compaction``.
 
-    :meth:`map_keys` once, then :meth:`clean_next` until it returns False, with an
-    ``install_cleaned`` by the owner after each True. Both may raise CompactionCancelled, and
-    OSError, CorruptRecordError or InvalidRecordError when the log can't be cleaned: then
+    Call :meth:`map_keys` once, then :meth:`clean_next` until it returns False; after each True the
+    owner calls ``install_cleaned``. Both may raise CompactionCancelled, and OSError,
+    CorruptRecordError or InvalidRecordError when the log cannot be cleaned: then call
     :meth:`discard`. They may run on any one thread at a time.
     """
 
@@ -275,16 +276,16 @@ class CompactionRound:
         self._passing: object = None
         self.dirty = dirty
         self.next_dirty_offset = dirty.first_dirty_offset
-        """Where the next round begins, once every group of this one is installed."""
+        """The first offset of the next round, once every group of this one is installed."""
         self.relies_on = 0
-        """The log end that has to be on disk before anything is installed: records go because of
-        later ones, and of decisions about them, that power loss must not take back."""
+        """The log end that must be on disk before any group is installed: power loss must not take
+        the later records, and the markers, because of which records are removed."""
         self.cleaned: CleanedSegment | None = None
-        """What :meth:`clean_next` wrote last and nobody has installed or discarded."""
+        """The files that :meth:`clean_next` wrote last, until they are installed or discarded."""
 
     @property
     def figures(self) -> Figures:
-        """What was read and kept so far."""
+        """Counts of the bytes and records read and retained so far."""
         return Figures() if self._filter is None else self._filter.figures
 
     @property
@@ -295,7 +296,7 @@ class CompactionRound:
     # --- first pass ---
 
     def map_keys(self, throttle: Callable[[int], None] = unthrottled) -> None:
-        """Read the dirty part and note the last offset of each key, as far as memory goes."""
+        """Read the dirty part and note the last offset of each key, within the memory budget."""
         sources = [one for one in self._sources if one.end_offset > self.dirty.first_dirty_offset]
         exhausted = False
 
@@ -329,13 +330,13 @@ class CompactionRound:
         )
 
     def _transactions_from(self, offset: int) -> Transactions:
-        """Follow transactions from a segment on; those that ended before would hide later data."""
+        """Follow the transactions from ``offset`` on; ended ones would make later data aborted."""
         return Transactions(entry for entry in self._aborted if entry.last_offset >= offset)
 
     def _read(self, source: Source, throttle: Callable[[int], None]) -> Iterator[Batch]:
         """Yield the batches of a segment, each with its CRC checked, as format v2.
 
-        None if retention has removed it.
+        Yields nothing if retention has removed the segment.
         """
         self._throw_if_gone()
         try:
@@ -372,10 +373,9 @@ class CompactionRound:
     # --- second pass ---
 
     def clean_next(self, throttle: Callable[[int], None] = unthrottled) -> bool:
-        """Write the next group of segments anew; False when there is none left.
+        """Rewrite the next group of segments; return False when none is left.
 
-        True leaves :attr:`cleaned` to be installed. A segment in which nothing had to change is
-        passed over.
+        After True, :attr:`cleaned` must be installed. Segments that would not change are skipped.
         """
         while self._groups:
             self._throw_if_gone()
@@ -387,14 +387,14 @@ class CompactionRound:
         return False
 
     def repeat(self) -> None:
-        """Drop what was written last, and let :meth:`clean_next` write what is left of it anew."""
+        """Drop the last output, and let :meth:`clean_next` rewrite what remains of its group."""
         self.discard()
         if self._filter is not None and self._before is not None:
             self._filter.transactions = self._before
         self._groups.appendleft(self._group)
 
     def _rewrite(self, group: list[Source], throttle: Callable[[int], None]) -> bool:
-        """Write the ``.cleaned`` files of a group; False if they would be the same as before."""
+        """Write the ``.cleaned`` files of a group; return False if the group would not change."""
         base_offset = group[0].base_offset
         self._remove_files(base_offset)
         self._throw_if_gone()
@@ -426,7 +426,7 @@ class CompactionRound:
     def _filter_into(
         self, output: Segment, group: list[Source], throttle: Callable[[int], None]
     ) -> bool:
-        """Write what stays of a group; whether that differs from what was there."""
+        """Write the retained records of a group; return whether any record or batch changed."""
         if self._filter is None:
             raise ValueError("map_keys comes before clean_next")
         dropped = self._filter.figures.batches_dropped
@@ -446,7 +446,7 @@ class CompactionRound:
             yield from self._read(source, throttle)
 
     def _announcing_last(self, batches: Iterable[Batch]) -> Generator[Batch, None, None]:
-        """Pass batches on, and tell the filter which one is the last."""
+        """Yield the batches, and tell the filter which one is the last."""
         previous: Batch | None = None
         for batch in batches:
             if previous is not None:
@@ -460,7 +460,7 @@ class CompactionRound:
             self._filter.last_offset = -1
 
     def _aborts_between(self, start: int, end: int) -> list[AbortedTxn]:
-        """Aborted transactions whose marker lies in the range and whose data was still seen."""
+        """Return the aborted transactions with seen data whose marker lies in the range."""
         if self._filter is None:
             return []
         retained = self._filter.transactions.retained_aborts
@@ -470,7 +470,7 @@ class CompactionRound:
     # --- giving up ---
 
     def discard(self) -> None:
-        """Remove what was written and not installed. Raises OSError."""
+        """Remove the output that was not installed. Raises OSError."""
         if self.cleaned is not None:
             self._remove_files(self.cleaned.base_offset)
             self.cleaned = None
@@ -482,7 +482,7 @@ class CompactionRound:
 
 
 def grouped(sources: Sequence[Source], config: LogConfig) -> list[list[Source]]:
-    """Put neighbours together as long as they fit one segment (``Cleaner.groupSegmentsBySize``).
+    """Group neighbours that together fit one segment (``Cleaner.groupSegmentsBySize``).
 
     An index has at most one entry per ``index_interval_bytes`` of log, which bounds its size.
     """

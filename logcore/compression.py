@@ -1,8 +1,8 @@
 """The codecs of record batches, in the forms that Kafka's Java clients and librdkafka read.
 
-Inflating is bounded: a size that the data declares is compared with the limit first, and what
-comes out never gets past it. zstd and snappy accept some flipped bits silently, so a batch's CRC
-has to be checked before its records are inflated.
+Decompression is bounded: a size that the data declares is compared with the limit first, and the
+output never exceeds it. zstd and snappy accept some flipped bits silently, so a batch's CRC must be
+checked before its records are decompressed.
 
 Source: Kafka's ``Lz4BlockOutputStream`` (LZ4 frames of independent 64 KiB blocks), snappy-java's
 ``SnappyOutputStream`` ("xerial" framing), RFC 1952 (gzip), RFC 8878 (zstd).
@@ -41,7 +41,7 @@ class Codec(IntEnum):
 _GZIP_WBITS: Final = 31
 _GZIP_LEVEL: Final = -1
 _FIRST_CHUNK: Final = 1024
-"""Bytes of input that are given first to a member that is not the first."""
+"""Bytes of input for the first call on a member that is not the first."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -63,7 +63,7 @@ _LZ4_RAW_BLOCK: Final = 0x80000000
 _LZ4_END_MARK: Final = b"\x00\x00\x00\x00"
 _LZ4_FAST_LEVEL: Final = 9
 _LZ4_MAX_RATIO: Final = 255
-"""Each further length byte of an LZ4 sequence stands for at most 255 bytes."""
+"""Each further length byte of an LZ4 sequence adds at most 255 bytes."""
 _LITTLE_UINT32: Final = struct.Struct("<I")
 _LITTLE_UINT64: Final = struct.Struct("<Q")
 
@@ -71,11 +71,11 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL: Final = 3
 
 PIECE_BYTES: Final = 64 * 1024
-"""The most that one call of a codec inflates, where the codec can do it in pieces."""
+"""The most that one call of a codec decompresses, if the codec supports pieces."""
 
 
 def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
-    """Compress ``data``; ``level`` is the codec's own scale, None its default.
+    """Compress ``data``; ``level`` is on the codec's scale, None its default.
 
     snappy has no levels. lz4 compresses in its fast mode at its default level, 9, and in its
     high-compression mode at all others, as Kafka does.
@@ -88,10 +88,10 @@ def compress(codec: Codec, data: Data, level: int | None = None) -> bytes:
 def compressed_pieces(
     codec: Codec, pieces: Iterable[Data], level: int | None = None, size: int | None = None
 ) -> Iterator[bytes]:
-    """Compress what ``pieces`` are together, as :func:`compress` does, and yield it in pieces.
+    """Compress the concatenation of ``pieces``, as :func:`compress` does, and yield the output.
 
-    No call keeps the interpreter lock for longer than a piece takes, and nothing is kept. ``size``
-    are the bytes of all pieces, if that is known: zstd takes up to a gigabyte where it is not.
+    No call holds the interpreter lock for longer than a piece takes, and no output is kept.
+    ``size`` is the total size of all pieces, if known: without it zstd takes up to a gigabyte.
     """
     if codec is Codec.NONE:
         yield from map(bytes, pieces)
@@ -115,21 +115,21 @@ def compressed_pieces(
 
 
 def decompress(codec: Codec, data: Data, max_output_bytes: int) -> bytes:
-    """Inflate ``data`` at once; see :func:`inflated_pieces`."""
+    """Decompress ``data`` in one step; see :func:`inflated_pieces`."""
     return b"".join(inflated_pieces(codec, data, max_output_bytes))
 
 
 def inflated_pieces(
     codec: Codec, data: Data, max_output_bytes: int, *, strict: bool = False
 ) -> Iterator[bytes]:
-    """Inflate ``data`` and yield it in pieces of at most PIECE_BYTES.
+    """Decompress ``data`` and yield it in pieces of at most PIECE_BYTES.
 
-    No call of a codec makes more than that, but for a block of lz4 (4 MiB at most) or snappy (22
-    times what it is compressed). ``strict``: only data that every client reads. Java
-    reads no lz4 blocks that depend on one another and no second lz4 frame, librdkafka nothing
-    behind the first gzip member or snappy stream.
+    No call of a codec produces more than that, except for a block of lz4 (4 MiB at most) or snappy
+    (22 times its compressed size). ``strict``: accept only data that every client reads. Java
+    reads no lz4 blocks that depend on one another and no second lz4 frame; librdkafka ignores
+    everything behind the first gzip member or snappy stream.
 
-    Raises CorruptRecordError when it is damaged, cut short or inflates to more than
+    Raises CorruptRecordError if the data is damaged, cut short or decompresses to more than
     ``max_output_bytes``.
     """
     view = memoryview(data)
@@ -167,10 +167,10 @@ def _inflate_at_once(
     data: memoryview,
     most: int,
 ) -> memoryview:
-    """Inflate in one call, for data that the library does not inflate in pieces.
+    """Decompress in one call, for data that the library cannot decompress in pieces.
 
-    It lets go of the interpreter lock for that. The memory is taken from the system page by page as
-    it is written: to fill a buffer with zeros first would keep the lock for as long.
+    The call releases the interpreter lock. The system allocates the memory page by page on the
+    first write: filling a buffer with zeros would hold the lock for as long.
     """
     out = fresh_memory(max(most, 1))
     try:
@@ -182,7 +182,7 @@ def _inflate_at_once(
 
 
 def _blocks(pieces: Iterable[Data], size: int) -> Iterator[Data]:
-    """Cut ``pieces`` into blocks of ``size`` bytes, the last of which may be smaller."""
+    """Split ``pieces`` into blocks of ``size`` bytes, the last of which may be smaller."""
     rest = b""
     for piece in pieces:
         data = memoryview(rest + bytes(piece) if rest else piece)
@@ -207,18 +207,18 @@ def _stored_pieces(data: memoryview, most: int, _strict: bool) -> Iterator[memor
 
 
 class _Member(Protocol):
-    """A gzip member or a zstd frame that is being inflated."""
+    """The decompressor of one gzip member or zstd frame."""
 
     @property
     def eof(self) -> bool:
-        """Whether its end was reached."""
+        """Whether the end was reached."""
 
     @property
     def unused_data(self) -> bytes:
-        """The input so far that follows the end."""
+        """The bytes of input behind the end."""
 
     def decompress(self, data: Data, max_length: int, /) -> bytes:
-        """Inflate to ``max_length`` bytes at most."""
+        """Decompress to at most ``max_length`` bytes."""
 
 
 def _member_pieces(
@@ -229,10 +229,10 @@ def _member_pieces(
     *,
     single: bool,
 ) -> Iterator[bytes]:
-    """Inflate one or more members.
+    """Decompress one or more members.
 
-    Chunks of input grow within a member and start small for the next: the rest of a chunk
-    is copied, and many tiny members must not make that quadratic.
+    Chunks of input grow within a member and start small for the next one: the rest of a chunk is
+    copied, which must not become quadratic with many tiny members.
     """
     pos, end = 0, len(data)
     chunk = PIECE_BYTES
@@ -241,7 +241,7 @@ def _member_pieces(
         out = b""
         while not member.eof:
             if len(out) == PIECE_BYTES:
-                # There may be more of the same input. (zlib gives back what it has not read.)
+                # The same input may give more output. (zlib returns its unread input.)
                 given: Data = getattr(member, "unconsumed_tail", b"")
             elif pos == end:
                 raise CorruptRecordError(f"{name} records are cut short")
@@ -273,7 +273,8 @@ def _gzip_pieces(data: memoryview, _most: int, strict: bool) -> Iterator[bytes]:
 def _zstd_library() -> ModuleType | None:
     """Import the module for zstd in pieces: Python's own since 3.14, or its backport.
 
-    Without either, one call of cramjam's does all of a batch. The first batch of zstd imports it.
+    Without either, one call of cramjam decompresses a whole batch. The first batch of zstd imports
+    it.
     """
     for name in ("compression.zstd", "backports.zstd"):
         try:
@@ -308,7 +309,7 @@ def _zstd_compressed(pieces: Iterable[Data], level: int, size: int | None) -> It
 
 
 def _zstd_content_size(data: memoryview) -> int | None:
-    """Return the content size that the first frame's header declares, None if it does not."""
+    """Return the content size in the first frame's header, None without one."""
     if len(data) < 5 or bytes(data[:4]) != _ZSTD_MAGIC:
         return None
     descriptor = data[4]
@@ -325,10 +326,10 @@ def _zstd_content_size(data: memoryview) -> int | None:
 
 
 def _snappy_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
-    """Inflate xerial blocks, or one raw block where the magic is missing, as snappy-java does.
+    """Decompress xerial blocks, or one raw block without the magic, as snappy-java does.
 
-    Of the version numbers behind the magic only the first must be positive: some
-    producers write them with the wrong byte order.
+    Only the first version number behind the magic must be positive: some producers write them with
+    the wrong byte order.
     """
     if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         yield _snappy_block(data, most)
@@ -343,7 +344,7 @@ def _snappy_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
             raise CorruptRecordError("snappy records are cut short in a block's length")
         size = _INT32.unpack_from(data, pos)[0]
         if size == _XERIAL_FIRST_INT:
-            # Streams may be concatenated; the next one's header stands where a length would.
+            # Streams may be concatenated; the next one's header is in place of a length.
             if strict:
                 raise CorruptRecordError("snappy records in more than one stream")
             pos += len(_XERIAL_HEADER)
@@ -415,10 +416,10 @@ def _lz4_cut_short() -> CorruptRecordError:
 
 
 def _lz4_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
-    """Inflate frames of independent blocks block by block.
+    """Decompress frames of independent blocks block by block.
 
-    The library links blocks, and checks the content's checksum, in one call for a whole frame only.
-    The checksum matters to a consumer, so ``strict`` looks at it; a reader has the batch's CRC.
+    The library handles linked blocks, and the content's checksum, only in one call for a whole
+    frame. Consumers check that checksum, so ``strict`` does; a reader relies on the batch's CRC.
     """
     pos, end = 0, len(data)
     if strict:
@@ -440,7 +441,7 @@ def _lz4_pieces(data: memoryview, most: int, strict: bool) -> Iterator[Data]:
 
 
 def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int]:
-    """Inflate the blocks of a frame; returns the position behind it."""
+    """Decompress the blocks of a frame; return the position behind it."""
     pos, inflated = frame.blocks_at, 0
     tail = 4 if frame.flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0
     head = _lz4_block_header(tail > 0, frame.block_bytes)
@@ -450,7 +451,7 @@ def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int
             stop = pos + 4 + (word & ~_LZ4_RAW_BLOCK) + tail
             if stop > len(data):
                 raise _lz4_cut_short()
-            # A frame of one block: the library checks the block's checksum.
+            # As a frame of one block, so that the library checks the block's checksum.
             one = b"".join((head, data[pos:stop], _LZ4_END_MARK))
             used = cramjam.lz4.decompress_into(one, out)
             inflated += used
@@ -470,14 +471,14 @@ def _lz4_blocks(data: memoryview, frame: _Lz4Frame) -> Generator[Data, None, int
 
 @cache
 def _lz4_block_header(has_checksums: bool, block_bytes: int) -> bytes:
-    """The header of a frame of one block."""
+    """Return the header of a frame of one block."""
     flags = 0x60 | (_LZ4_HAS_BLOCK_CHECKSUMS if has_checksums else 0)
     descriptor = bytes((flags, (block_bytes.bit_length() - 9) // 2 << 4))
     return _LZ4_FRAME_HEADER[:4] + descriptor + bytes((xxh32_short(descriptor) >> 8 & 0xFF,))
 
 
 def _check_lz4_frame(data: memoryview) -> _Lz4Frame:
-    """Raise CorruptRecordError unless ``data`` is one frame of independent blocks, to its end."""
+    """Raise CorruptRecordError unless ``data`` is exactly one frame of independent blocks."""
     frame = _lz4_frame(data, 0)
     pos, tail = frame.blocks_at, 4 if frame.flags & _LZ4_HAS_BLOCK_CHECKSUMS else 0
     try:
@@ -492,11 +493,10 @@ def _check_lz4_frame(data: memoryview) -> _Lz4Frame:
 
 
 def _lz4_block(raw: Data, level: int | None) -> bytes:
-    """Compress one independent block, its length before it: Java refuses dependent ones.
+    """Compress one independent block, with its length: Java refuses dependent blocks.
 
-    The library's block function knows the fast mode alone. At other levels than the default the
-    block is taken out of a frame that has just this one: only there does the library compress
-    without the interpreter lock.
+    The library's block function only supports the fast mode. For other levels the block is taken
+    out of a frame that has only this block; this function releases the interpreter lock.
     """
     if level not in {None, _LZ4_FAST_LEVEL}:
         frame = memoryview(bytes(cramjam.lz4.compress(bytes(raw), level=level)))
@@ -510,7 +510,7 @@ def _lz4_block(raw: Data, level: int | None) -> bytes:
 
 
 def xxh32_short(data: bytes) -> int:
-    """Hash up to 15 bytes with XXH32, seed 0 (the part of it that long inputs need is left out)."""
+    """Hash up to 15 bytes with XXH32, seed 0 (without the part for longer inputs)."""
     mask = 0xFFFFFFFF
     value = 374761393 + len(data)
     whole = len(data) & ~3

@@ -1,4 +1,4 @@
-"""What a topic's configuration means to its logs."""
+"""The settings of a log, from the topic's configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LogConfig:
     """A partition's settings, named and defaulted as Kafka's topic configs (``LogConfig``).
 
     ``retention_bytes`` below 0 and ``retention_ms`` of −1 mean no limit. ``compression_type`` is
-    ``producer`` (keep what came), ``uncompressed`` or a codec's name.
+    ``producer`` (keep the producer's codec), ``uncompressed`` or a codec's name.
     """
 
     segment_bytes: int = 1 << 30
@@ -48,11 +48,11 @@ class LogConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether every record needs a key."""
+        """Whether the log is compacted, so that every record needs a key."""
         return "compact" in self.cleanup_policy
 
     def roll_after_ms(self, name: str, base_offset: int) -> int:
-        """``segment_ms`` less a jitter that is the segment's own, so that not all roll at once.
+        """Return ``segment_ms`` less a jitter per segment, so that segments roll at various times.
 
         A compacted log rolls within ``max_compaction_lag_ms``: the active segment is never cleaned.
         """

@@ -1,8 +1,8 @@
-"""Work of a log's owner that waits for the disk on its way, without saying who waits.
+"""Tasks on a log that wait for the disk in between, independent of the thread that waits.
 
 A generator of this kind changes the log on its owner's thread and yields each call that only waits
-for the disk; whoever drives it makes the call, in another thread if there is one to keep free, and
-goes on behind it. Others may use the log meanwhile.
+for the disk. The caller that drives it runs the call, possibly in another thread, and resumes the
+generator afterwards. Other tasks may use the log meanwhile.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DiskSteps = Generator[Callable[[], None], None, T]
-"""Yields calls that may raise OSError, which is to be thrown into it; returns T."""
+"""Yields calls that may raise OSError, which the driver throws into it; returns T."""
 
 
 def run_here(steps: DiskSteps[T]) -> T:
-    """Drive ``steps`` to their end in this thread."""
+    """Run ``steps`` to their end in this thread."""
     try:
         wait = next(steps)
         while True:

@@ -1,13 +1,13 @@
 """A reader of every kind of file in a data directory: plain rows for people and tools.
 
-A row is a dict whose ``kind`` says what it is: ``batch``, ``record``, ``offset-index``,
+The ``kind`` of a row, a dict, is one of ``batch``, ``record``, ``offset-index``,
 ``time-index``, ``txn-index``, ``producer``, ``checkpoint``, ``epoch``, ``identity``, or ``problem``
-with the reason in ``problem``. Bytes stay bytes. What can't be read ends the rows of a file with a
-problem; OSError is the only exception. Nothing is changed on disk.
+with the reason in ``problem``. Bytes stay bytes. Unreadable data ends the rows of a file with a
+problem; OSError is the only exception. No file is changed.
 
-Verification looks further: CRCs and records of a log, index entries against the batches they point
-to (the log has to be in the same directory), orders, checksums. What records of the coordinators
-mean is for the caller to say, by a :data:`Decoder`.
+Verification checks more: CRCs and records of a log, index entries against the batches they point
+to (the log must be in the same directory), orders, checksums. The caller interprets records of the
+coordinators, by a :data:`Decoder`.
 
 Source: ``DumpLogSegments``.
 """
@@ -81,7 +81,7 @@ from fencepost.logcore.strays import without_stray_suffix
 Row = dict[str, object]
 
 Decoder = Callable[[LogRecord], Mapping[str, object] | None]
-"""Says what a record means, None for no idea; may raise a DomainError for a malformed one."""
+"""Decodes a record, None if it cannot; may raise a DomainError for a malformed one."""
 
 OFFSET_CHECKPOINTS: Final = (
     RECOVERY_POINT_CHECKPOINT,
@@ -90,7 +90,7 @@ OFFSET_CHECKPOINTS: Final = (
     CLEANER_CHECKPOINT,
 )
 SNAPSHOT_OF_METADATA_SUFFIX: Final = ".checkpoint"
-"""Ends the name of a snapshot of ``__cluster_metadata-0``, which is a log of batches."""
+"""Suffix of a snapshot of ``__cluster_metadata-0``, which is a log of batches."""
 
 _ON_THE_WAY: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 _OFFSET_DIGITS: Final = len(file_stem(0))
@@ -105,15 +105,15 @@ def dump_file(
     records: bool = False,
     decoder: Decoder | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of one file. ``records`` opens the batches of a log. Raises OSError.
+    """Yield the rows of one file. ``records`` decodes the batches of a log. Raises OSError.
 
-    ValueError if a name says of no known kind of file.
+    Raises ValueError if the name matches no known kind of file.
     """
     plain = without_stray_suffix(name)
     for suffix in _ON_THE_WAY:
         plain = plain.removesuffix(suffix)
     if name.endswith(SNAPSHOT_OF_METADATA_SUFFIX):
-        plain = SNAPSHOT_OF_METADATA_SUFFIX  # its offsets begin at 0, whatever it is called
+        plain = SNAPSHOT_OF_METADATA_SUFFIX  # its offsets begin at 0, not at the one in its name
     dump = _Dump(fs, directory, name, plain, verify=verify, records=records, decoder=decoder)
     if name.removesuffix(COPY_SUFFIX) in OFFSET_CHECKPOINTS:
         return dump.offsets()
@@ -141,7 +141,7 @@ def dump_file(
 
 
 def is_problem(row: Mapping[str, object]) -> bool:
-    """Whether a row reports something wrong."""
+    """Whether a row reports a problem."""
     return row["kind"] == "problem"
 
 
@@ -206,7 +206,7 @@ class _Dump:
                 verify_crc(batch, 0, header)
                 found = iter_records(batch, 0, header)
             for record in found:
-                # Without a decoder the content of an ordinary record has no meaning here.
+                # Without a decoder, ordinary records are not interpreted.
                 if self._records or self._decoder is not None or header.is_control:
                     row = self._record_row(header, record)
                 if self._records:
@@ -228,7 +228,7 @@ class _Dump:
         return row
 
     def _log_headers(self) -> Iterator[tuple[int, BatchHeader]]:
-        """Headers of the log that belongs to this index, as far as it can be read."""
+        """Yield the headers of the log that belongs to this index, as far as it is readable."""
         name = self._stem + LOG_SUFFIX + self._on_the_way
         try:
             for position, header, _ in read_batches(
@@ -280,7 +280,7 @@ class _Dump:
         yield from self._check_times(entries)
 
     def _check_times(self, entries: list[tuple[int, int]]) -> Iterator[Row]:
-        """See that each entry names the largest timestamp so far and the batch that holds it."""
+        """Check that each entry has the largest timestamp so far and its batch's last offset."""
         waiting = list(reversed(entries))
         largest = -1
         for _, header in self._log_headers():
@@ -426,9 +426,9 @@ def read_batches(
 ) -> Iterator[tuple[int, BatchHeader | str, bytes]]:
     """Yield position, header and, if asked for, bytes of each batch of a log file.
 
-    What is no whole batch comes last: a reason in the header's place. Messages of an older format
-    come as what :func:`fencepost.logcore.legacy.as_batch_header` says of each. Reads are bounded by
-    SCAN_BYTES, or the largest batch. Raises OSError.
+    Data that is no whole batch comes last, with the reason in place of the header. Messages of an
+    older format have the headers of :func:`fencepost.logcore.legacy.as_batch_header`. Reads are
+    bounded by SCAN_BYTES, or the largest batch. Raises OSError.
     """
     with opened(fs, fs.open_for_reading(path)) as handle:
         size = fs.size(handle)

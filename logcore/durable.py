@@ -1,12 +1,12 @@
-"""How a log gets to disk: by itself inside an append, or by a scheduler that many logs share.
+"""Flushing a log: inside of its appends, or by a scheduler that many logs share.
 
-With a scheduler the end of the log is *held* while a flush that ``flush.messages`` asked for is
-under way. :attr:`Marks.own_end` stays where the disk is, and with it the high watermark of a log
-that has one replica. Readers see nothing beyond that, and an append is answered once
+With a scheduler the end of the log is *held* during a flush that ``flush.messages`` has made due.
+:attr:`Marks.own_end` stays at the flushed offset, and with it the high watermark of a log that has
+a single replica. Readers see nothing beyond it, and an append is answered once
 :attr:`Marks.recovery_point` is behind it.
 
-What a roll has sealed is forced to disk as well. No setting asks for that, and no request waits for
-it. From then on a recovery has no business there, and no damage in it can cost what lies behind.
+A roll has its sealed segment flushed as well. No setting asks for that, and no request waits for
+it. After that flush a recovery skips the segment, so damage in it cannot remove later records.
 
 Source: ``UnifiedLog.flush``, ``UnifiedLog.roll``.
 """
@@ -25,22 +25,22 @@ from fencepost.logcore.producers import ProducerStateManager
 from fencepost.logcore.segment import Segment
 
 SEALED_AT_ONCE: Final = 16
-"""Sealed segments of one flush. After an upgrade, or a kill, there may be thousands; the recovery
-point moves on the way, and others get their turn."""
+"""Sealed segments in one flush. After an upgrade, or a kill, thousands may be due; the recovery
+point moves after each flush, and other logs get their turn in between."""
 
 
 class FlushScheduler(Protocol):
-    """Runs the flushes of logs for whoever waits for them, several appends with one."""
+    """Runs the flushes of logs, one for several appends."""
 
     def join(self, flushes: FlushState) -> None:
-        """Flush the log soon: plan, run, and hand the result to ``finish``."""
+        """Flush the log soon: plan, run, and pass the result to ``finish``."""
 
     def join_sealed(self, flushes: FlushState) -> None:
-        """Flush what is sealed of it, when there is time: likewise, from ``plan_sealed`` on."""
+        """Flush the log's sealed segments at low priority, beginning with ``plan_sealed``."""
 
 
 class FlushState:
-    """What of one log is not on disk yet, and who sees to it."""
+    """The unflushed part of one log: plans its flushes, and starts them when they are due."""
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class FlushState:
         self._scheduler = scheduler
         self._flushed_at_ms = now_ms
         self.is_new = False
-        """Whether power loss may still take the directory's name and identity."""
+        """Whether power loss may still remove the directory's name and topic id."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the end of the log waits for a flush and no client may be told of it yet."""
+        """Whether the log end waits for a flush, and is not yet visible to clients."""
         marks = self.marks
         return marks.own_end != self._log.log_end_offset and marks.stopped is None
 
     def appended(self, offset: int, now_ms: int) -> None:
-        """Vouch for what was just written at ``offset``, and flush if that is due.
+        """Advance the marks after an append at ``offset``, and flush if that is due.
 
-        With a scheduler the own end stays until the flush that ``flush_messages`` asks for is done,
-        and the append waits for it. No append waits for what ``flush_ms`` asks for.
+        With a scheduler the own end stays until the flush for ``flush_messages`` is done, and the
+        append waits for it. No append waits for a flush for ``flush_ms``.
         """
         marks, config, end = self.marks, self._log.config, self._log.log_end_offset
         held = marks.own_end != offset or end - marks.recovery_point >= config.flush_messages
@@ -83,31 +83,31 @@ class FlushState:
             marks.notify()
 
     def begin(self, now_ms: int) -> None:
-        """Have all of it flushed soon; at once where no scheduler does that."""
+        """Have the whole log flushed soon; immediately if there is no scheduler."""
         if self._scheduler is None:
             self.run(now_ms)
         else:
             self._scheduler.join(self)
 
     def roll(self, now_ms: int) -> Segment:
-        """Begin a new segment, and see to it that the sealed one gets to disk."""
-        # The snapshot comes first: a roll that is refused half-way is begun anew, and then has it.
+        """Begin a new segment, and have the sealed one flushed."""
+        # The snapshot comes first: after a roll that is refused half-way, the retry has it.
         self._producers.take_snapshot()
         segment = self._log.roll(now_ms)
         self._run_sealed()
         return segment
 
     def run(self, now_ms: int) -> None:
-        """Make everything survive power loss: the recovery point is the log end then."""
+        """Make everything survive power loss: the recovery point becomes the log end."""
         flush = self.plan(now_ms)
         if flush is not None:
             self.finish(flush, flush.run())
             self.marks.throw_if_stopped()
 
     def plan(self, now_ms: int) -> Flush | None:
-        """Plan to force to disk what is not there yet; None if all is. StorageError.
+        """Plan the flush of all unflushed data; None without any. Raises StorageError.
 
-        :meth:`finish` has to follow.
+        :meth:`finish` must follow.
         """
         self.marks.throw_if_stopped()
         self._flushed_at_ms = now_ms
@@ -123,9 +123,9 @@ class FlushState:
         return self._plan(end)
 
     def plan_sealed(self) -> Flush | None:
-        """Plan the same for the oldest sealed segments that are not on disk; None without any.
+        """Plan a flush of the oldest sealed segments that are not on disk; None without any.
 
-        There may be more of them than go into one flush.
+        One flush may not cover all of them.
         """
         self.marks.throw_if_stopped()
         if not self.has_sealed:
@@ -154,11 +154,11 @@ class FlushState:
 
     @property
     def has_sealed(self) -> bool:
-        """Whether power loss may still take something of a sealed segment."""
+        """Whether power loss may still damage a sealed segment."""
         return self._log.active.base_offset > self.marks.recovery_point
 
     def _run_sealed(self) -> None:
-        """See to it that what a roll has sealed gets to disk."""
+        """Have the segments that rolls have sealed flushed."""
         if self._scheduler is not None:
             self._scheduler.join_sealed(self)
             return
@@ -170,9 +170,9 @@ class FlushState:
                 return  # it was refused; the next flush or roll tries again
 
     def finish(self, flush: Flush, failure: Exception | None) -> None:
-        """Take over how a planned flush went. After a failed one the log is off line.
+        """Apply the result of a planned flush. After a failed one the log is off line.
 
-        Where nobody waits for it, a flush that was refused is due again.
+        A refused flush that no append waits for is due again.
         """
         flush.done()
         if self.marks.stopped is not None:
@@ -191,10 +191,10 @@ class FlushState:
             self.marks.notify()
 
     def run_if_due(self, now_ms: int) -> bool:
-        """Flush what ``flush_ms`` has waited for, also without a further append.
+        """Flush if ``flush_ms`` has passed, even without a further append.
 
-        What is sealed is flushed as well, for the log may have been recovered, or a flush refused.
-        Whether there was anything to do.
+        Sealed segments are flushed as well, for the log may have been recovered, or a flush
+        refused. Return whether a flush was started.
         """
         if self.marks.stopped is not None:
             return False

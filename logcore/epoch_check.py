@@ -1,11 +1,11 @@
-"""``leader-epoch-checkpoint`` against the log: the file carries no checksum, every batch its epoch.
+"""``leader-epoch-checkpoint`` against the log: the file has no checksum, every batch has its epoch.
 
-A wrong number in it would send a consumer back, or past records, that asks where an epoch ended; in
-a recovery it would make good batches look damaged. Compared is what a few batch headers tell, at
-the first use after an open; only where they disagree is the log walked.
+A wrong entry would send a consumer that asks for an epoch's end back, or past records; in a
+recovery it would make good batches look damaged. The first use after an open compares the entries
+with a few batch headers; only if they disagree is the log walked.
 
-Compaction may have removed the batches at which an epoch begins, or all of it. Then nobody can ask
-for an offset in between, and any number between its neighbours is right.
+Compaction may have removed the first batches of an epoch, or all of them. Then no client can ask
+for an offset in between, and any start between the neighbouring ones is right.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fencepost.logcore.log import Log
 from fencepost.logcore.segment import Segment
 
 NO_EPOCH = -1
-"""The epoch of what messages of format v0 and v1 were written in."""
+"""The epoch of messages of format v0 and v1."""
 
 
 def agree(log: Log, log_start_offset: int, entries: Sequence[tuple[int, int]]) -> bool:
-    """Whether the headers around the beginning of each epoch, and the last one, say the same.
+    """Whether the entries match the headers around each epoch's start, and the last header.
 
     Raises OSError, CorruptIndexError, CorruptRecordError.
     """
@@ -49,7 +49,7 @@ def agree(log: Log, log_start_offset: int, entries: Sequence[tuple[int, int]]) -
 
 
 def epochs_of(log: Log, log_start_offset: int) -> list[tuple[int, int]]:
-    """(epoch, start offset) pairs as the batch headers tell them.
+    """Return the (epoch, start offset) pairs according to the batch headers.
 
     Segments in which the epoch does not change are not walked. Raises as :func:`agree`.
     """
@@ -68,11 +68,12 @@ def epochs_of(log: Log, log_start_offset: int) -> list[tuple[int, int]]:
 
 
 def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
-    """Return the epoch below which no good batch of ``segment`` can be, as far as is certain.
+    """Return the lowest epoch that a good batch of ``segment`` can have, as far as is certain.
 
-    The batch before it tells; a file that ``claimed`` a later one is believed if the segment's
-    second batch bears it out, for then it is the first one that is damaged. Where the file claims
-    an earlier one, either is wrong: no good batch is given up for a number without a checksum.
+    The previous batch determines it. If the file ``claimed`` a later epoch, it is trusted if the
+    segment's second batch confirms it, for then the first batch is damaged. If it claimed an
+    earlier one, file or batch is wrong: no good batch is removed because of a number without a
+    checksum.
     """
     before = NO_EPOCH
     if segment.base_offset > log.first_offset:
@@ -88,7 +89,7 @@ def lowest_epoch(log: Log, segment: Segment, claimed: int) -> int:
 
 
 def _header_at(log: Log, offset: int) -> BatchHeader | None:
-    """The header of the first batch that ends at or behind ``offset``."""
+    """Return the header of the first batch that ends at or behind ``offset``."""
     for segment in log.from_offset(offset):
         position = segment.locate(offset)
         if position is not None:

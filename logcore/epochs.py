@@ -1,7 +1,7 @@
-"""The leader-epoch cache of a partition: which epoch began at which offset.
+"""The leader-epoch cache of a partition: the start offset of each epoch.
 
 It is the only input for truncation between replicas and for a consumer's truncation check, so all
-writers of a log (append, recovery, truncation, retention) keep it right.
+code that changes a log (append, recovery, truncation, retention) updates it.
 
 Source: ``LeaderEpochFileCache``.
 """
@@ -21,7 +21,7 @@ UNDEFINED_EPOCH_OFFSET: Final = -1
 
 
 def check_leader_epoch(asked: int, ours: int) -> None:
-    """Compare a request's leader epoch with ours; −1 is not checked.
+    """Compare a request's leader epoch with the partition's; −1 is not checked.
 
     Raises FencedLeaderEpochError, UnknownLeaderEpochError.
     """
@@ -33,9 +33,9 @@ def check_leader_epoch(asked: int, ours: int) -> None:
 class LeaderEpochs:
     """Epochs and their start offsets, both strictly increasing, mirrored in a file.
 
-    The file is written by a flush of the log, before the recovery point moves: what a kill or a
-    power loss takes, recovery finds again in the batch headers beyond that point. A file that is
-    renamed before it is synced could be lost whole, with all older epochs.
+    A flush of the log writes the file, before the recovery point moves: recovery restores epochs
+    lost in a kill or a power loss from the batch headers behind that point. A file that is renamed
+    before it is synced could be lost whole, with all older epochs.
     """
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
@@ -44,16 +44,16 @@ class LeaderEpochs:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.is_synced = True
-        """Whether the file says what is known here."""
+        """Whether the file holds the current entries."""
         self.is_checked = True
-        """Whether what came from the file has been compared with the log."""
+        """Whether the entries from the file were compared with the log."""
         self.latest: int = UNDEFINED_EPOCH
-        """The newest epoch, −1 while there is none."""
+        """The newest epoch, −1 without any."""
 
     def load(self) -> bool:
-        """Take over the file's entries; False when there is no usable file.
+        """Read the file's entries; return False when there is no usable file.
 
-        What it says is compared with the log before it matters: :meth:`replace`.
+        They are compared with the log before their first use: :meth:`replace`.
         """
         self.is_checked = False
         try:
@@ -67,7 +67,7 @@ class LeaderEpochs:
         return True
 
     def replace(self, entries: Sequence[tuple[int, int]]) -> None:
-        """Hold what the log says where the file says something else."""
+        """Replace the file's entries, which contradict the log."""
         self.clear()
         for epoch, start in entries:
             self._insert(epoch, start)
@@ -79,12 +79,12 @@ class LeaderEpochs:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Note that ``epoch`` begins at ``start_offset``."""
+        """Add the epoch that begins at ``start_offset``."""
         if self._insert(epoch, start_offset):
             self.is_synced = False
 
     def _insert(self, epoch: int, start_offset: int) -> bool:
-        """Add an entry unless its epoch is the latest already; later entries that contradict go."""
+        """Add an entry unless it has the latest epoch; remove contradicting later entries."""
         if epoch < 0 or epoch == self.latest:
             return False
         keep = min(bisect_left(self._epochs, epoch), bisect_left(self._starts, start_offset))
@@ -95,9 +95,9 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """Return (epoch, end offset) that answers an OffsetForLeaderEpoch request.
+        """Return (epoch, end offset) for an OffsetForLeaderEpoch response.
 
-        (−1, −1) when nothing is known; see ``LeaderEpochFileCache.endOffsetFor``.
+        (−1, −1) when the epoch is unknown; see ``LeaderEpochFileCache.endOffsetFor``.
         """
         if epoch == UNDEFINED_EPOCH or not self._epochs or epoch > self.latest:
             return UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET
@@ -109,12 +109,12 @@ class LeaderEpochs:
         return self._epochs[above - 1], self._starts[above]
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch under which ``offset`` was written, −1 if that is not known."""
+        """Return the epoch under which ``offset`` was written, −1 if it is unknown."""
         above = bisect_right(self._starts, offset)
         return self._epochs[above - 1] if above else UNDEFINED_EPOCH
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forget epochs that begin at ``end_offset`` or later."""
+        """Remove epochs that begin at ``end_offset`` or later."""
         keep = bisect_left(self._starts, end_offset)
         if keep < len(self._starts):
             del self._epochs[keep:], self._starts[keep:]
@@ -122,7 +122,7 @@ class LeaderEpochs:
             self.is_synced = False
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget epochs that end before ``start_offset``; the one it lies in now begins there."""
+        """Remove epochs that end before ``start_offset``; the epoch of that offset begins there."""
         above = bisect_right(self._starts, start_offset)
         if above == 0 or (above == 1 and self._starts[0] == start_offset):
             return
@@ -131,7 +131,7 @@ class LeaderEpochs:
         self.is_synced = False
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         if self._epochs:
             self._epochs.clear()
             self._starts.clear()
@@ -139,9 +139,9 @@ class LeaderEpochs:
             self.is_synced = False
 
     def plan_flush(self) -> list[tuple[int, int]] | None:
-        """Return what the file has to say and does not yet, None if it does.
+        """Return the entries to write to the file, None if it is up to date.
 
-        The caller has to write it (``write_epochs``), in any thread, or to stop.
+        The caller must write them (``write_epochs``), in any thread, or stop the log.
         """
         if self.is_synced:
             return None
@@ -150,7 +150,7 @@ class LeaderEpochs:
 
 
 def _is_rising(entries: Sequence[tuple[int, int]]) -> bool:
-    """Whether epochs and offsets both rise from 0 on, as everybody writes them."""
+    """Whether epochs and offsets both increase strictly from 0 on, as in every valid file."""
     before = -1, -1
     for entry in entries:
         if entry[0] <= before[0] or entry[1] <= before[1]:

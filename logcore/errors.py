@@ -1,4 +1,4 @@
-"""What can go wrong in a log. No class knows a wire number: ``coordinator/error_codes.py`` does."""
+"""The errors of a log. Their wire numbers are in ``coordinator/error_codes.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class LogError(DomainError):
-    """Base of everything a log refuses."""
+    """Base of all errors that a log raises."""
 
 
 class CorruptRecordError(LogError):
@@ -16,7 +16,7 @@ class CorruptRecordError(LogError):
 class InvalidRecordError(LogError):
     """A batch is well formed but breaks a rule of the append path (INVALID_RECORD).
 
-    ``record_errors`` holds (index in the batch, reason) of each record that is to blame.
+    ``record_errors`` holds (index in the batch, reason) of each invalid record.
     """
 
     def __init__(self, message: str, record_errors: tuple[tuple[int, str], ...] = ()) -> None:
@@ -25,7 +25,7 @@ class InvalidRecordError(LogError):
 
 
 class NotOneBatchError(InvalidRecordError):
-    """What a client sent for a partition is not exactly one batch of format 2 (INVALID_RECORD)."""
+    """The data for a partition is not exactly one batch of format 2 (INVALID_RECORD)."""
 
 
 class InvalidTimestampError(LogError):
@@ -60,18 +60,18 @@ class OutOfOrderSequenceError(LogError):
 
 
 class TooManyProducersError(LogError):
-    """There is no room for one more producer; a later try may find some (NOT_ENOUGH_REPLICAS).
+    """The limit of remembered producers is reached; clients retry (NOT_ENOUGH_REPLICAS).
 
-    No error of Kafka says this; clients of all kinds send again after the one it is sent as.
+    No Kafka error has this meaning; all kinds of clients retry after NOT_ENOUGH_REPLICAS.
     """
 
 
 class InvalidProducerEpochError(LogError):
-    """A producer epoch is older than the partition knows (INVALID_PRODUCER_EPOCH)."""
+    """A producer epoch is older than the partition's (INVALID_PRODUCER_EPOCH)."""
 
 
 class TransactionCoordinatorFencedError(LogError):
-    """A marker comes from a coordinator that was replaced (TRANSACTION_COORDINATOR_FENCED)."""
+    """A marker comes from a replaced coordinator (TRANSACTION_COORDINATOR_FENCED)."""
 
 
 class InvalidTxnStateError(LogError):
@@ -79,15 +79,15 @@ class InvalidTxnStateError(LogError):
 
 
 class UnexpectedAppendOffsetError(LogError):
-    """A leader's batch begins before the log ends; between brokers alone, no client sees it."""
+    """A leader's batch begins before the log end; only followers see this error, never clients."""
 
 
 class FencedLeaderEpochError(LogError):
-    """The request's leader epoch is older than ours (FENCED_LEADER_EPOCH)."""
+    """The request's leader epoch is older than the partition's (FENCED_LEADER_EPOCH)."""
 
 
 class UnknownLeaderEpochError(LogError):
-    """The request's leader epoch is newer than ours (UNKNOWN_LEADER_EPOCH)."""
+    """The request's leader epoch is newer than the partition's (UNKNOWN_LEADER_EPOCH)."""
 
 
 class StorageError(LogError):
@@ -95,4 +95,4 @@ class StorageError(LogError):
 
 
 class NoRoomError(StorageError):
-    """The disk is full: nothing was written, and the partition serves as soon as there is room."""
+    """The disk is full: nothing was written, and appends succeed again once there is room."""

@@ -1,8 +1,8 @@
-"""Kafka's primitive types as they stand in records of ``__consumer_offsets`` and transactions.
+"""Kafka's primitive types as encoded in records of ``__consumer_offsets`` and transactions.
 
 Both encodings: the plain one (two-byte string lengths, four-byte counts) and the flexible one of
-KIP-482 (unsigned varints of length + 1, tagged fields). A reader never looks past its bytes; what
-does not fit raises :class:`fencepost.logcore.errors.CorruptRecordError`.
+KIP-482 (unsigned varints of length + 1, tagged fields). A reader never reads past its bytes; data
+that does not fit raises :class:`fencepost.logcore.errors.CorruptRecordError`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from fencepost.logcore.machine import InvariantViolation
 
 MAX_STRING_BYTES: Final = 32_767
 """The longest UTF-8 text of a string: the length of a plain one is a signed int16, and Kafka's
-readers refuse more in a flexible one too."""
+readers enforce the same limit for a flexible one."""
 
 _INT8, _INT16 = struct.Struct(">b"), struct.Struct(">h")
 _INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
 _ONE_BYTE: Final = 0x80
-"""Varints below take one byte."""
+"""Varints below this value take one byte."""
 
 
 class FieldReader:
-    """Reads one key or value from its start; ``flexible`` may be switched after the version.
+    """Reads one key or value from its start; ``flexible`` may change after the version.
 
-    Loading a shard is mostly this, so that its methods call each other as little as possible.
+    Loading a shard spends most of its time here, so the methods call each other rarely.
     """
 
     __slots__ = ("_data", "_end", "_pos", "flexible")
@@ -40,7 +40,7 @@ class FieldReader:
 
     @property
     def remaining(self) -> int:
-        """Bytes not read yet."""
+        """The number of unread bytes."""
         return self._end - self._pos
 
     def _too_short(self, size: int) -> CorruptRecordError:
@@ -56,7 +56,7 @@ class FieldReader:
         return number
 
     def raw(self, count: int) -> bytes:
-        """Read ``count`` bytes as they are."""
+        """Read ``count`` bytes."""
         pos = self._pos
         end = pos + count
         if count < 0 or end > self._end:
@@ -65,14 +65,14 @@ class FieldReader:
         return self._data[pos:end]
 
     def passes(self, data: bytes) -> bool:
-        """Whether ``data`` comes next; if it does, go on behind it."""
+        """Whether ``data`` comes next; if so, skip it."""
         if not self._data.startswith(data, self._pos):
             return False
         self._pos += len(data)
         return True
 
     def end(self) -> None:
-        """Raise if anything is left."""
+        """Raise CorruptRecordError if unread bytes remain."""
         if self._pos != self._end:
             raise CorruptRecordError(f"{self.remaining} surplus bytes")
 
@@ -93,7 +93,7 @@ class FieldReader:
         return self._number(_INT64)
 
     def int32s(self, count: int) -> tuple[int, ...]:
-        """Read so many signed 32-bit integers."""
+        """Read ``count`` signed 32-bit integers."""
         return struct.unpack(f">{count}i", self.raw(4 * count))
 
     def uvarint(self) -> int:
@@ -139,7 +139,7 @@ class FieldReader:
         return self.raw(self.uvarint() - 1 if self.flexible else self.int32())
 
     def count(self) -> int:
-        """Read an array's length. It can't exceed the bytes left: no element is empty."""
+        """Read an array's length. It cannot exceed the remaining bytes: no element is empty."""
         count = self.uvarint() - 1 if self.flexible else self.int32()
         if not 0 <= count <= self.remaining:
             raise CorruptRecordError(f"array of {count} elements in {self.remaining} bytes")
@@ -180,7 +180,7 @@ class FieldWriter:
         self._flexible = flexible
 
     def raw(self, data: bytes) -> None:
-        """Write bytes as they are."""
+        """Write bytes unchanged."""
         self._out += data
 
     def int8(self, value: int) -> None:
@@ -207,9 +207,9 @@ class FieldWriter:
         self._out.append(value)
 
     def string(self, value: str | None) -> None:
-        """Write a string or None. Limits were checked before: a too long one is our own bug.
+        """Write a string or None. Callers have checked the limit: exceeding it is a bug.
 
-        The flexible form could say more than the plain one, and no reader of Kafka's would take it.
+        The flexible form allows longer strings, but no reader of Kafka accepts them.
         """
         encoded = b"" if value is None else value.encode()
         size = -1 if value is None else len(encoded)
@@ -245,5 +245,5 @@ class FieldWriter:
             self._out += fields[tag]
 
     def done(self) -> bytes:
-        """Return what was written."""
+        """Return the written bytes."""
         return bytes(self._out)

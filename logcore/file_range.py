@@ -1,8 +1,8 @@
-"""Records that a reader was promised and that are still in their file.
+"""Records of a fetch response that are still in their file.
 
-A fetch need not be in memory as a whole, where a client that does not read would keep it: its
-length and its first byte are known, and what lies below the high watermark does not change. So it
-is read as the socket takes it, in pieces that stay in the processor's cache.
+A fetch response need not be in memory as a whole, where a client that does not read would keep it:
+its length and its first byte are known, and records below the high watermark do not change. So it
+is read as the socket takes it, in pieces that fit the processor's cache.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 from fencepost.logcore.log_file import LogFile
 
 MIN_RANGE_BYTES: Final = 4_096
-"""What is shorter is read at once: as an object of its own it would take hardly less memory."""
+"""Shorter results are read at once: a range object would take hardly less memory."""
 
 
 class FileRange:
-    """The bytes of a segment's file from ``start`` to ``end``, to be taken once, front to back.
+    """The bytes of a segment's file from ``start`` to ``end``, read once, front to back.
 
-    Its length is what is left of it. The file stays open for it, renamed or removed as it may be,
-    until the range is garbage. Belongs to the thread of its partition.
+    Its length is the number of unread bytes. It keeps the file open, even after a renaming or a
+    removal, until it is garbage-collected. It belongs to its partition's thread.
     """
 
     __slots__ = ("_end", "_file", "_start")
@@ -35,15 +35,15 @@ class FileRange:
         return self._end - self._start
 
     def peek(self, count: int) -> bytes:
-        """Read the next ``count`` bytes and leave them there; OSError as :meth:`take`."""
+        """Return the next ``count`` bytes without consuming them; OSError as :meth:`take`."""
         start, data = self._start, self.take(count)
         self._start = start
         return data
 
     def take(self, count: int) -> bytes:
-        """Read the next ``count`` bytes, or all that is left.
+        """Return the next ``count`` bytes, or all remaining ones.
 
-        OSError where the file can't be read, or has become shorter: it was cut under the reader.
+        Raises OSError if the file cannot be read, or was cut below the range.
         """
         stop = min(self._start + count, self._end)
         data = self._file.read(self._start, stop)
@@ -53,9 +53,9 @@ class FileRange:
         return data
 
     def send(self, count: int, target: int) -> int:
-        """Have the kernel send up to ``count`` bytes to the socket ``target``; how many it took.
+        """Have the kernel send up to ``count`` bytes to the socket ``target``; return how many.
 
-        OSError as ``FileSystem.send``, and as :meth:`take`.
+        Raises OSError as ``FileSystem.send``, and as :meth:`take`.
         """
         sent = self._file.send(self._start, min(self._start + count, self._end), target)
         if not sent:

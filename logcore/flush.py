@@ -1,10 +1,10 @@
-"""One flush of a partition: what has to be forced to disk, apart from who does it and when.
+"""One flush of a partition: the files to force to disk, independent of the thread that runs it.
 
-A partition plans a flush, anybody runs it, also in another thread while appends go on, and the
-partition takes the result over. Its segments are pinned meanwhile, so that a handle in use is not
-given back under it. A sync that failed is never tried again: the kernel calls the pages clean that
-it could not write, and a second fsync of the same file would succeed without them. A file that
-can not be opened, or not be written for want of room, has harmed nothing: that is planned anew.
+A partition plans a flush, any thread runs it, even while appends go on, and the partition applies
+the result. The segments are pinned meanwhile, so that no handle is closed while the flush uses it.
+A failed sync is never retried: the kernel marks the pages clean that it failed to write, and a
+second fsync of the same file would succeed without them. A file that cannot be opened, or cannot be
+written for want of room, has lost no data: that flush is planned again.
 
 Source: ``UnifiedLog.flush``, ``LogSegment.flush``.
 """
@@ -24,7 +24,7 @@ from fencepost.logcore.tracebacks import without_traceback
 class Flush:
     """Forces a log to disk up to ``end``. ``files`` are named by path, and may be gone by now.
 
-    A cut of the log moves ``end`` down: what is written behind it from then on is not looked at.
+    A truncation of the log lowers ``end``: later appends behind it are not covered.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Flush:
         epochs: tuple[str, Sequence[tuple[int, int]]] | None,
         queue: FlushQueue,
     ) -> None:
-        """``epochs``: a directory whose leader-epoch checkpoint is to be written, and its lines."""
+        """``epochs``: the directory of the leader-epoch checkpoint to write, and its entries."""
         self._fs = fs
         self.end = end
         self._segments = segments
@@ -47,16 +47,16 @@ class Flush:
         self._epochs = epochs
         self._queue = queue
         self.on_taken_back: list[Callable[[], None]] = []
-        """What to call if what this was to do has to be planned again."""
+        """Called if the work of this flush must be planned again."""
         for segment in segments:
             segment.file.pin()
         queue.under_way.append(self)
 
     def run(self) -> OSError | None:
-        """Return once all of it survives power loss, or the first failure. For any thread.
+        """Return None once all files survive power loss, or the first failure. For any thread.
 
-        It waits for those of the same log that were planned before and are running, and fails as
-        they did. :func:`is_refusal` tells which failures have harmed nothing.
+        It waits for running flushes of the same log, and fails if one of them has failed.
+        :func:`is_refusal` tells which failures have lost no data.
         """
         with self._queue.lock:
             failure = self._queue.failure
@@ -82,18 +82,18 @@ class Flush:
         return None
 
     def take_back(self) -> None:
-        """Have what this was to do planned again, as far as nobody sees to it."""
+        """Have the unfinished work of this flush planned again."""
         for call in self.on_taken_back:
             call()
 
     def done(self) -> None:
-        """Let go of the segments; for the partition's own thread."""
+        """Unpin the segments; call it on the partition's own thread."""
         self._queue.under_way.remove(self)
         for segment in self._segments:
             segment.file.unpin()
 
     def _if_there(self, path: str, sync: Callable[[str], None]) -> None:
-        """Retention, or the end of the topic, may have removed it since the plan."""
+        """Sync ``path``, if neither retention nor a topic's deletion removed it since the plan."""
         if self._queue.is_over:
             # Another topic of the same name may have taken the directory's place.
             return
@@ -104,30 +104,30 @@ class Flush:
 
 
 class FlushQueue:
-    """The flushes of one log that are planned or running. They run one after the other."""
+    """The planned and running flushes of one log. They run one after the other."""
 
     def __init__(self) -> None:
         self.under_way: list[Flush] = []
         self.lock = threading.Lock()
         self.failure: OSError | None = None
-        """Of the first that failed: what it has lost no later one can know."""
+        """Of the first failed flush: no later flush can tell which data that one has lost."""
         self.is_over = False
-        """The log is closed or gone, and its names are nobody's any more."""
+        """Whether the log is closed or deleted, and its paths may belong to another log."""
 
     def take_back(self) -> None:
-        """Have all that is planned and not done planned again, by the flush that comes now.
+        """Have all planned and unfinished work planned again, by the flush that comes now.
 
-        It may not rely on the others: they may be refused.
+        It must not rely on the others: they may be refused.
         """
         for flush in self.under_way:
             flush.take_back()
 
     def cut(self, offset: int) -> None:
-        """The log has lost what was at ``offset`` and behind; what is before it stays flushed."""
+        """Lower the flushes' ends to ``offset``, at which the log was cut."""
         for flush in self.under_way:
             flush.end = min(flush.end, offset)
 
 
 def is_refusal(failure: Exception) -> bool:
-    """Whether a flush has met a full disk or the limit of open files, and no sync has failed."""
+    """Whether a flush failed at a full disk or the limit of open files, not in a sync."""
     return isinstance(failure, OSError) and failure.errno in NO_ROOM | NO_HANDLES

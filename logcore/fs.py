@@ -1,13 +1,13 @@
-"""The one door of the log to the file system, so that a test or a simulator can stand in it.
+"""The log's only access to the file system, so that tests and simulators can replace it.
 
 Files are named by ``str`` paths while closed and by plain ``int`` handles while open. Every step
 that must survive a crash (``write``, ``truncate``, ``sync``, ``rename``, ``remove``,
-``make_directory``, ``sync_directory``) is one method call here: a wrapper that stops at the n-th
+``make_directory``, ``sync_directory``) is one method call: a wrapper that stops at the n-th
 call sees every state that a kill can leave behind.
 
-Fault model: after ``kill -9`` everything written is still there (the page cache outlives the
-process); after power loss only what was synced is, and a file's name only once its directory was.
-All methods raise OSError; whoever owns a log turns that into ``StorageError``.
+Fault model: after ``kill -9`` all written data survives (the page cache outlives the process);
+after power loss only synced data does, and a file's name only if its directory was synced.
+All methods raise OSError; the owner of a log converts that to ``StorageError``.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 _BLANK_BYTES: Final = 1 << 16
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What a full disk says, a full quota, and a file that may not grow."""
+"""Errors of a full disk, a full quota, and a file at its size limit."""
 
 NO_HANDLES: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""What opening a file says at the limit of the process or of the system. Nothing has been done."""
+"""Errors of opening a file at the limit of the process or of the system, before any effect."""
 
 RESERVED_HANDLES: Final = 256
-"""File descriptors that the logs of a process leave to its connections and to steps that hold one
-for a moment, and that the connections leave to the logs; a quarter of the process's limit
-(``RLIMIT_NOFILE``) if that is less. Neither can take all, and so keep the other from working."""
+"""File descriptors that the logs of a process leave free for its connections and for short-lived
+files, and that the connections leave for the logs; a quarter of the process's limit
+(``RLIMIT_NOFILE``) if that is less. So neither side can exhaust the descriptors of the other."""
 
 
 def handle_limit() -> tuple[int, int]:
-    """How many descriptors this process may hold, and how many of those each side leaves free."""
+    """Return the process's limit of descriptors, and the reserve that each side leaves free."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         limit = sys.maxsize
@@ -52,7 +52,7 @@ def handle_limit() -> tuple[int, int]:
 
 
 class FileMap(Protocol):
-    """A file's bytes in memory; what is stored here reaches the file without a system call."""
+    """A file's bytes in memory; a store reaches the file without a system call."""
 
     def __getitem__(self, key: slice, /) -> bytes:
         """Copy out a range."""
@@ -61,81 +61,81 @@ class FileMap(Protocol):
         """Store a range of the same length."""
 
     def flush(self) -> None:
-        """Make what was stored survive power loss."""
+        """Make stored bytes survive power loss."""
 
     def close(self) -> None:
-        """End the mapping; the file keeps what was stored."""
+        """End the mapping; stored bytes stay in the file."""
 
 
 class FileSystem(Protocol):
-    """What a log asks of the operating system."""
+    """The operating system calls that a log needs."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         """Open for reading and writing; FileNotFoundError unless ``create``."""
 
     def open_for_reading(self, path: str) -> int:
-        """Open a file that must not change, whoever owns it; FileNotFoundError."""
+        """Open a file read-only, also another program's; FileNotFoundError if it is missing."""
 
     def close(self, handle: int) -> None:
-        """Give the handle back."""
+        """Close the handle."""
 
     def open_for_good(self, path: str, *, create: bool = False) -> int:
-        """As ``open``, for a handle that is kept; OSError (``EMFILE``) where too few are left.
+        """As ``open``, for a long-lived handle; OSError (``EMFILE``) if too few are left.
 
-        Nothing has been done then. ``map`` keeps one as well, and is refused likewise.
+        The refusal has no effect. ``map`` keeps a descriptor too, and is refused likewise.
         """
 
     def size(self, handle: int) -> int:
-        """Length of the file in bytes."""
+        """Return the length of the file in bytes."""
 
     def read(self, handle: int, count: int, position: int) -> bytes:
         """Read up to ``count`` bytes at ``position``; fewer only at the end of the file."""
 
     def send(self, handle: int, count: int, position: int, target: int) -> int:
-        """Have the kernel send up to ``count`` bytes to a socket, ``target``; how many it took.
+        """Have the kernel send up to ``count`` bytes to the socket ``target``; return how many.
 
-        It takes none at the end of the file. BlockingIOError where the socket is full; any other
-        OSError may be that of the file, or of the socket, or say that there is no such call.
+        The number is 0 at the end of the file. Raises BlockingIOError if the socket is full; any
+        other OSError may come from the file or the socket, or mean that the call is unsupported.
         """
 
     def write(self, handle: int, buffers: Sequence[ReadableBuffer], position: int) -> int:
         """Write ``buffers`` at ``position`` in one system call; return the bytes written."""
 
     def truncate(self, handle: int, size: int) -> None:
-        """Make the file ``size`` bytes long; a longer file reads as zeros at its end."""
+        """Set the file's length to ``size`` bytes; an extended file reads as zeros at its end."""
 
     def allocate(self, handle: int, position: int, count: int) -> None:
-        """Reserve disk blocks, so that a later store through a map can't fail for lack of space."""
+        """Reserve disk blocks: a later store through a map must not fail for lack of space."""
 
     def data_from(self, handle: int, position: int) -> int:
-        """Where the file may hold anything but zeros from ``position`` on; its size if nowhere."""
+        """Return the next position from ``position`` on that may hold data; else the file size."""
 
     def sync(self, handle: int) -> None:
         """Return once the file's bytes survive power loss."""
 
     def map(self, handle: int, size: int) -> FileMap:
-        """Map the first ``size`` bytes for access here and there; it outlives the handle."""
+        """Map the first ``size`` bytes for random access; the map outlives the handle."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename atomically, over ``target`` if it exists."""
 
     def remove(self, path: str) -> None:
-        """Remove a file; one that is not there is fine."""
+        """Remove a file if it exists."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it; one that is not there is fine."""
+        """Remove a directory and all in it, if it exists."""
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents; one that is there is fine."""
+        """Create a directory and its parents, if they do not exist."""
 
     def make_private(self, path: str) -> None:
-        """Let nobody but the owner into a directory."""
+        """Restrict access to a directory to its owner."""
 
     def sync_directory(self, path: str) -> None:
         """Return once the names in the directory survive power loss."""
 
     def list_directory(self, path: str) -> list[str] | None:
-        """Names in a directory, in no order; None if it does not exist."""
+        """Return the names in a directory, in no order; None if it does not exist."""
 
     def is_directory(self, path: str) -> bool:
         """Whether ``path`` names a directory."""
@@ -144,23 +144,23 @@ class FileSystem(Protocol):
         """Read a whole file; None if it does not exist."""
 
     def modified_ms(self, path: str) -> int:
-        """When the file was last written, milliseconds since the epoch."""
+        """Return the time of the last write to the file, in milliseconds since the epoch."""
 
     def lock(self, path: str) -> int:
-        """Take the advisory lock on a file, created if need be; BlockingIOError if it is held.
+        """Take the advisory lock on a file, created if missing; BlockingIOError if it is held.
 
-        The lock ends with ``close`` of the returned handle, or with the process. Apache Kafka's own
-        lock on the same file holds it as well, and the other way round.
+        The lock ends with ``close`` of the returned handle, or with the process. It conflicts with
+        Apache Kafka's own lock on the same file.
         """
 
 
-# Of the whole process, for its limit is: several brokers fit in one. Set operations are atomic.
+# Process-wide, like the limit: several brokers may share a process. Set operations are atomic.
 _handles: set[int] = set()
 _maps: WeakSet[_Map] = WeakSet()
 
 
 class _Map(mmap.mmap):
-    """A map whose descriptor is counted: Python keeps one of its own for each."""
+    """A map whose descriptor is counted: Python keeps a descriptor for each map."""
 
     def close(self) -> None:
         _maps.discard(self)
@@ -168,7 +168,7 @@ class _Map(mmap.mmap):
 
 
 def held_handles() -> int:
-    """How many descriptors the logs of this process keep: one a segment, one a map of an index."""
+    """Return how many descriptors the logs of this process keep: one a segment, one a map."""
     return len(_handles) + len(_maps)
 
 
@@ -181,7 +181,7 @@ def _refuse_at_limit(path: str | None = None) -> None:
 
 
 class OsFileSystem:
-    """The operating system's own."""
+    """The operating system's file system."""
 
     def open(self, path: str, *, create: bool = False) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
@@ -196,7 +196,7 @@ class OsFileSystem:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
-        # Before the close, behind which the number may be another thread's.
+        # Before the close, after which another thread may get the same number.
         _handles.discard(handle)
         os.close(handle)
 
@@ -245,11 +245,11 @@ class OsFileSystem:
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            # The process has as many maps (``vm.max_map_count``), or as much memory, as it may.
+            # The process has reached its limit of maps (``vm.max_map_count``) or of memory.
             raise OSError(errno.ENFILE, "No further file can be mapped") from error
         _maps.add(mapped)
-        # Else the first touch of a page brings in all around it that the device's read-ahead says,
-        # megabytes of zeros for an index that was just stretched, while the event loop waits.
+        # Without it, the first access to a page reads in the device's whole read-ahead: megabytes
+        # of zeros for an index that was just extended, while the event loop waits.
         mapped.madvise(mmap.MADV_RANDOM)
         return mapped
 
@@ -314,25 +314,25 @@ class OsFileSystem:
 
 
 def _lock_handle(handle: int) -> None:
-    """Lock a file so that Java's ``FileChannel.tryLock``, a POSIX record lock, meets it.
+    """Lock a file so that the lock conflicts with Java's ``FileChannel.tryLock``, a record lock.
 
-    A record lock of our own would be lost as soon as this process closes *any* descriptor of the
-    file, that of a second attempt for instance. Linux has one that belongs to the open file, is in
-    each other's way with record locks, and with its own kind even inside one process.
+    A POSIX record lock would be lost as soon as this process closes *any* descriptor of the file,
+    for instance one of a second attempt. Linux has a lock that belongs to the open file; it
+    conflicts with record locks, and with other locks of its kind even inside one process.
     """
     if hasattr(fcntl, "F_OFD_SETLK"):
         # struct flock: type, whence, start, length (0 is all), process id (must be 0).
         everything = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(handle, fcntl.F_OFD_SETLK, everything)
     else:
-        # The first tells two of us apart even in one process; Java knows the second alone.
+        # flock conflicts even inside one process; Java only knows lockf.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def opened(fs: FileSystem, handle: int) -> Iterator[int]:
-    """Close the file behind ``handle`` in the end."""
+    """Close ``handle`` on exit."""
     try:
         yield handle
     finally:
@@ -340,7 +340,7 @@ def opened(fs: FileSystem, handle: int) -> Iterator[int]:
 
 
 def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
-    """Whether a file holds nothing but zeros from ``position`` on. Holes are not read."""
+    """Whether a file holds only zeros from ``position`` on. Holes are not read."""
     end = fs.size(handle)
     while (position := fs.data_from(handle, position)) < end:
         data = fs.read(handle, _BLANK_BYTES, position)
@@ -351,9 +351,9 @@ def is_blank(fs: FileSystem, handle: int, position: int) -> bool:
 
 
 def sync_handle(fs: FileSystem, handle: int, path: str) -> None:
-    """Force an open file to disk. The error names ``path``, and never says that there is no room.
+    """Force an open file to disk. The error names ``path``, and never says that the disk is full.
 
-    For then the bytes are lost, as after any sync that fails: there is nothing to try again.
+    A failed sync has lost the bytes, so a retry would be wrong.
     """
     try:
         fs.sync(handle)
@@ -369,9 +369,9 @@ def sync_path(fs: FileSystem, path: str) -> None:
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
-    """Write ``data`` as the whole of the file at ``path``, in place and not atomically.
+    """Write ``data`` as the whole content of the file at ``path``, in place and not atomically.
 
-    For files that carry a checksum of their own.
+    For files that carry a checksum.
     """
     with opened(fs, fs.open(path, create=True)) as handle:
         fs.truncate(handle, 0)
@@ -384,9 +384,9 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 def replace_file(
     fs: FileSystem, directory: str, name: str, data: bytes, *, sync: bool = True
 ) -> None:
-    """Put ``data`` in the file ``name``: a kill or power loss leaves the old content or the new.
+    """Set the content of the file ``name``: a kill or power loss leaves the old or the new one.
 
-    Without ``sync`` that holds for a kill alone.
+    Without ``sync`` only a kill does.
     """
     path = f"{directory}/{name}"
     temporary = path + TEMPORARY_SUFFIX
@@ -397,5 +397,5 @@ def replace_file(
 
 
 def fresh_memory(size: int) -> memoryview:
-    """Return ``size`` bytes that the system gives out page by page, as they are written."""
+    """Return ``size`` bytes of memory that the system allocates page by page, as written."""
     return memoryview(mmap.mmap(-1, size))

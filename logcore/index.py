@@ -1,14 +1,14 @@
 """The three indexes of a segment, in Kafka's file formats.
 
 Offset and time index are sparse and sorted; they live in memory maps. The index of the active
-segment is stretched to its full size when its first entry comes (a sparse file) and trimmed to its
+segment is extended to its full size with its first entry (a sparse file) and trimmed to its
 entries on roll and close, so after a kill its tail reads as zeros. No index carries a checksum:
-these two are caches. Whoever uses one checks what it finds against the log (``segment.py``),
-entries that power loss has turned to zeros only make a search begin earlier, and recovery rebuilds
-the indexes of every segment it scans. They are synced once, when their segment is sealed: nobody
-would build them anew for it, and a search from further back is a long one in a large segment.
+these two are caches. Callers check each result against the log (``segment.py``); entries that power
+loss has turned to zeros only make a search begin earlier, and recovery rebuilds the indexes of
+every segment it scans. They are synced once, when their segment is sealed: nothing would rebuild
+the zeroed entries later, and a search from further back takes long in a large segment.
 
-The transaction index is no cache for a segment that recovery will not scan; it is synced with it.
+The transaction index is not a cache for segments that recovery skips; it is synced with them.
 
 Source: ``AbstractIndex``, ``OffsetIndex``, ``TimeIndex``, ``TransactionIndex``, ``AbortedTxn``.
 """
@@ -25,10 +25,11 @@ from typing import Final, NamedTuple
 from fencepost.logcore.fs import FileMap, FileSystem, opened, replace_file, sync_path
 
 WARM_BYTES: Final = 8192
-"""Readers that keep up look into the last entries; a search tries these pages first."""
+"""Readers near the log end look up the last entries; a search tries these pages first."""
 
 ALLOCATION_BYTES: Final = 4096
-"""Disk blocks are reserved a page ahead: a store into a map without room on disk kills us."""
+"""Disk blocks are reserved a page ahead: a store into a map without room on disk kills the
+process."""
 
 MAX_RELATIVE_OFFSET: Final = 0x7FFFFFFF
 
@@ -39,18 +40,18 @@ _ABORTED_TXN_VERSION: Final = 0
 
 
 MAX_LOOKED_INTO: Final = 32
-"""Indexes of one log that stay mapped because somebody looked into them. A mapping holds a file
-descriptor, and who reads a log of ten thousand segments from its beginning passes all of them."""
+"""How many indexes of one log may stay mapped for look-ups. A mapping holds a file descriptor, and
+a reader that starts at the beginning of a log of ten thousand segments uses all their indexes."""
 
 
 class CorruptIndexError(Exception):
-    """An index file contradicts its format; the segment has to be recovered."""
+    """An index file contradicts its format; the segment must be recovered."""
 
 
 class MappedIndexes:
-    """The indexes of one log that are mapped for look-ups; the first of them makes room.
+    """The indexes of one log that are mapped for look-ups, at most ``limit``, oldest first.
 
-    Those that are written to are mapped as well, and not counted: there are two of them.
+    The two indexes that are mapped for writing are not counted.
     """
 
     def __init__(self, limit: int = MAX_LOOKED_INTO) -> None:
@@ -61,18 +62,18 @@ class MappedIndexes:
         return len(self._mapped)
 
     def add(self, index: MappedIndex) -> None:
-        """An index was mapped."""
+        """Count a newly mapped index; unmap the oldest ones above the limit."""
         while len(self._mapped) >= self._limit:
             next(iter(self._mapped)).abandon()
         self._mapped[index] = None
 
     def discard(self, index: MappedIndex) -> None:
-        """Its mapping has ended, or is one for writing now."""
+        """Stop counting an index that was unmapped, or is mapped for writing now."""
         self._mapped.pop(index, None)
 
 
 class MappedIndex:
-    """What offset and time index share: entries of one size in a map, opened at first use.
+    """Base of offset and time index: entries of one size in a map, opened at first use.
 
     An entry pairs an offset, relative to the base and never falling, with another number.
     """
@@ -92,7 +93,7 @@ class MappedIndex:
         self.path = path
         self.base_offset = base_offset
         self.last_offset = base_offset
-        """Of the last entry; the base if there is none. Known once ``entries`` was asked for."""
+        """Of the last entry; the base if there is none. Valid after ``entries`` was read."""
         self.max_entries = max(max_bytes // self.ENTRY_SIZE, 2)
         self._map: FileMap | None = None
         self._entries: int | None = None
@@ -103,7 +104,7 @@ class MappedIndex:
 
     @property
     def entries(self) -> int:
-        """How many entries there are; the first call opens the file."""
+        """The number of entries; the first call opens the file."""
         if self._entries is None:
             self._load()
         return self._entries or 0
@@ -121,7 +122,7 @@ class MappedIndex:
         """Map the file at its full size, so that entries can be stored."""
         entries = self.entries
         self._unmap()
-        # Should this fail, the next use begins with the file as it is.
+        # If this fails, the next use begins with the file's current content.
         self._entries = None
         with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
             size = self.max_entries * self.ENTRY_SIZE
@@ -133,9 +134,9 @@ class MappedIndex:
         self._allocated = 0
 
     def reserve(self, count: int = 1) -> None:
-        """See to it that ``count`` more entries can be stored; all of that which may fail.
+        """Make room for ``count`` more entries, so that storing them cannot fail.
 
-        There may be room for fewer: then the index is full, and takes no more.
+        The file may have room for fewer: then the index is full, and further entries are dropped.
         """
         if not self._stretched:
             self._stretch()
@@ -202,21 +203,21 @@ class MappedIndex:
         raise NotImplementedError
 
     def _keep(self, entries: int) -> None:
-        """Forget all but the first ``entries``."""
+        """Drop all but the first ``entries``."""
         if entries < self.entries:
             self._entries = entries
             self.trim()
         self._read_last()
 
     def trim(self) -> None:
-        """Cut the file to its entries: on roll, on close, and when entries were removed.
+        """Cut the file to its entries: on roll, on close, and after entries were removed.
 
-        Where no file may be opened nothing has changed; the next call does it.
+        If no file may be opened, nothing changes, and the next call trims the file.
         """
         entries = self.entries
         with opened(self._fs, self._fs.open(self.path, create=True)) as handle:
             self._unmap()
-            # Should the map fail, the next use begins with the file as it is.
+            # If the mapping fails, the next use begins with the file's current content.
             self._entries = None
             self._fs.truncate(handle, entries * self.ENTRY_SIZE)
             self._is_long = False
@@ -225,7 +226,7 @@ class MappedIndex:
         self._entries = entries
 
     def reset(self) -> None:
-        """Drop every entry and see that the file is there; what recovery begins with."""
+        """Drop every entry and create the file if it is missing; the first step of recovery."""
         self._entries = 0
         self.trim()
         self._read_last()
@@ -238,12 +239,12 @@ class MappedIndex:
         self._entries = None
 
     def abandon(self) -> None:
-        """End the mapping and leave the file as it is."""
+        """End the mapping without trimming the file."""
         self._unmap()
         self._entries = None
 
     def retire(self) -> None:
-        """Be empty from now on, whatever comes to stand under the file's name."""
+        """Be empty from now on, even if another file takes the name."""
         self._unmap()
         self._is_long = False
         self._entries = 0
@@ -267,7 +268,7 @@ class OffsetIndex(MappedIndex):
 
     @property
     def is_full(self) -> bool:
-        """Whether no entry fits any more."""
+        """Whether no further entry fits."""
         return self._entries is not None and self._entries >= self.max_entries
 
     def append(self, offset: int, position: int) -> None:
@@ -317,7 +318,7 @@ class TimeIndex(MappedIndex):
 
     @property
     def is_full(self) -> bool:
-        """Whether only the slot is left that is kept for the final entry."""
+        """Whether only the slot reserved for the final entry is left."""
         return self._entries is not None and self._entries >= self.max_entries - 1
 
     def maybe_append(self, timestamp_ms: int, offset: int) -> None:
@@ -370,7 +371,7 @@ class TransactionIndex:
         self.path = path
         self._entries: list[AbortedTxn] | None = None if exists else []
         self.is_synced = True
-        """Whether nothing was added since the last sync."""
+        """Whether no entry was added since the last sync."""
 
     @property
     def entries(self) -> list[AbortedTxn]:
@@ -394,10 +395,10 @@ class TransactionIndex:
 
     @contextmanager
     def adding(self, aborted: AbortedTxn) -> Iterator[None]:
-        """Add a transaction for as long as what is done under this context succeeds.
+        """Add a transaction if the body of the ``with`` statement succeeds.
 
-        Markers must come in the order of their offsets. The file is open until then, so that an
-        entry whose marker was refused can be taken back also where no further file may be opened.
+        Markers must come in the order of their offsets. The file stays open meanwhile, so that the
+        entry of a refused marker can be removed even if no further file may be opened.
         """
         entries = self.entries
         if entries and aborted.last_offset <= entries[-1].last_offset:
@@ -421,14 +422,14 @@ class TransactionIndex:
         self.is_synced = False
 
     def append(self, aborted: AbortedTxn) -> None:
-        """Add a transaction whatever comes after it."""
+        """Add a transaction unconditionally."""
         with self.adding(aborted):
             pass
 
     def collect(self, fetch_offset: int, upper_bound: int, into: list[tuple[int, int]]) -> bool:
-        """Add (producer id, first offset) of what matters to a reader of [fetch, upper bound).
+        """Add (producer id, first offset) of the transactions aborted in [fetch, upper bound).
 
-        Returns True when later segments can't add to the list.
+        Return True when later segments cannot add to the list.
         """
         entries = self.entries
         start = bisect_left(entries, fetch_offset, key=_last_offset)
@@ -451,17 +452,17 @@ class TransactionIndex:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether there is a file already; one that begins needs its directory synced as well."""
+        """Whether the file exists; a new file needs its directory synced as well."""
         return self._entries is None or bool(self._entries)
 
     def rebuild(self, entries: list[AbortedTxn]) -> None:
-        """Hold exactly these. The file is only touched if it says something else, and then whole.
+        """Replace the entries; rewrite the whole file, but only if its content differs.
 
-        What a segment below the recovery point has lost of it would never be looked for again.
+        Entries lost from a segment below the recovery point would never be recovered.
         """
         try:
             if self.entries == entries:
-                # The process that wrote it may have been killed before it was on disk.
+                # The process that wrote it may have been killed before the sync.
                 self.is_synced = not entries
                 return
         except CorruptIndexError:
@@ -476,7 +477,7 @@ class TransactionIndex:
         self.is_synced = True
 
     def sync(self) -> None:
-        """Make what was added survive power loss."""
+        """Make the added entries survive power loss."""
         if not self.is_synced:
             sync_path(self._fs, self.path)
             self.is_synced = True
@@ -491,16 +492,16 @@ def _last_stable_offset(entry: AbortedTxn) -> int:
 
 
 def offset_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
-    """Return (offset, position) of each entry of an offset index file, and what is wrong with it.
+    """Return (offset, position) of each entry of an offset index file, and an error or "".
 
-    The zeros at the end of a file in use are no entries.
+    The zeros at the end of the active segment's file are no entries.
     """
     entries, leftover = _entries(_OFFSET_ENTRY, raw)
     return [(base_offset + relative, position) for relative, position in entries], leftover
 
 
 def time_entries(raw: bytes, base_offset: int) -> tuple[list[tuple[int, int]], str]:
-    """Return (timestamp, offset) of each entry of a time index file, and what is wrong with it."""
+    """Return (timestamp, offset) of each entry of a time index file, and an error or ""."""
     entries, leftover = _entries(_TIME_ENTRY, raw)
     return [(timestamp, base_offset + relative) for timestamp, relative in entries], leftover
 

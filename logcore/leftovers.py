@@ -1,6 +1,6 @@
-"""What a kill has left half done in a partition's directory: removed, or finished.
+"""Files of interrupted operations in a partition's directory, which are removed or completed.
 
-Source: ``LogLoader.removeTempFilesAndCollectSwapFiles`` and what follows it.
+Source: ``LogLoader.removeTempFilesAndCollectSwapFiles`` and the steps after it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def finish_interrupted(
     names: list[str],
     remove_later: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Remove what was on its way out, roll a finished compaction forward; return the names then.
+    """Remove leftover files, complete a finished compaction; return the remaining names.
 
-    ``remove_later`` takes the path of a file that needs not be gone at once, if it is there.
+    ``remove_later``, if given, is called with the path of each file that may be removed later.
 
     As in Kafka: a ``.swap`` file at or behind a ``.cleaned`` one belongs to a compaction that had
     not finished all its files; any other ``.swap`` replaces the segments it covers. The
-    ``.cleaned`` files go last, for they tell the two apart should this be cut short as well.
+    ``.cleaned`` files are removed last, for they tell the two apart if this is interrupted as well.
     Raises OSError.
     """
     if not any(name.endswith(_UNFINISHED) for name in names):
@@ -63,10 +63,10 @@ def finish_interrupted(
 
 
 def _swap_in(fs: FileSystem, directory: str, names: list[str], swaps: list[str]) -> None:
-    """Put the ``.swap`` files in the place of the segments that they cover.
+    """Replace the segments that the ``.swap`` files cover.
 
-    A log file gives up its suffix before its indexes do: the next start, if this one is cut short,
-    must not take the new indexes for old ones.
+    Log files are renamed before their indexes: if this start is interrupted, the next one must not
+    take the new indexes for old ones.
     """
     logs = [name for name in swaps if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
     if logs:
@@ -76,7 +76,7 @@ def _swap_in(fs: FileSystem, directory: str, names: list[str], swaps: list[str])
             offset = offset_of(name)
             if offset is None or not low <= offset < max(high, low + 1):
                 continue
-            # The producers as of the beginning of a new segment are what they were.
+            # The snapshot at the beginning of a new segment stays valid.
             if name.endswith(SEGMENT_SUFFIXES) or (
                 name.endswith(SNAPSHOT_SUFFIX) and offset not in bases
             ):
@@ -100,7 +100,7 @@ def _end_of(fs: FileSystem, directory: str, name: str) -> int:
 
 
 def offset_of(name: str) -> int | None:
-    """Return the offset a file of a segment is named by, None for any other file."""
+    """Return the offset in the name of a segment's file, None for any other file."""
     digits = name[:OFFSET_DIGITS]
     if len(digits) == OFFSET_DIGITS and digits.isdecimal() and name[OFFSET_DIGITS:][:1] == ".":
         return int(digits)

@@ -1,9 +1,9 @@
-"""Message formats v0 and v1: what Kafka wrote before 0.11 and still serves from old disks.
+"""Message formats v0 and v1: Kafka's formats before 0.11, which it still serves from old disks.
 
-A message set is a row of *messages*, each with its own header and CRC-32. A compressed message is a
-*wrapper*: its value is another message set, and its offset is that of its last inner message. Inner
-offsets are absolute in v0 and relative to the wrapper's first in v1. Nothing writes
-these formats any more.
+A message set is a sequence of *messages*, each with its own header and CRC-32. A compressed message
+is a *wrapper*: its value is another message set, and its offset is its last inner message's. Inner
+offsets are absolute in v0 and relative to the wrapper's first message in v1. Brokers no longer
+write these formats.
 
 Source: Kafka's ``AbstractLegacyRecordBatch``, ``LegacyRecord``, ``Lz4BlockOutputStream``; KIP-31,
 KIP-32, KIP-57.
@@ -35,12 +35,12 @@ from fencepost.logcore.compression import Codec, codec_for_id, decompress, xxh32
 from fencepost.logcore.errors import CorruptRecordError, InvalidRecordError
 
 MAGIC_POS: Final = 16
-"""Where the magic stands in every format, v2 included."""
+"""Position of the magic byte in every format, v2 included."""
 
 RUN_BYTES: Final = 64 * 1024
-"""Up to so many bytes of uncompressed messages become one batch when they are converted, and are
-converted in one go: enough to make the batch header's 61 bytes cheap, little enough for a small
-fetch and for a turn of the event loop (14 ms for empty messages)."""
+"""Conversion joins up to so many bytes of uncompressed messages into one batch, in one step: enough
+to amortise the batch header's 61 bytes, and small enough for a small fetch and for one turn of the
+event loop (14 ms for empty messages)."""
 
 _INT32_MAX: Final = 0x7FFFFFFF
 _LOG_APPEND_TIME: Final = 0x08
@@ -53,17 +53,17 @@ _OVERHEAD_V1: Final = LOG_OVERHEAD + 22
 _INT32: Final = struct.Struct(">i")
 
 MIN_MESSAGE_SIZE: Final = _OVERHEAD_V0
-"""The smallest message there is: v0 without key and value."""
+"""The size of the smallest message: v0 without key and value."""
 
 _LZ4_DESCRIPTOR: Final = 4
-"""Where the frame descriptor begins, behind the frame's magic."""
+"""Position of the frame descriptor, behind the frame's magic."""
 
 
 class MessageHeader(NamedTuple):
     """The fixed fields of one outer message. ``size`` is the whole message, log overhead included.
 
-    ``timestamp_ms`` is −1 in v0. In a v1 wrapper it is the largest of the inner messages', or the
-    time the broker appended it.
+    ``timestamp_ms`` is −1 in v0. In a v1 wrapper it is the largest inner timestamp, or the time at
+    which the broker appended it.
     """
 
     offset: int
@@ -75,7 +75,7 @@ class MessageHeader(NamedTuple):
 
     @property
     def codec(self) -> Codec:
-        """How the message is compressed; InvalidRecordError for a codec the format can't have."""
+        """The message's codec; InvalidRecordError for a codec that the format does not allow."""
         codec = codec_for_id(self.attributes & _CODEC_MASK)
         if codec is Codec.ZSTD:
             raise InvalidRecordError(f"zstd in a message of format {self.magic}")
@@ -83,12 +83,12 @@ class MessageHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the timestamp is the broker's and holds for every inner message."""
+        """Whether the timestamp is the broker's and applies to every inner message."""
         return self.magic > 0 and bool(self.attributes & _LOG_APPEND_TIME)
 
     @property
     def last_offset(self) -> int:
-        """The message's offset, or that of the last inner message."""
+        """The offset of the message, or of its last inner message."""
         return self.offset
 
     @property
@@ -105,9 +105,9 @@ def magic_at(buf: Buffer, pos: int) -> int:
 
 
 def parse_message(buf: Buffer, pos: int = 0) -> MessageHeader:
-    """Read the header of the v0 or v1 message at ``pos``; its body need not be in ``buf``.
+    """Parse the header of the v0 or v1 message at ``pos``; its body need not be in ``buf``.
 
-    Raises CorruptRecordError when it is cut short, of another magic or of an impossible length.
+    Raises CorruptRecordError for a header cut short, another magic or an impossible length.
     """
     magic = magic_at(buf, pos)
     if magic > 1:
@@ -127,10 +127,10 @@ def parse_message(buf: Buffer, pos: int = 0) -> MessageHeader:
 
 
 def as_batch_header(message: MessageHeader) -> BatchHeader:
-    """Say of a message what a walk over batch headers asks, without opening it.
+    """Return a batch header for a message, for a walk over headers, without decoding the message.
 
-    Size, magic and CRC are the message's own. A wrapper's first offset can't be known so: both base
-    and last offset are those of its last message.
+    Size, magic and CRC are the message's. The first offset of a wrapper cannot be known without
+    decoding it: both base and last offset are its last message's.
     """
     return BatchHeader(
         base_offset=message.offset,
@@ -150,7 +150,7 @@ def as_batch_header(message: MessageHeader) -> BatchHeader:
 
 
 def leading_messages(buf: Buffer) -> int:
-    """Count the bytes of whole messages of format v0 or v1 that ``buf`` begins with."""
+    """Return the length of the whole v0 and v1 messages that ``buf`` begins with, in bytes."""
     pos, end = 0, len(buf)
     while pos + MAGIC_POS < end and buf[pos + MAGIC_POS] < MAGIC:
         size = _INT32.unpack_from(buf, pos + LOG_OVERHEAD - _INT32.size)[0] + LOG_OVERHEAD
@@ -161,7 +161,7 @@ def leading_messages(buf: Buffer) -> int:
 
 
 def iter_messages(buf: Buffer) -> Iterator[tuple[int, MessageHeader]]:
-    """Yield position and header of each outer message; CorruptRecordError on a torn one."""
+    """Yield position and header of each outer message; CorruptRecordError for a torn one."""
     pos, end = 0, len(buf)
     while pos < end:
         header = parse_message(buf, pos)
@@ -187,9 +187,9 @@ def decode_message(
     *,
     max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> list[LogRecord]:
-    """Decode the message at ``pos``: one record, or those inside it, offsets ascending.
+    """Decode the message at ``pos``: one record, or the inner ones, offsets ascending.
 
-    The CRC is the caller's to check. Raises CorruptRecordError and InvalidRecordError as
+    The caller must check the CRC. Raises CorruptRecordError and InvalidRecordError as
     :func:`fencepost.logcore.batch.decode_records` does.
     """
     if header is None:
@@ -261,11 +261,11 @@ def _read_bytes(buf: Buffer, pos: int, end: int) -> tuple[bytes | None, int]:
 
 
 def to_v2(buf: Buffer, *, max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES) -> bytes:
-    """Convert the messages of ``buf`` to v2 batches without a leader epoch, for readers of today.
+    """Convert the messages of ``buf`` to v2 batches without a leader epoch, for current readers.
 
     A wrapper becomes one batch of its codec; neighbouring uncompressed messages become batches of
-    up to RUN_BYTES. Offsets and timestamps stay. v2 batches among the messages, as in a log that
-    was upgraded, are copied. Raises CorruptRecordError and InvalidRecordError; CRCs are checked.
+    up to RUN_BYTES. Offsets and timestamps stay. v2 batches among the messages, as in an upgraded
+    log, are copied. Raises CorruptRecordError and InvalidRecordError; CRCs are checked.
     """
     out: list[bytes] = []
     run = _Run()
@@ -307,7 +307,7 @@ def _wrapper_to_v2(header: MessageHeader, records: list[LogRecord]) -> bytes:
 
 
 class _Run:
-    """Uncompressed messages on their way into one batch."""
+    """Collects uncompressed messages for one batch."""
 
     def __init__(self) -> None:
         self._headers: list[MessageHeader] = []
@@ -315,7 +315,7 @@ class _Run:
         self._bytes = 0
 
     def fits(self, header: MessageHeader) -> bool:
-        """Whether a message can join: one batch has one timestamp type, and rising offsets."""
+        """Whether a message fits in: a batch has one timestamp type, and ascending offsets."""
         if not self._headers:
             return True
         first, last = self._headers[0], self._headers[-1]
@@ -327,13 +327,13 @@ class _Run:
         )
 
     def add(self, header: MessageHeader, record: LogRecord) -> None:
-        """Take one message in."""
+        """Add one message."""
         self._headers.append(header)
         self._records.append(record)
         self._bytes += header.size
 
     def take(self) -> bytes:
-        """Return the batch, empty bytes if there is none, and begin anew."""
+        """Return the batch, empty bytes without messages, and start the next one."""
         if not self._headers:
             return b""
         batch = encode_batch(
@@ -346,7 +346,7 @@ class _Run:
 
 
 def _with_correct_checksum(frame: bytes) -> bytes:
-    """Repair the header checksum of a v0 LZ4 frame, which no reader of that format looked at.
+    """Repair the header checksum of a v0 LZ4 frame, which readers of that format ignored.
 
     Kafka before 0.10 hashed the frame's magic along with the descriptor (KIP-57).
     """
@@ -358,7 +358,7 @@ def _with_correct_checksum(frame: bytes) -> bytes:
 
 
 def _checksum_pos(frame: bytes) -> int:
-    """Return where the header checksum stands: behind the flags and what they announce."""
+    """Return the position of the header checksum: behind the flags and the optional fields."""
     flags = frame[_LZ4_DESCRIPTOR] if len(frame) > _LZ4_DESCRIPTOR else 0
     content_size = 8 if flags & 0x08 else 0
     dictionary_id = 4 if flags & 0x01 else 0

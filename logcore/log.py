@@ -1,6 +1,6 @@
 """A partition's segments in the order of their offsets: append, roll, read, truncate, remove.
 
-A ``Log`` knows files and offsets; producers, epochs and the high watermark are its owner's
+A ``Log`` knows files and offsets; producers, epochs and the high watermark belong to its owner
 (``partition.py``). Reads return bytes of one segment at a time, whole batches only.
 
 Source: ``LocalLog``, ``LogSegments``.
@@ -38,16 +38,16 @@ SNAPSHOT_SUFFIX: Final = ".snapshot"
 
 
 class ReadBytes(NamedTuple):
-    """Whole batches, and the offset below which the reader has now seen everything."""
+    """Whole batches, and the offset below which the reader has now seen all records."""
 
     records: bytes | FileRange
     upper_bound: int
     is_behind: bool = False
-    """Whether the limit lies in a later segment; a read never goes on to the next one."""
+    """Whether the limit lies in a later segment; a read never continues into the next one."""
 
 
 class Log:
-    """Segments by base offset. There is always an active one, the last; only it is appended to."""
+    """Segments by base offset. The last one is active, always exists, and takes the appends."""
 
     def __init__(
         self, fs: FileSystem, directory: str, name: str, config: LogConfig, now_ms: int
@@ -59,21 +59,21 @@ class Log:
         self._now_ms = now_ms
         self._segments: SortedDict[int, Segment] = SortedDict()
         self._active: Segment | None = None
-        """The last of them, once somebody has asked for it."""
+        """Cache of the last segment, set on first use."""
         self._roll_after: tuple[LogConfig, Segment | None, int] = config, None, 0
-        """For which settings and segment it is known when that is too old, and when."""
+        """Cache of :meth:`_roll_after_ms`: its configuration and segment, and the age limit."""
         self._looked_into = MappedIndexes()
         self._doomed: list[tuple[int, str]] = []
         self.remove_later: Callable[[str], None] | None = None
-        """Removes a file behind everybody's back: a file system may take long to give one up."""
+        """Removes a file in the background: a file system may take long to free a large one."""
         self.log_end_offset = 0
         self.directory_changed = False
-        """Files were created, renamed or removed since the directory was last synced."""
+        """Whether files were created, renamed or removed since the directory was last synced."""
         self.flushes = FlushQueue()
         self.sealed: list[Segment] = []
         """Segments whose indexes no flush has forced to disk yet."""
         self.cuts = 0
-        """How often the log was cut; what somebody read of it before may not be in it any more."""
+        """How often the log was cut; records that were read before a cut may be gone."""
 
     # --- segments ---
 
@@ -92,7 +92,7 @@ class Log:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no segment at all; true only while a log is being loaded."""
+        """Whether the log has no segment; true only while it is being loaded."""
         return not self._segments
 
     @property
@@ -103,7 +103,7 @@ class Log:
 
     @property
     def segment_count(self) -> int:
-        """How many there are."""
+        """The number of segments."""
         return len(self._segments)
 
     @property
@@ -144,17 +144,17 @@ class Log:
         return segment
 
     def from_offset(self, offset: int) -> list[Segment]:
-        """Segments from the one that may hold ``offset`` on."""
+        """Return the segments from the one that may hold ``offset`` on."""
         index = max(self._segments.bisect_right(offset) - 1, 0)
         return list(self._segments.values()[index:])
 
     def end_of(self, segment: Segment) -> int:
-        """The offset behind a segment of this log: where the next one begins, or the log ends."""
+        """Return the offset behind a segment of this log: the next one's base, or the log end."""
         slot = self._segments.bisect_right(segment.base_offset)
         return self._segments.keys()[slot] if slot < len(self._segments) else self.log_end_offset
 
     def end_before(self, offset: int) -> int:
-        """Where the log ends once it is cut to an ``offset`` that it holds."""
+        """Return the log end after a truncation to ``offset``, which must be in the log."""
         segment: Segment = self._segments.values()[self._floor(offset)]
         try:
             return segment.end_before(offset)
@@ -169,11 +169,11 @@ class Log:
     def must_roll(
         self, incoming_bytes: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> bool:
-        """Whether the batch has to go to a new segment (``LogSegment.shouldRoll``)."""
+        """Whether the batch must go to a new segment (``LogSegment.shouldRoll``)."""
         segment = self.active
         size = segment.size
         if size == 0:
-            # Rolling would put a new segment in the place of the empty one.
+            # A roll would only replace the empty segment with another one.
             return not segment.can_hold(last_offset)
         config = self.config
         return (
@@ -184,7 +184,7 @@ class Log:
         )
 
     def _roll_after_ms(self, segment: Segment) -> int:
-        """See :meth:`LogConfig.roll_after_ms`; the same for all appends to a segment."""
+        """Return :meth:`LogConfig.roll_after_ms`, cached for all appends to a segment."""
         config, known, roll_after_ms = self._roll_after
         if config is not self.config or known is not segment:
             roll_after_ms = self.config.roll_after_ms(self._name, segment.base_offset)
@@ -214,14 +214,14 @@ class Log:
         self.log_end_offset = last_offset + 1
 
     def skip_to(self, offset: int, now_ms: int) -> Segment:
-        """Begin the empty active segment at ``offset``, behind a hole that is too wide for it."""
+        """Restart the empty active segment at ``offset``, behind a hole too wide for its index."""
         self.remove([self.active], now_ms=now_ms, delay_ms=0)
         return self.create_segment(offset, now_ms)
 
     def append_run(
         self, data: ReadableBuffer, headers: Sequence[BatchHeader], active: Segment
     ) -> None:
-        """Write batches that stand one behind the other in ``data``; they may leave gaps."""
+        """Write the consecutive batches in ``data``; their offsets may leave gaps."""
         active.append_run(data, headers)
         self.log_end_offset = headers[-1].next_offset
 
@@ -238,9 +238,9 @@ class Log:
     ) -> ReadBytes:
         """Read whole batches from the one that holds ``offset`` on, below the boundary ``limit``.
 
-        What has ``min_range_bytes`` stays in its file. Empty when nothing is below the limit, or
-        (without ``at_least_one``) nothing fits. The caller has checked that ``offset`` is between
-        log start and log end.
+        From ``min_range_bytes`` on, return a range of the file instead of bytes. The result is
+        empty when nothing is below the limit, or (without ``at_least_one``) nothing fits. The
+        caller has checked that ``offset`` is between log start and log end.
         """
         if offset >= limit:
             return ReadBytes(b"", offset)
@@ -260,7 +260,7 @@ class Log:
             if start >= end:
                 break
             if not segment.is_new(start):
-                # They are converted in this turn of the event loop, so there are not many.
+                # They are converted on the event loop, so a read takes only a few.
                 at_least_one = at_least_one or segment.batch_size(start) <= max_bytes
                 max_bytes = min(max_bytes, RUN_BYTES)
             stop, bound = self._range(
@@ -277,7 +277,7 @@ class Log:
     def _range(
         segment: Segment, start: int, end: int, max_bytes: int, limit: int, at_least_one: bool
     ) -> tuple[int, int]:
-        """Return where the batches to read end in the file, and the offset behind them."""
+        """Return the end position of the batches to read, and the offset behind them."""
         stop, upper_bound = segment.boundary(start, max_bytes, end)
         if stop == start:
             if not at_least_one:
@@ -291,7 +291,7 @@ class Log:
         return stop, upper_bound
 
     def bytes_between(self, offset: int, limit: int) -> int:
-        """Count the bytes a reader at ``offset`` would get below the boundary ``limit``."""
+        """Count the bytes that a reader at ``offset`` can read below the boundary ``limit``."""
         if offset >= limit:
             return 0
         total = 0
@@ -325,9 +325,9 @@ class Log:
     # --- cutting ---
 
     def truncate_to(self, offset: int) -> None:
-        """Remove everything from the batch that holds ``offset`` on; the log ends where that began.
+        """Remove the batch that holds ``offset`` and all behind it; the log then ends there.
 
-        Later segments go first and from the end, so that a kill on the way leaves no hole.
+        Later segments are removed first, from the end, so that a kill in between leaves no hole.
         """
         self._cut(offset)
         for segment in reversed(self.segments):
@@ -336,11 +336,11 @@ class Log:
         active = self.active
         active.truncate_to(offset)
         if offset < self.log_end_offset:
-            # Not the offset itself: a hole before what comes next would look like a loss.
+            # Not ``offset``: recovery would take a hole before the next append for a loss.
             self.log_end_offset = active.next_offset()
 
     def restart_at(self, offset: int, now_ms: int) -> None:
-        """Remove everything and begin anew at ``offset``."""
+        """Remove all records and restart at ``offset``."""
         self._cut(offset)
         self.remove(list(reversed(self.segments)), now_ms=now_ms, delay_ms=0)
         self.log_end_offset = offset
@@ -351,17 +351,17 @@ class Log:
         self.flushes.cut(offset)
 
     def remove(self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int) -> None:
-        """Do :meth:`removing` in this thread."""
+        """Run :meth:`removing` in this thread."""
         run_here(self.removing(segments, now_ms=now_ms, delay_ms=delay_ms))
 
     def removing(
         self, segments: Iterable[Segment], *, now_ms: int, delay_ms: int
     ) -> DiskSteps[None]:
-        """Take segments out of the log; their files are renamed now and removed after the delay.
+        """Take segments out of the log; rename their files now, remove them after the delay.
 
-        The log files go first, durably: a log file never stands there without its indexes, which
-        would have to be built anew from a log whose past is gone. What is left without a log file
-        is removed at the next load.
+        The log files are removed first, durably: a log file never remains without its indexes,
+        which could not be rebuilt from a log that has lost earlier records. The next load removes
+        leftover files that have no log file.
         """
         removed = list(segments)
         for segment in removed:
@@ -377,9 +377,9 @@ class Log:
                 self._remove_file(segment.stem + suffix, now_ms, delay_ms)
 
     def set_aside(self, segment: Segment, path: str) -> None:
-        """Take a segment out of the log, whose file goes on under another name in its directory.
+        """Take a segment out of the log, and rename its file within the directory.
 
-        Its other files are removed, durably behind it.
+        Then remove its other files; the renaming is durable before that.
         """
         del self._segments[segment.base_offset]
         self._active = None
@@ -391,7 +391,7 @@ class Log:
             self._fs.remove(segment.stem + suffix)
 
     def holds(self, segments: Iterable[Segment]) -> bool:
-        """Whether these very segments are still part of the log."""
+        """Whether these very segment objects are still part of the log."""
         return all(self._segments.get(one.base_offset) is one for one in segments)
 
     def replace(
@@ -403,12 +403,12 @@ class Log:
         now_ms: int,
         delay_ms: int,
     ) -> None:
-        """Put the ``.cleaned`` files of a segment in the place of neighbouring ``old`` ones.
+        """Replace the neighbouring segments ``old`` with the ``.cleaned`` files of one segment.
 
         As ``LocalLog.replaceSegments``: ``.cleaned`` becomes ``.swap``, the old files ``.deleted``,
-        and ``.swap`` goes away; ``recovery.py`` finishes or undoes what is cut short. The directory
-        is synced before the old files go, and before the new ones take their names: no order of
-        renames survives power loss by itself.
+        and ``.swap`` loses its suffix; ``recovery.py`` finishes or undoes an interrupted
+        replacement. The directory is synced before the old files are renamed, and before the new
+        ones take their names: power loss may reorder unsynced renames.
         """
         stem = f"{self.directory}/{file_stem(base_offset)}"
         for suffix in suffixes:
@@ -418,7 +418,7 @@ class Log:
             segment.retire()
             del self._segments[segment.base_offset]
             self._active = None
-            # The producers as of the beginning of the new segment are what they were.
+            # The snapshot at the beginning of the new segment stays valid.
             also = () if segment.base_offset == base_offset else (SNAPSHOT_SUFFIX,)
             for suffix in (*SEGMENT_SUFFIXES, *also):
                 self._remove_file(segment.stem + suffix, now_ms, delay_ms)
@@ -466,9 +466,9 @@ class Log:
     ) -> Flush:
         """Plan to make everything from ``offset`` to ``upto`` survive power loss, names included.
 
-        ``upto`` is the beginning of a segment or the log end. ``further`` are paths of files to
-        force to disk, ``epochs`` is what the leader-epoch checkpoint has to say, ``parent`` the
-        directory that must not forget this one's name.
+        ``upto`` is the base of a segment or the log end. ``further`` are paths of files to sync,
+        ``epochs`` is the content of the leader-epoch checkpoint, ``parent`` the directory to sync
+        for this directory's name.
         """
         end = self.log_end_offset
         segments = [
@@ -481,7 +481,7 @@ class Log:
             files += segment.index_paths
         for index in aborts:
             index.is_synced = True
-        # To write the epochs syncs the directory as well.
+        # Writing the epochs syncs the directory as well.
         changed = self.directory_changed and epochs is None
         directories = [self.directory] if changed else []
         if parent is not None:
@@ -507,7 +507,7 @@ class Log:
         return flush
 
     def close(self) -> None:
-        """Give all handles back; files stay as they are."""
+        """Close all handles; files stay unchanged."""
         self.flushes.is_over = True
         for segment in self._segments.values():
             segment.close()

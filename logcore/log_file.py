@@ -1,7 +1,7 @@
-"""The file of a segment: bytes that are appended, read where they stand, and cut at the end.
+"""The file of a segment: bytes are appended, read in place, and cut at the end.
 
-It knows no batches. Its handle is kept for whoever reads or syncs it, whatever becomes of the
-segment meanwhile.
+It knows no batches. A pinned handle stays open for its readers and for syncs, even if the segment
+is closed meanwhile.
 
 Source: ``FileRecords``.
 """
@@ -17,11 +17,11 @@ from typing import Final
 from fencepost.logcore.fs import NO_ROOM, FileSystem, ReadableBuffer, is_blank, sync_handle
 
 _TAIL_BYTES: Final = 12
-"""How much of the end of a file is looked at for zeros: an offset and a length."""
+"""Bytes at the end of a file that are checked for zeros: an offset and a length."""
 
 
 class LogFile:
-    """The file, open. ``fresh`` makes it, ``preallocate_bytes`` long. Methods may raise OSError."""
+    """An open file. ``fresh`` creates it, ``preallocate_bytes`` long. Methods may raise OSError."""
 
     def __init__(
         self, fs: FileSystem, path: str, *, fresh: bool = False, preallocate_bytes: int = 0
@@ -42,10 +42,10 @@ class LogFile:
                 raise self._named(error) from error
 
     def append(self, buffers: Sequence[ReadableBuffer], size: int) -> int:
-        """Write ``size`` bytes with one system call; return where they begin.
+        """Write ``size`` bytes with one system call; return their position.
 
-        Where the disk is full (``NO_ROOM``) the file is as it was before. After any other error
-        nothing can be said about its end; the caller must stop.
+        If the disk is full (``NO_ROOM``) the file is unchanged. After any other error the end of
+        the file is unknown; the caller must stop.
         """
         position = self.size
         try:
@@ -58,7 +58,7 @@ class LogFile:
         return position
 
     def _write_undone(self, error: OSError) -> OSError:
-        """Cut off what a write on a full disk has left; return what to raise."""
+        """Cut off the remains of a write to a full disk; return the error to raise."""
         if error.errno in NO_ROOM:
             try:
                 self._fs.truncate(self._handle, self.size)
@@ -67,25 +67,25 @@ class LogFile:
         return self._named(error)
 
     def _named(self, error: OSError) -> OSError:
-        """Return the error with the file's name in it; calls on a handle don't know it."""
+        """Return the error with the file's name, which calls on a handle do not include."""
         return OSError(error.errno, error.strerror, self.path)
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` to ``stop``, fewer where the file ends."""
+        """Return the bytes from ``start`` to ``stop``, fewer at the end of the file."""
         return self._fs.read(self._handle, stop - start, start)
 
     def send(self, start: int, stop: int, target: int) -> int:
-        """Send the bytes from ``start`` to ``stop``, or some of them; see ``FileSystem.send``."""
+        """Send some of the bytes from ``start`` to ``stop``; see ``FileSystem.send``."""
         return self._fs.send(self._handle, stop - start, start, target)
 
     @property
     def ends_in_zeros(self) -> bool:
-        """Whether the file may not have been trimmed; a record may end so as well."""
+        """Whether the file may be untrimmed; the last record may end in zeros as well."""
         tail = self.read(max(0, self.size - _TAIL_BYTES), self.size)
         return bool(tail) and not tail.strip(b"\0")
 
     def is_blank_from(self, position: int) -> bool:
-        """Whether nothing but zeros follows: the tail of a preallocated file after a kill."""
+        """Whether only zeros follow: the tail of a preallocated file after a kill."""
         return is_blank(self._fs, self._handle, position)
 
     def sync(self) -> None:
@@ -99,13 +99,13 @@ class LogFile:
         self.size = size
 
     def trim(self) -> None:
-        """Give back what was preallocated and not used."""
+        """Free the preallocated and unused end of the file."""
         if self._preallocated:
             self.cut(self.size)
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keep the handle meanwhile."""
+        """Keep the handle open within the context."""
         self.pin()
         try:
             yield
@@ -113,21 +113,21 @@ class LogFile:
             self.unpin()
 
     def pin(self) -> None:
-        """Keep the handle, whatever happens to the segment, until :meth:`unpin`."""
+        """Keep the handle open until :meth:`unpin`, even if the segment is closed."""
         self._pins += 1
 
     def unpin(self) -> None:
-        """Take one :meth:`pin` back."""
+        """Undo one :meth:`pin`."""
         self._pins -= 1
         if self._closing and not self._pins:
             self._fs.close(self._handle)
 
     def close(self) -> None:
-        """Give the handle back once nobody pins it."""
+        """Close the handle, or have the last :meth:`unpin` close it."""
         self._closing = True
         if not self._pins:
             self._fs.close(self._handle)
 
     def retire(self) -> None:
-        """Give the handle back when the last of those who still read here lets go."""
+        """Close the handle once no reader holds this object."""
         weakref.finalize(self, self._fs.close, self._handle).atexit = False

@@ -1,26 +1,26 @@
-"""The contract between a log and a state machine that lives on it.
+"""The contract between a log and the state machine whose records it holds.
 
 A *machine* (``fencepost.groups.machine.GroupMachine``, ``fencepost.txn.machine.TxnMachine``)
 decides; a *runtime* (``coordinator/runtime/shard.py``) appends, replays and answers. The order
 never changes:
 
-1. ``decide(token, command, now_ms)`` looks at the state and returns a :class:`Decision`. It changes
-   nothing that a restart would have to know.
+1. ``decide(token, command, now_ms)`` reads the state and returns a :class:`Decision`. It changes no
+   state that a restart must restore.
 2. The runtime appends ``Decision.records`` to the machine's partition as one batch.
-3. The runtime calls ``replay`` for every appended record: this alone changes durable state, both
-   live and at load, so what a restart rebuilds is what ran. Live it may be told what the record
-   says (:class:`Written`), where reading it again would cost as much as all the rest.
+3. The runtime calls ``replay`` for every appended record. Only this changes durable state, both
+   live and at load, so a restart rebuilds exactly the live state. A live replay may get the decoded
+   content of a record (:class:`Written`), where decoding would cost as much as all other steps.
 4. The runtime arms ``Decision.timers``, runs ``Decision.effects`` and gives ``Decision.replies``.
 
 If step 2 fails, the shard is unloaded and loaded again from its log; there is no rollback code.
-Only the producer of a transactional batch may be refused, before anything is written: that is the
-answer to the request, as if ``decide`` had raised it. A decision with a ``stamp`` therefore has no
-other traces, neither soft state nor replies to others.
+Only the producer of a transactional batch may be refused, before anything is written: the request
+then gets that error, as if ``decide`` had raised it. A decision with a ``stamp`` therefore has no
+other effects, neither soft state nor replies to other requests.
 
-A machine may keep *soft* state that a restart legitimately loses (parked requests, members of a
-join phase, session deadlines); it changes that in ``decide`` and ``fire``.
+A machine may keep *soft* state that a restart may lose (parked requests, members of a join phase,
+session deadlines); it changes that in ``decide`` and ``fire``.
 
-Source: the shape is that of Kafka's ``CoordinatorShard``, ``CoordinatorResult`` and
+Source: the same shape as Kafka's ``CoordinatorShard``, ``CoordinatorResult`` and
 ``CoordinatorTimer``.
 """
 
@@ -33,11 +33,11 @@ from typing import NamedTuple, Protocol
 from fencepost.logcore.values import dataclass, made_often
 
 Token = int
-"""Names one request that waits for an answer; the runtime hands tokens out and never reuses one."""
+"""Identifies a request that waits for a reply; the runtime never reuses a token."""
 
 
 class DomainError(Exception):
-    """A request cannot be served, for a reason its sender must hear.
+    """The coordinator cannot serve a request, and its sender must get the reason.
 
     Subclasses carry no wire number; ``coordinator/error_codes.py`` maps every one of them to
     Kafka's code. The message is for people and may travel in ``ErrorMessage`` fields.
@@ -45,11 +45,11 @@ class DomainError(Exception):
 
 
 class InvalidRegularExpressionError(DomainError):
-    """A client's regular expression can't be used (INVALID_REGULAR_EXPRESSION)."""
+    """A client's regular expression is unusable (INVALID_REGULAR_EXPRESSION)."""
 
 
 class InvariantViolation(Exception):  # noqa: N818 - the name is the design's, and says more
-    """Our own bug: a state that must not exist. The shard stops, says so, and reloads."""
+    """A bug of the broker: a state that must not exist. The shard logs it, stops and reloads."""
 
 
 class Record(NamedTuple):
@@ -60,14 +60,14 @@ class Record(NamedTuple):
 
 
 class Written(Record):
-    """A record just made, which its machine need not read again to apply it."""
+    """A new record with its decoded content, which its machine applies without decoding it."""
 
     says: object
-    """What reading it tells."""
+    """The decoded content."""
 
     @classmethod
     def of(cls, key: bytes, value: bytes | None, says: object) -> Written:
-        """Return the record of these bytes."""
+        """Return the record with its decoded content."""
         record = tuple.__new__(cls, (key, value))
         record.says = says
         return record
@@ -85,10 +85,10 @@ class ProducerStamp:
 @made_often
 @dataclass(frozen=True, slots=True)
 class EndMarker:
-    """The end of ``stamp``'s transaction, as a coordinator of that epoch tells it a partition.
+    """The end of ``stamp``'s transaction, as a coordinator of that epoch sends it to a partition.
 
-    ``transaction_version`` picks the rule for the marker's epoch: from 2 on it must be above that
-    of the data, below 2 not lower.
+    ``transaction_version`` picks the rule for the marker's epoch: from 2 on it must be above the
+    data's epoch, below 2 at least as high.
     """
 
     stamp: ProducerStamp
@@ -100,7 +100,7 @@ class EndMarker:
 @made_often
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to the request behind ``token``.
+    """The reply to the request behind ``token``.
 
     ``response`` is one of the package's result dataclasses, or a :class:`DomainError` instance,
     which the runtime raises at the request's caller.
@@ -125,25 +125,25 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A cause worth remembering: a rebalance, a fence, an expiry, an epoch bump."""
+    """A cause to remember: a rebalance, a fence, an expiry, an epoch bump."""
 
     kind: str
-    """In words joined by hyphens, as the history and the log tell it."""
+    """Words joined by hyphens, as the history and the log show them."""
     subject: str
     detail: Mapping[str, object] = field(default_factory=dict)
     routine: bool = False
-    """Whether the normal course of things brings it again and again: the history leaves it out."""
+    """Whether the cause recurs in normal operation: the history omits it."""
     quiet: bool = False
-    """Whether it changed nothing for anybody else: the history keeps it, the log is not for it."""
+    """Whether it changed nothing for other members: the history keeps it, the log omits it."""
 
 
 @made_often
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a machine wants done, in the order of the module's docstring.
+    """The actions that a machine asks for, in the order of the module's docstring.
 
     ``stamp`` makes the records one *transactional* batch of that producer.
-    ``effects`` are requests to the world outside the shard (see
+    ``effects`` are requests to components outside the shard (see
     ``fencepost.txn.commands.WriteMarkers``); their outcome comes back as another command.
     """
 
@@ -156,10 +156,10 @@ class Decision:
 
 
 class DecisionBuilder:
-    """A :class:`Decision` in the making.
+    """A mutable builder of a :class:`Decision`.
 
-    ``now_ms`` rides along because all that is decided happens at one instant. Where a timer is set
-    twice, the later call holds. ``stamp`` is that of the decision.
+    ``now_ms`` is part of it because the whole decision happens at one instant. If a timer is set
+    twice, the later call wins. ``stamp`` becomes the decision's stamp.
     """
 
     __slots__ = ("_effects", "_events", "_replies", "_timers", "now_ms", "records", "stamp")
@@ -182,7 +182,7 @@ class DecisionBuilder:
         self._replies.append(Reply(token, response))
 
     def arm(self, key: Hashable, delay_ms: int) -> None:
-        """Have ``key`` fire ``delay_ms`` from now, and not at any time set before."""
+        """Have ``key`` fire ``delay_ms`` from now; this replaces an earlier deadline."""
         self._timers[key] = self.now_ms + delay_ms
 
     def disarm(self, key: Hashable) -> None:
@@ -190,19 +190,19 @@ class DecisionBuilder:
         self._timers[key] = None
 
     def effect(self, effect: object) -> None:
-        """Ask something of the world outside the shard."""
+        """Request an effect outside the shard."""
         self._effects.append(effect)
 
     def event(self, kind: str, subject: str, **detail: object) -> None:
-        """Remember a cause."""
+        """Record a cause."""
         self.remember(Event(str(kind), subject, detail))
 
     def remember(self, event: Event) -> None:
-        """Remember a cause that is said to be routine or quiet."""
+        """Record a cause that may be marked as routine or quiet."""
         self._events.append(event)
 
     def build(self) -> Decision:
-        """Return everything collected."""
+        """Return the decision."""
         timers = self._timers
         return Decision(
             tuple(self.records),
@@ -220,12 +220,12 @@ class Machine(Protocol):
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on ``command``; the reply to ``token`` may come now or in a later decision.
 
-        May raise :class:`DomainError` as a short form of a decision that only answers ``token``
-        with it.
+        May raise :class:`DomainError` instead of returning a decision that only replies to
+        ``token`` with it.
         """
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
-        """Decide what the expired timer ``key`` means. Must tolerate a key it no longer knows."""
+        """Decide on the expired timer ``key``. A key that no longer exists must be tolerated."""
 
     def replay(
         self, record: Record, offset: int, timestamp_ms: int, stamp: ProducerStamp | None
@@ -236,13 +236,13 @@ class Machine(Protocol):
         """Apply the end marker of ``stamp``'s transaction in this partition."""
 
     def loaded(self, now_ms: int) -> Decision:
-        """Everything was replayed and the shard begins to serve: re-arm timers, resume work."""
+        """Begin to serve after all records were replayed: re-arm timers, resume work."""
 
     def unload(self) -> Decision:
-        """The shard stops serving: answer every parked token. No records may be returned."""
+        """Stop serving: answer every parked token. No records may be returned."""
 
     def digest(self) -> str:
-        """A hash of the durable state; equal states have equal digests."""
+        """Return a hash of the durable state; equal states have equal digests."""
 
     def check(self) -> None:
         """Verify every internal invariant; raise :class:`InvariantViolation` if one is broken."""

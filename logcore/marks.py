@@ -1,9 +1,9 @@
-"""How far a log goes for each who looks at it, and whether it still serves.
+"""The marks of a log (high watermark, own end, recovery point, log start), and its failures.
 
-When the file system fails, nothing can be said about the end of a file any more: the log goes off
-line with a :class:`StorageError`, which every later call raises, and the next start recovers what
-is there. A full disk is another matter: what was begun is taken back, :class:`NoRoomError` says so,
-and the log goes on.
+After an error of the file system, the end of the file is unknown: the log goes off line with a
+:class:`StorageError`, which every later call raises, and the next start recovers the log. A full
+disk is different: the operation is undone and raises :class:`NoRoomError`, and the log stays on
+line.
 
 Source: ``UnifiedLog``, ``Partition``.
 """
@@ -22,11 +22,11 @@ from fencepost.logcore.recovery import LoadedLog
 from fencepost.logcore.tracebacks import without_traceback
 
 STORAGE_FAILURES: Final = (OSError, CorruptIndexError)
-"""After one of these a log is off line."""
+"""Errors that put a log off line."""
 
 
 class Marks:
-    """The marks of one log, which its parts share and move, and who waits for news of them."""
+    """The marks of one log, which its parts share and move, and the listeners for changes."""
 
     def __init__(
         self,
@@ -37,79 +37,79 @@ class Marks:
         leader_epoch: int,
         high_watermark: int | None = None,
     ) -> None:
-        """``high_watermark``: the last that is known of a log with other replicas, None alone."""
+        """``high_watermark``: the last known one of a replicated log; None for a single replica."""
         self.name = name
-        """Topic and index as logs and messages have them."""
+        """Topic and index, for log lines and error messages."""
         self._producers = producers
         self.leader_epoch = leader_epoch
         """The epoch under which this broker leads; no batch of the log has a newer one."""
         self.log_start_offset = loaded.log_start_offset
-        """The first offset that can be read."""
+        """The first readable offset."""
         self.recovery_point = loaded.recovery_point
         """The offset below which everything survives power loss."""
         self.recovery_limit = MAX_INT64
-        """Beyond it the recovery point does not move: the log is about to be cut there."""
+        """Upper bound of the recovery point, while the log is about to be cut at this offset."""
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
         self.stopped: StorageError | None = None
-        """What every call raises, once the log is closed, deleted or off line."""
+        """Raised by every call, once the log is closed, deleted or off line."""
         self.offline: StorageError | None = None
-        """Why the log is off line, None while it serves and after a clean close."""
+        """Why the log is off line; None while it is on line and after a clean close."""
         self.on_offline: Callable[[StorageError], None] | None = None
         """Called once, with the cause, when the file system fails under the log."""
         self.is_replicated = high_watermark is not None
-        """Whether the high watermark comes from outside: other replicas, or the leader, say it."""
+        """Whether other replicas or the leader determine the high watermark."""
         self.on_own_end: Callable[[int], None] | None = None
-        """Told of each move of :attr:`own_end` of a replicated log, before :meth:`notify`."""
+        """Called after each move of :attr:`own_end` of a replicated log, before :meth:`notify`."""
         self.move_own_end(loaded.log.log_end_offset)
         if high_watermark is not None:
             self.replicate(high_watermark)
 
     def move_own_end(self, offset: int) -> None:
-        """Vouch for the log up to ``offset``; :meth:`notify` has to follow.
+        """Move the own end to ``offset``; :meth:`notify` must follow.
 
-        The high watermark goes along where there is no other replica.
+        Without other replicas, the high watermark moves along.
         """
         self.own_end = offset
-        """What this replica has: the end of the log, or where the disk is if ``flush.messages``
-        asks for that."""
+        """The end of the log, as far as this replica has it: the flushed offset, if
+        ``flush.messages`` asks for a flush."""
         if not self.is_replicated:
             self.move_high_watermark(offset)
         elif self.on_own_end is not None:
             self.on_own_end(offset)
 
     def replicate(self, high_watermark: int) -> None:
-        """From now on let the high watermark come from outside; :meth:`notify` has to follow.
+        """Have others determine the high watermark from now on; :meth:`notify` must follow.
 
-        It begins at the one given, as far as that lies within the log.
+        It begins at the given value, limited to the log.
         """
         self.is_replicated = True
         self.move_high_watermark(max(self.log_start_offset, min(high_watermark, self.own_end)))
 
     def stand_alone(self) -> None:
-        """Let the high watermark be the own end again; :meth:`notify` has to follow."""
+        """Let the high watermark equal the own end again; :meth:`notify` must follow."""
         self.is_replicated, self.on_own_end = False, None
         self.move_high_watermark(self.own_end)
 
     def move_high_watermark(self, offset: int) -> None:
-        """Show readers the log up to ``offset``; :meth:`notify` has to follow."""
+        """Show readers the log up to ``offset``; :meth:`notify` must follow."""
         self.high_watermark = offset
-        """The offset below which every replica has the log; readers see nothing beyond."""
+        """The offset below which every replica has the log; readers see nothing beyond it."""
         self._producers.high_watermark_moved(offset)
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset below which no transaction is open; the end for ``READ_COMMITTED``."""
+        """The offset below which no transaction is open; the limit of ``READ_COMMITTED``."""
         stable = self._producers.last_stable_offset(self.high_watermark)
         return max(stable, self.log_start_offset)
 
-    # --- news ---
+    # --- listeners ---
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have ``callback`` called after each change of the marks; return what ends that.
+        """Call ``callback`` after each change of the marks; return a function to unsubscribe.
 
-        It is called after an append, marker, truncation or deletion, and when the log goes off
-        line. It must not append to this log.
+        Appends, markers, truncations, deletion, and a log that goes off line all call it. It must
+        not append to this log.
         """
         token = self._next_listener
         self._next_listener += 1
@@ -121,14 +121,14 @@ class Marks:
         return unsubscribe
 
     def notify(self) -> None:
-        """Call all who listen."""
+        """Call all listeners."""
         for callback in tuple(self._listeners.values()):
             callback()
 
     # --- the end ---
 
     def fail(self, error: Exception) -> StorageError:
-        """Go off line: what is on disk is known again after recovery only."""
+        """Go off line: only recovery can tell what is on disk."""
         failure = StorageError(f"{self.name} is off line: {error}")
         if self.stopped is None:
             self.offline = self.stopped = failure
@@ -138,15 +138,15 @@ class Marks:
         return failure
 
     def refuse(self, error: Exception) -> StorageError:
-        """Say what a failure means: the log is off line, unless nothing has changed by it.
+        """Return the exception for a failure; go off line, unless the failure had no effect.
 
-        That is so without room on disk, and where no further file may be opened.
+        A full disk, and the limit of open files, have none.
         """
         if isinstance(error, OSError) and error.errno in NO_ROOM | NO_HANDLES:
             return NoRoomError(f"{self.name} can't go on now: {error}")
         return self.fail(error)
 
     def throw_if_stopped(self) -> None:
-        """Raise what stopped the log, if anything has."""
+        """Raise the error that stopped the log, if it is stopped."""
         if self.stopped is not None:
             raise without_traceback(self.stopped)

@@ -1,6 +1,6 @@
-"""A file system over another one that is only read: what is changed stands in memory.
+"""A file system over another one that is only read: changes stay in memory.
 
-With it the real start of a broker can be tried on a directory that must stay as it is.
+With it a broker's start can be tried on a directory that must not change.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fencepost.logcore.fs import FileSystem, ReadableBuffer
 from fencepost.logcore.values import dataclass
 
 PAGE_BYTES: Final = 4096
-"""What is written is kept in pages of so many bytes; what nobody wrote takes no memory."""
+"""Size of a page of written data; unwritten pages take no memory."""
 
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """Below ``limit`` the bytes of ``source``, else zeros, but for the pages that were written."""
+    """Bytes of ``source`` below ``limit``, zeros above, overlaid by the written pages."""
 
     source: str = ""
     """Path of a file of the base, empty if there is none."""
@@ -29,12 +29,12 @@ class _File:
     size: int = 0
     pages: dict[int, bytearray] = field(default_factory=dict)
     handle: int | None = None
-    """The base's, as long as somebody uses the file."""
+    """The base's handle, while the file has users."""
     users: int = 0
 
 
 class _Folder:
-    """A directory that the base does not have under this name."""
+    """A directory that does not exist under this name in the base."""
 
 
 class _Map:
@@ -49,31 +49,31 @@ class _Map:
         self._overlay.write_to(self._file, value, key.start)
 
     def flush(self) -> None:
-        """There is no disk to wait for."""
+        """Do nothing: memory needs no sync."""
 
     def close(self) -> None:
         self._overlay.release(self._file)
 
 
 class OverlayFileSystem:
-    """A ``FileSystem``. The files of one directory are one thread's at a time.
+    """A ``FileSystem``. Only one thread at a time may use the files of a directory.
 
-    Nothing of ``base`` is changed. A lock is taken there, if its file is there. For a file that was
-    changed the time is always now.
+    ``base`` is never changed. A lock is taken in the base, if the file exists there. The
+    modification time of a changed file is always the current time.
     """
 
     def __init__(self, base: FileSystem, clock: Clock) -> None:
         self._base = base
         self._clock = clock
         self._names: dict[str, dict[str, _File | _Folder | None]] = {}
-        """What is known of a directory: None for what is there no more."""
+        """Known names per directory: None for a removed file."""
         self._handles: dict[int, _File] = {}
         self._numbers = itertools.count(1)
 
     # --- bytes ---
 
     def read_from(self, file: _File, count: int, position: int) -> bytes:
-        """Read as ``read`` does."""
+        """Read up to ``count`` bytes at ``position``, as ``read`` does."""
         count = max(0, min(count, file.size - position))
         below = max(0, min(count, file.limit - position))
         data = self._base.read(self._base_handle(file), below, position) if below else b""
@@ -110,7 +110,7 @@ class OverlayFileSystem:
         return file.handle
 
     def release(self, file: _File) -> None:
-        """Let one user fewer have the file."""
+        """Drop one user of the file; close the base's handle with the last one."""
         file.users -= 1
         if not file.users and file.handle is not None:
             self._base.close(file.handle)
@@ -190,7 +190,7 @@ class OverlayFileSystem:
         file.size = size
 
     def allocate(self, handle: int, position: int, count: int) -> None:
-        """There is room; the file grows as ``posix_fallocate`` lets it."""
+        """Extend the file as ``posix_fallocate`` does; memory is never full."""
         file = self._handles[handle]
         file.size = max(file.size, position + count)
 
@@ -201,7 +201,7 @@ class OverlayFileSystem:
         return min(self._base.data_from(self._base_handle(file), position), file.size)
 
     def sync(self, handle: int) -> None:
-        """There is no disk to wait for."""
+        """Do nothing: memory needs no sync."""
 
     def map(self, handle: int, size: int) -> _Map:
         del size
@@ -239,10 +239,10 @@ class OverlayFileSystem:
             names[name] = _Folder()
 
     def make_private(self, path: str) -> None:
-        """Nothing to be done: what is in memory is nobody else's."""
+        """Do nothing: no other process sees this memory."""
 
     def sync_directory(self, path: str) -> None:
-        """There is no disk to wait for."""
+        """Do nothing: memory needs no sync."""
 
     def list_directory(self, path: str) -> list[str] | None:
         if not self.is_directory(path):

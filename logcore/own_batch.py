@@ -1,4 +1,4 @@
-"""The batch of a coordinator's records, which is made at the least cost: each commit writes one."""
+"""The batch of a coordinator's records, encoded at low cost, because each commit writes one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fencepost.logcore.record_codec import encode_records
 from fencepost.logcore.varint import encode
 
 _BEFORE_KEY, _NO_HEADERS = b"\x00\x00\x00", b"\x00"
-"""Attributes, and how far time and offset are behind those of the batch."""
+"""Attributes, timestamp delta and offset delta, all 0."""
 
 
 def own_batch(
@@ -32,7 +32,7 @@ def own_batch(
     *,
     log_append_time: bool,
 ) -> tuple[BatchHeader, bytes]:
-    """Encode records of one time at offsets from 0 on, and tell their header as well.
+    """Encode records of one timestamp at offsets from 0 on; return header and bytes.
 
     With a producer the batch is transactional, and its sequence is 0. ValueError without records.
     """
@@ -57,6 +57,6 @@ def own_batch(
 
 
 def _only_record(key: bytes, value: bytes) -> bytes:
-    """What ``encode_records`` makes of one record, in half the time: most batches have one."""
+    """Encode one record as ``encode_records`` does, in half the time: most batches have one."""
     body = b"".join((_BEFORE_KEY, encode(len(key)), key, encode(len(value)), value, _NO_HEADERS))
     return encode(len(body)) + body

@@ -1,6 +1,6 @@
 """A partition as the daemon uses it: one log with its marks, producers and leader epochs.
 
-Everything is synchronous and belongs to one thread. An append is one system call; state changes
+All methods are synchronous and belong to one thread. An append is one system call; state changes
 only after it succeeded.
 
 Source: ``UnifiedLog``, ``Partition``.
@@ -60,7 +60,7 @@ __all__ = ["Appended", "Partition"]
 
 NO_TIMESTAMP: Final = -1
 DELETE_SUFFIX: Final = "-delete"
-"""Ends the name of a directory that is on its way out."""
+"""Suffix of the name of a directory that is being deleted."""
 
 MAX_NAME_BYTES: Final = 255
 """Longest name of a directory on common file systems."""
@@ -70,9 +70,9 @@ _PLACE: Final = struct.Struct(">qii")
 
 
 class Appended(NamedTuple):
-    """Where a batch went. ``log_append_time_ms`` is −1 if the producer's timestamps were kept.
+    """Offsets of an appended batch. ``log_append_time_ms`` is −1 for the producer's timestamps.
 
-    ``duplicate``: nothing was written, the offsets are those of the first time.
+    ``duplicate``: nothing was written; the offsets are the original append's.
     """
 
     base_offset: int
@@ -83,10 +83,10 @@ class Appended(NamedTuple):
 
 
 class Partition:
-    """One partition's log and its parts. Made by :meth:`open`; ended by :meth:`close` or a failure.
+    """One partition's log and its parts. Created by :meth:`open`; ended by :meth:`close`.
 
-    Records are appended here; they are read by :attr:`reader`, get to disk by :attr:`flushes`, and
-    go by :attr:`cleanup`. What a leader says is done by :attr:`replica`.
+    This class appends records; :attr:`reader` reads them, :attr:`flushes` flushes them, and
+    :attr:`cleanup` removes them. :attr:`replica` applies the leader's records and truncations.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Partition:
         self.reader = LogReader(self.log, epochs, self.marks)
         self.cleanup = Cleanup(fs, self.log, producers, epochs, flushes, clock)
         self.traffic = Traffic()
-        """What was appended and fetched since the open."""
+        """Counts of appended and fetched records since the open."""
         self.recovery = loaded.report
-        """What recovery found at open, None if nothing had to be scanned."""
+        """The report of the recovery at open, None if nothing was scanned."""
         self._fs = fs
         self._epochs = epochs
         self._clock = clock
@@ -145,13 +145,13 @@ class Partition:
         flusher: FlushScheduler | None = None,
         remove_later: Callable[[str], None] | None = None,
     ) -> Partition:
-        """Open the partition in ``directory`` (``…/<topic>-<index>``), made if it is not there.
+        """Open the partition in ``directory`` (``…/<topic>-<index>``), created if missing.
 
         ``clean``: the last shutdown closed every log. A recovery point or high watermark beyond the
-        log end shows in :attr:`recovery` as lost offsets; for the rest see :class:`OpenOptions`.
-        ``is_replicated``: other brokers have replicas, and the high watermark is the one given.
+        log end appears in :attr:`recovery` as lost offsets; for the rest see :class:`OpenOptions`.
+        ``is_replicated``: other brokers have replicas, and ``high_watermark`` is the current value.
         Without a ``flusher`` due flushes run inside the append. Raises StorageError if the
-        directory can't be read or belongs to another topic id.
+        directory cannot be read or belongs to another topic id.
         """
         path, name = str(directory), f"{topic}-{index}"
         producers = ProducerStateManager(fs, path, producer_id_expiration_ms, producer_limit)
@@ -176,7 +176,7 @@ class Partition:
             loaded = load_log(fs, path, options, producers, epochs)
         except (OSError, CorruptIndexError, CorruptRecordError) as error:
             raise StorageError(f"{name} can't be opened: {error}") from error
-        # What is in the log can't be from the future of its leader.
+        # No batch of the log can have a newer epoch than its leader.
         marks = Marks(
             name,
             loaded,
@@ -202,7 +202,7 @@ class Partition:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset of the next record."""
         return self.log.log_end_offset
 
     @property
@@ -234,12 +234,12 @@ class Partition:
         transaction_verified: bool = False,
         transaction_version: int = 0,
     ) -> Appended:
-        """Append a client's batch that :func:`fencepost.logcore.validation.admit` has let in.
+        """Append a client's batch that :func:`fencepost.logcore.validation.admit` has accepted.
 
-        ``transaction_verified``: in this very turn the transaction coordinator had, or has added,
-        this partition in the producer's transaction; without it the batch may continue a
-        transaction here but not begin one. ``transaction_version`` 2: it was *added* so, and a
-        producer that is new here has to begin with sequence 0.
+        ``transaction_verified``: in this same turn of the event loop the transaction coordinator
+        had, or has added, this partition in the producer's transaction; without it the batch may
+        continue a transaction here but not begin one. ``transaction_version`` 2: it was *added* by
+        the batch, and a producer that is new here must begin with sequence 0.
 
         Raises the errors of ``ProducerStateManager.check_batch``; StorageError.
         """
@@ -272,8 +272,8 @@ class Partition:
     ) -> Appended:
         """Append a coordinator's records as one batch, transactional if ``producer`` is given.
 
-        The producer's epoch is checked, its sequence is not: InvalidProducerEpochError,
-        StorageError. ValueError without records.
+        The producer's epoch is checked, its sequence is not. Raises InvalidProducerEpochError,
+        StorageError; ValueError without records.
         """
         self.marks.throw_if_stopped()
         if producer is not None:
@@ -283,15 +283,15 @@ class Partition:
         return self._append_data(header, data, now_ms)
 
     def append_batch(self, data: bytes, now_ms: int) -> Appended:
-        """Append a batch that the log's only writer has made, of records or of control records.
+        """Append a batch, of records or of control records, from the log's only writer.
 
-        It names no producer. StorageError.
+        It has no producer id. Raises StorageError.
         """
         self.marks.throw_if_stopped()
         return self._append_data(parse_header(data), data, now_ms)
 
     def append_marker(self, marker: EndMarker, now_ms: int) -> Appended:
-        """Append the marker that ends a producer's transaction here, open or not.
+        """Append the marker that ends a producer's transaction here, even if none is open.
 
         Raises TransactionCoordinatorFencedError, InvalidProducerEpochError, StorageError.
         """
@@ -327,9 +327,9 @@ class Partition:
     def _write(
         self, header: BatchHeader, data: Buffer, now_ms: int, aborted: AbortedTxn | None = None
     ) -> None:
-        """Write one batch at the log end, and before it what it adds to the transaction index.
+        """Write one batch at the log end, after its entry in the transaction index.
 
-        StorageError. Without room on disk nothing has changed then, but for a roll.
+        Raises StorageError. If the disk has no room, nothing has changed but a possible roll.
         """
         log = self.log
         offset = log.log_end_offset
@@ -352,7 +352,7 @@ class Partition:
         traffic.records_in += header.last_offset_delta + 1
 
     def _segment_for(self, header: BatchHeader, offset: int, now_ms: int) -> Segment:
-        """Return the segment the batch goes to, once all is there that has to be before it."""
+        """Return the segment for the batch, after all preparations that must precede it."""
         self._prepare()
         if self._epochs.latest != self.marks.leader_epoch:
             self._epochs.assign(self.marks.leader_epoch, offset)
@@ -370,7 +370,7 @@ class Partition:
             self.reader.check_epochs()
 
     def _appended(self, offset: int, last_offset: int, now_ms: int) -> Appended:
-        """Move the marks behind what was written, flush if that is due, wake the readers."""
+        """Move the marks behind the appended batch, flush if that is due, notify the readers."""
         self.producers.map_end_offset = last_offset + 1
         self.flushes.appended(offset, now_ms)
         is_stamped = self.log.config.message_timestamp_type == LOG_APPEND_TIME
@@ -383,7 +383,7 @@ class Partition:
 
     @property
     def replica(self) -> ReplicaLog:
-        """The log of one replica among several; most have one alone, and nothing of this."""
+        """The replica's side of the log, created on first use: most partitions have one replica."""
         if self._replica is None:
             from fencepost.logcore.replica import ReplicaLog  # noqa: PLC0415 - most are alone
 
@@ -402,11 +402,11 @@ class Partition:
     def append_as_follower(
         self, records: Buffer, leader_epoch_limit: int, *, start: int = 0, most: int = MAX_INT64
     ) -> Arrived:
-        """Append what the leader has answered: see :meth:`ReplicaLog.append`."""
+        """Append the records of a leader's response: see :meth:`ReplicaLog.append`."""
         return self.replica.append(records, leader_epoch_limit, start=start, most=most)
 
     def truncate_to(self, offset: int) -> None:
-        """Agree with a leader: see :meth:`ReplicaLog.truncate_to`."""
+        """Truncate to the leader's log: see :meth:`ReplicaLog.truncate_to`."""
         self.replica.truncate_to(offset)
 
     # --- the end ---
@@ -417,9 +417,9 @@ class Partition:
         self.finish_close(flush, None if flush is None else flush.run())
 
     def plan_close(self) -> Flush | None:
-        """Do all of :meth:`close` that needs no disk, and plan what does; None if nothing.
+        """Do the steps of :meth:`close` before the flush, and plan the flush; None if none is due.
 
-        :meth:`finish_close` has to follow. StorageError, and the partition is closed.
+        :meth:`finish_close` must follow. After a StorageError the partition is closed.
         """
         if self.marks.stopped is not None:
             return None
@@ -434,7 +434,7 @@ class Partition:
             raise failure from error
 
     def finish_close(self, flush: Flush | None, failure: Exception | None) -> None:
-        """Take over how the flush went, and give all files back. StorageError if it failed."""
+        """Apply the result of the flush, and close all files. StorageError if it failed."""
         try:
             if flush is not None:
                 self.flushes.finish(flush, failure)
@@ -453,7 +453,7 @@ class Partition:
             self.marks.stopped = StorageError(f"{self.topic}-{self.index} {why}")
 
     def doom(self) -> None:
-        """Serve nothing more: the topic is deleted. :meth:`rename_doomed` has to follow."""
+        """Refuse all further calls: the topic is deleted. :meth:`rename_doomed` must follow."""
         if self.marks.stopped is None:
             self.marks.stopped = StorageError(f"{self.name} is deleted")
         self.marks.notify()
@@ -461,7 +461,7 @@ class Partition:
     def rename_doomed(self) -> str:
         """Close all files and rename the directory; return its path, for the owner to remove.
 
-        The parent directory is to be synced before. Raises StorageError.
+        The caller must sync the parent directory before. Raises StorageError.
         """
         self._stop("is deleted")
         path = Path(self.log.directory)
@@ -476,7 +476,7 @@ class Partition:
 
 
 def _has_topic_id(fs: FileSystem, directory: str, topic_id: uuid.UUID) -> bool:
-    """Whether the directory says so; StorageError if it belongs to another topic."""
+    """Whether the directory names the topic id; StorageError if it names another one."""
     try:
         found = read_partition_metadata(fs, directory)
     except CheckpointError:

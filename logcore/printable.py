@@ -1,16 +1,16 @@
-"""Text of clients and files as a terminal may show it.
+"""Escaping of text from clients and files, so that a terminal may show it.
 
-Control characters move the cursor, rename the window or hide text; characters of formatting turn
-the reading direction round; line separators forge lines. All are shown as Python's escapes.
+Control characters move the cursor, rename the window or hide text; format characters reverse the
+reading direction; line separators forge lines. All are shown as Python's escapes.
 """
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""Escape what is not printable, line ends included: ``\x1b``, ``\n``, ``\u202e``.
+    r"""Escape unprintable characters, line ends included: ``\x1b``, ``\n``, ``\u202e``.
 
-    Escaped are Unicode's categories Cc (C0, DEL, C1), Cf (marks of direction, tags), Cs (lone
+    These are Unicode's categories Cc (C0, DEL, C1), Cf (direction marks, tags), Cs (lone
     surrogates), Co, Cn, Zl, Zp, and every space but U+0020.
     """
     if text.isprintable():
@@ -19,9 +19,9 @@ def printable(text: str) -> str:
 
 
 def json_printable(text: str) -> str:
-    r"""Escape what is not printable in the JSON ``text`` as ``\uXXXX``, which leaves its meaning.
+    r"""Escape unprintable characters of the JSON ``text`` as ``\uXXXX``; its meaning is the same.
 
-    The text has been written without line ends or tabs between its tokens.
+    The text must have no line ends or tabs between its tokens.
     """
     if text.isprintable():
         return text
@@ -29,6 +29,6 @@ def json_printable(text: str) -> str:
 
 
 def _json_escape(char: str) -> str:
-    """One character as the escapes of its UTF-16 units."""
+    """Return one character as the escapes of its UTF-16 units."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

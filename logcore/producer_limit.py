@@ -1,10 +1,10 @@
-"""How many producers are remembered at once, over all partitions that share a limit.
+"""The limit on producers that are remembered at once, over all partitions that share it.
 
-Every batch of a new producer id costs memory that only time gives back, and ids are free to ask
-for: Apache Kafka's map grows without bound until ``producer.id.expiration.ms`` has passed (KIP-936
-and KIP-1044 describe brokers that ran out of memory). Here the producer that has been idle for
-longest is forgotten early, as if it had expired. One with an open transaction never is: the last
-stable offset, and what its marker will mean, hang on it.
+Every batch of a new producer id costs memory until it expires, and clients may request any number
+of ids: Apache Kafka's map grows without bound until ``producer.id.expiration.ms`` has passed
+(KIP-936 and KIP-1044 describe brokers that ran out of memory). This class evicts the producer with
+the longest idle time early, as if it had expired. It never evicts a producer with an open
+transaction: the last stable offset, and the effect of its marker, depend on it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 from fencepost.logcore.producer_snapshot import ProducerEntry
 
 MAX_PRODUCER_IDS: Final = 100_000
-"""``max.producer.ids``: producers remembered, counted once for each partition they write to. With
-full windows that is 190 MiB, with one batch each 95; a producer of a hundred partitions counts a
+"""``max.producer.ids``: remembered producers, counted once for each partition they write to. With
+full windows they take 190 MiB, with one batch each 95; a producer of a hundred partitions counts a
 hundred times."""
 
 Producers = dict[int, ProducerEntry]
@@ -24,28 +24,28 @@ Producers = dict[int, ProducerEntry]
 
 
 class ProducerLimit:
-    """Counts the producers of all partitions it is given to, and knows who is idle for longest.
+    """Counts the producers of all partitions that share it, and orders them by idle time.
 
-    One thread, that of the partitions. Nobody but this class removes an entry for want of room.
+    It belongs to the partitions' thread. Only this class evicts an entry because of the limit.
     """
 
     def __init__(self, maximum: int = MAX_PRODUCER_IDS) -> None:
         self.maximum = maximum
         self.count = 0
-        """Producers that are remembered now; above the maximum only if that many have transactions
-        open in logs that were read back."""
+        """Producers that are remembered now; above the maximum only if more of them have open
+        transactions in logs that were read back."""
         self.forgotten = 0
-        """Producers that were forgotten for want of room, since the start."""
-        # Without an open transaction, the one that wrote last at the end.
+        """Producers that were evicted because of the limit, since the start."""
+        # Producers without an open transaction; the latest writer is the last.
         self._idle: OrderedDict[ProducerEntry, Producers] = OrderedDict()
 
     @property
     def has_room(self) -> bool:
-        """Whether one more can be taken, perhaps in the place of another."""
+        """Whether another producer can be added, perhaps by evicting one."""
         return self.count < self.maximum or bool(self._idle)
 
     def add(self, entry: ProducerEntry, producers: Producers) -> None:
-        """Remember one more, without a transaction, and forget whoever that is too many."""
+        """Add a producer without an open transaction, and evict idle ones above the limit."""
         while self.count >= self.maximum and self._idle:
             idle, its_producers = self._idle.popitem(last=False)
             del its_producers[idle.producer_id]
@@ -56,7 +56,7 @@ class ProducerLimit:
         self.count += 1
 
     def wrote(self, entry: ProducerEntry, producers: Producers) -> None:
-        """Move one to the end of the queue, or out of it while its transaction is open."""
+        """Move a producer to the end of the queue, or out of it while its transaction is open."""
         if entry.current_txn_first_offset is None:
             self._idle[entry] = producers
             self._idle.move_to_end(entry)
@@ -64,6 +64,6 @@ class ProducerLimit:
             self._idle.pop(entry, None)
 
     def remove(self, entry: ProducerEntry) -> None:
-        """Stop counting one that its partition has forgotten by itself."""
+        """Stop counting a producer that its partition has dropped."""
         self._idle.pop(entry, None)
         self.count -= 1

@@ -26,7 +26,7 @@ class CorruptSnapshotError(Exception):
 
 
 class CachedBatch(NamedTuple):
-    """One batch of the window by which a retry is recognised."""
+    """One batch of the window that recognises retries."""
 
     first_sequence: int
     last_sequence: int
@@ -36,7 +36,7 @@ class CachedBatch(NamedTuple):
 
 
 class ProducerEntry:
-    """One producer id's state."""
+    """The state of one producer id."""
 
     __slots__ = (
         "batches",
@@ -52,7 +52,7 @@ class ProducerEntry:
         self.producer_id = producer_id
         self.epoch = epoch
         self.packed = b""
-        """The entry as a snapshot has it. A roll must not wait for a hundred thousand of them."""
+        """The encoded snapshot entry. A roll must not wait for a hundred thousand encodings."""
         self.batches: list[CachedBatch] = []
         self.coordinator_epoch = -1
         self.last_timestamp = -1
@@ -69,7 +69,7 @@ class ProducerEntry:
         return self.batches[-1].last_offset if self.batches else -1
 
     def pack(self) -> None:
-        """Bring :attr:`packed` up to date, after every change."""
+        """Update :attr:`packed`, after every change."""
         last = self.batches[-1] if self.batches else None
         first_offset = self.current_txn_first_offset
         self.packed = SNAPSHOT_ENTRY.pack(
@@ -84,7 +84,7 @@ class ProducerEntry:
         )
 
     def move_to(self, epoch: int) -> None:
-        """Take the epoch over; a new one begins a new window."""
+        """Set the epoch; a new one begins an empty window."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches.clear()

@@ -1,11 +1,11 @@
-"""What a partition knows of its producers: sequences, epochs, open transactions, the LSO.
+"""The producer state of a partition: sequences, epochs, open transactions, the last stable offset.
 
-Checks come before a batch is written and change nothing; ``apply_*`` comes after and does not fail,
-so a failed write leaves no trace here. Replay of the log at load goes through the same ``apply_*``.
+Checks run before a batch is written and change nothing; ``apply_*`` runs after and never fails, so
+a failed write leaves the state unchanged. Replay of the log at load uses the same ``apply_*``.
 
 The state as of an offset is kept in ``<offset>.snapshot`` beside the segments, with a CRC: it is a
-cache that shortens replay. A snapshot stores the last batch of a producer only; the other four of
-the window come back as far as the log behind the snapshot is replayed.
+cache that shortens replay. A snapshot stores only the last batch of a producer; the other four of
+the window are restored as far as the log behind the snapshot is replayed.
 
 Source: ``ProducerStateManager``, ``ProducerStateEntry``, ``ProducerAppendInfo``.
 """
@@ -62,13 +62,13 @@ BATCHES_TO_RETAIN: Final = 5
 """Clients keep at most five requests in flight, so a retry is at most five batches old."""
 
 PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
-"""``producer.id.expiration.ms``: how long a producer that is silent is remembered."""
+"""``producer.id.expiration.ms``: how long an idle producer is remembered."""
 
 EXPIRED_AT_ONCE: Final = 10_000
 
 
 class ProducerState(NamedTuple):
-    """A producer as DescribeProducers shows it; −1 stands for none."""
+    """A producer as DescribeProducers returns it; −1 stands for none."""
 
     producer_id: int
     producer_epoch: int
@@ -79,7 +79,7 @@ class ProducerState(NamedTuple):
 
 
 class CompletedTxn(NamedTuple):
-    """A transaction that had data here and was ended by the marker at ``last_offset``."""
+    """A transaction with data in this log, ended by the marker at ``last_offset``."""
 
     producer_id: int
     first_offset: int
@@ -90,8 +90,8 @@ class CompletedTxn(NamedTuple):
 class ProducerStateManager:
     """All producers of one partition.
 
-    ``map_end_offset`` is the offset up to which the log is reflected here. The ``limit`` may be
-    shared by many partitions; without one the partition has one of its own.
+    ``map_end_offset`` is the offset up to which the state reflects the log. Many partitions may
+    share a ``limit``; without one the partition creates its own.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class ProducerStateManager:
         """Offsets of the snapshot files on disk."""
         self._last_snapshot_offset = 0
 
-    # --- looking ---
+    # --- queries ---
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         """Return the state of a producer, None if it is unknown or expired."""
         return self._producers.get(producer_id)
 
     def view(self) -> Iterator[ProducerState]:
-        """Yield every producer of now, as DescribeProducers answers it."""
+        """Yield the current producers, as DescribeProducers returns them."""
         for entry in list(self._producers.values()):
             yield ProducerState(
                 entry.producer_id,
@@ -137,13 +137,13 @@ class ProducerStateManager:
             )
 
     def open_transactions(self) -> list[tuple[int, int]]:
-        """(first offset, producer id) of the transactions without a marker, oldest first."""
+        """Return (first offset, producer id) of transactions without a marker, oldest first."""
         return list(self._open.items())
 
     def last_records(self) -> Callable[[], dict[int, LastRecord]]:
-        """Take down where each producer stands, for compaction to keep that record's batch.
+        """Copy the last record of each producer; compaction retains that record's batch.
 
-        What is returned reads it, in any thread: that takes longer.
+        The returned function decodes the copy, in any thread, because decoding takes longer.
         """
         packed = b"".join([entry.packed for entry in self._producers.values()])
         return lambda: {
@@ -152,7 +152,7 @@ class ProducerStateManager:
         }
 
     def has_open_transaction(self, producer_id: int, epoch: int | None = None) -> bool:
-        """Whether the producer has a transaction open here, under this epoch or under any."""
+        """Whether the producer has an open transaction in this log, under ``epoch`` or any."""
         entry = self._producers.get(producer_id)
         return (
             entry is not None
@@ -161,10 +161,10 @@ class ProducerStateManager:
         )
 
     def guard(self, producer_id: int) -> object:
-        """What stays the same until the producer's transaction here is ended, open or not.
+        """Return an object that stays the same until the producer's transaction in this log ends.
 
-        Whoever asks another broker about the transaction looks at it before and after
-        (kafka: ``VerificationGuard``).
+        A caller that asks another broker to verify the transaction compares the object before and
+        after (kafka: ``VerificationGuard``).
         """
         return self._guards.setdefault(producer_id, object())
 
@@ -173,22 +173,22 @@ class ProducerStateManager:
         unstable = self.first_unstable_offset
         return high_watermark if unstable is None else min(unstable, high_watermark)
 
-    # --- checking; nothing here changes what is in the log ---
+    # --- checks; they change no state of the log ---
 
     def refused(self, header: BatchHeader) -> None:
-        """Remember that a batch of a client was refused, if its producer is unknown."""
+        """Remember that a client's batch was refused, if its producer is unknown."""
         if header.producer_id >= 0 and header.producer_id not in self._producers:
             self._refused.note(header.producer_id, header.producer_epoch, header.base_sequence)
 
     def refused_unread(self, data: Buffer) -> None:
-        """Remember an unread batch that was refused; one with a wrong CRC says nothing."""
+        """Remember a refused batch that was not parsed yet; ignore one with a wrong CRC."""
         with suppress(CorruptRecordError):
             header = parse_header(data)
             verify_crc(data, 0, header)
             self.refused(header)
 
     def find_duplicate(self, header: BatchHeader) -> CachedBatch | None:
-        """Return the batch among the producer's last five that this one repeats."""
+        """Return the batch, among the producer's last five, that this batch repeats."""
         entry = self._producers.get(header.producer_id)
         if entry is None or entry.epoch != header.producer_epoch:
             return None
@@ -199,7 +199,7 @@ class ProducerStateManager:
         return None
 
     def check_epoch(self, producer_id: int, epoch: int) -> None:
-        """Raise InvalidProducerEpochError where a newer epoch of the producer has written."""
+        """Raise InvalidProducerEpochError if the producer has written under a newer epoch."""
         entry = self._producers.get(producer_id)
         if entry is not None and epoch < entry.epoch:
             raise InvalidProducerEpochError(
@@ -207,7 +207,7 @@ class ProducerStateManager:
             )
 
     def check_batch(self, header: BatchHeader, *, verified: bool, transaction_version: int) -> None:
-        """Check a data batch of a client's producer that is no duplicate.
+        """Check a client's data batch that has a producer id and is no duplicate.
 
         ``verified``: the transaction coordinator has this partition in the producer's transaction.
         Raises InvalidTxnStateError, InvalidProducerEpochError, OutOfOrderSequenceError,
@@ -262,7 +262,7 @@ class ProducerStateManager:
     def check_marker(
         self, producer_id: int, epoch: int, coordinator_epoch: int, transaction_version: int
     ) -> None:
-        """Check an end marker. A producer that is unknown is fine.
+        """Check an end marker. Unknown producers are accepted.
 
         Raises TransactionCoordinatorFencedError, InvalidProducerEpochError.
         """
@@ -283,10 +283,10 @@ class ProducerStateManager:
             f"a marker of epoch {epoch} for producer {producer_id} of epoch {entry.epoch}"
         )
 
-    # --- applying what is in the log ---
+    # --- applying what the log contains ---
 
     def apply_batch(self, header: BatchHeader, base_offset: int) -> None:
-        """Take over a data batch of a producer that stands at ``base_offset``."""
+        """Apply a producer's data batch at ``base_offset``."""
         producer_id = header.producer_id
         entry = self._producers.get(producer_id) or self._add(ProducerEntry(producer_id))
         if entry.epoch != header.producer_epoch:
@@ -327,7 +327,7 @@ class ProducerStateManager:
         *,
         commit: bool,
     ) -> CompletedTxn | None:
-        """Take over an end marker; None if the producer had no transaction open here."""
+        """Apply an end marker; return None if the producer had no open transaction here."""
         entry = self._producers.get(producer_id) or self._add(ProducerEntry(producer_id))
         if self._guards:
             self._guards.pop(producer_id, None)
@@ -346,7 +346,7 @@ class ProducerStateManager:
         return CompletedTxn(producer_id, first_offset, offset, commit)
 
     def would_abort(self, producer_id: int, marker_offset: int) -> AbortedTxn | None:
-        """Build the index entry that an abort marker at ``marker_offset`` will bring."""
+        """Build the index entry for an abort marker that will be at ``marker_offset``."""
         entry = self._producers.get(producer_id)
         if entry is None or entry.current_txn_first_offset is None:
             return None
@@ -363,9 +363,9 @@ class ProducerStateManager:
         )
 
     def fetched(self, header: BatchHeader, data: Buffer, pos: int) -> str:
-        """Take over a batch of a producer that a leader has let in; what is odd about it, if so.
+        """Apply a producer's batch that the leader has accepted; return a warning or "".
 
-        Nothing is refused: an epoch that goes back is the leader's business (KAFKA-9144).
+        No batch is refused: a lower epoch is the leader's responsibility (KAFKA-9144).
         """
         entry = self._producers.get(header.producer_id)
         epoch, coordinator_epoch = (NO_EPOCH, NO_EPOCH)
@@ -386,19 +386,22 @@ class ProducerStateManager:
         return ""
 
     def unreplicated_below(self, offset: int) -> dict[int, int]:
-        """First offset → marker offset, below ``offset``, of what the LSO still waits for."""
+        """Return first offset → marker offset of ended transactions that the LSO still waits for.
+
+        Only transactions whose marker lies below ``offset`` are included.
+        """
         return {first: last for first, last in self._unreplicated.items() if last < offset}
 
     def hold_unreplicated(self, known: Mapping[int, int]) -> None:
-        """Have the LSO wait for these as well: a snapshot does not know them."""
+        """Have the LSO wait for these transactions too: snapshots do not record them."""
         self._unreplicated.update(known)
         self._update_first_unstable()
 
     def unanswered(self, high_watermark: int) -> list[tuple[int, int, int]]:
-        """Id, epoch and first sequence of the producers of whose window nothing is committed.
+        """Return id, epoch and first sequence of the producers whose window is all uncommitted.
 
-        With acks=all nobody was told of these batches: their clients send them again, the first of
-        them first.
+        With acks=all these batches were not acknowledged: their clients send them again, the first
+        one first.
         """
         return [
             (one.producer_id, one.epoch, one.batches[0].first_sequence)
@@ -407,17 +410,17 @@ class ProducerStateManager:
         ]
 
     def expect(self, unanswered: Iterable[tuple[int, int, int]]) -> None:
-        """Have those that are unknown behind a cut begin where they did.
+        """Have the producers that a cut has removed begin with the same sequence as before.
 
-        A late copy of a batch behind the first one would be taken for a beginning otherwise, and
-        the first refused for good.
+        Otherwise a late copy of their second batch would be taken for the first, and the first
+        would then be refused forever.
         """
         for producer_id, epoch, sequence in unanswered:
             if producer_id not in self._producers:
                 self._refused.note(producer_id, epoch, sequence)
 
     def replay(self, header: BatchHeader, batch: memoryview) -> CompletedTxn | None:
-        """Take over a batch read back from the log, whatever it is."""
+        """Apply a data or control batch that was read back from the log."""
         self.map_end_offset = header.next_offset
         if not header.has_producer:
             return None
@@ -439,7 +442,7 @@ class ProducerStateManager:
         return None
 
     def high_watermark_moved(self, high_watermark: int) -> None:
-        """Let go of transactions whose marker is now below the high watermark."""
+        """Drop transactions whose marker is now below the high watermark."""
         if not self._unreplicated:
             return
         done = [first for first, last in self._unreplicated.items() if last < high_watermark]
@@ -457,7 +460,7 @@ class ProducerStateManager:
     # --- expiry, truncation ---
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget up to EXPIRED_AT_ONCE that are silent too long, with nothing open; how many."""
+        """Drop up to EXPIRED_AT_ONCE idle producers without open transaction; return how many."""
         self._expiration_ms = expiration_ms
         expired = [key for key, one in self._producers.items() if self._is_expired(one, now_ms)]
         for producer_id in expired[:EXPIRED_AT_ONCE]:
@@ -471,7 +474,7 @@ class ProducerStateManager:
         )
 
     def clear(self, offset: int) -> None:
-        """Forget all producers; what is known begins at ``offset``."""
+        """Drop all producers; the state then begins at ``offset``."""
         self.release()
         self._guards.clear()
         self._open.clear()
@@ -481,7 +484,7 @@ class ProducerStateManager:
         self._last_snapshot_offset = offset
 
     def release(self, most: int = MAX_INT64) -> bool:
-        """Let go of all producers of a partition that is closed, or of so many; whether of all."""
+        """Drop the producers of a closed partition, ``most`` at a time; return whether all."""
         while self._producers and most > 0:
             self._limit.remove(self._producers.popitem()[1])
             most -= 1
@@ -490,7 +493,7 @@ class ProducerStateManager:
     # --- snapshots ---
 
     def take_snapshot(self) -> None:
-        """Write the state as of ``map_end_offset``, unless that was done already."""
+        """Write the state as of ``map_end_offset``, unless its snapshot exists already."""
         offset = self.map_end_offset
         if offset <= self._last_snapshot_offset:
             return
@@ -509,8 +512,8 @@ class ProducerStateManager:
         """Load the newest good snapshot in [start, limit]; return the offset to replay from.
 
         A snapshot that does not parse is removed. Without any, the state is empty as of ``start``.
-        In one as of ``start`` itself no transaction is open: what is left of it will be replayed,
-        and where nothing is left, compaction may have taken its marker.
+        A snapshot as of ``start`` itself has no open transaction: the remaining data of one is
+        replayed, and if none remains, compaction may have removed its marker.
         """
         for offset in sorted(self.snapshot_offsets, reverse=True):
             if not start <= offset <= limit:
@@ -540,13 +543,13 @@ class ProducerStateManager:
         return start
 
     def remove_snapshots_above(self, offset: int) -> None:
-        """Remove snapshots that speak of offsets which are gone."""
+        """Remove the snapshots behind ``offset``, which describe offsets that are gone."""
         for snapshot in [one for one in self.snapshot_offsets if one > offset]:
             self.remove_snapshot(snapshot)
         self._last_snapshot_offset = min(self._last_snapshot_offset, offset)
 
     def remove_stray_snapshots(self, segment_bases: set[int]) -> None:
-        """Remove snapshots without a segment, but for the newest one behind the last segment."""
+        """Remove snapshots without a segment, except the newest one behind the last segment."""
         newest = max(self.snapshot_offsets, default=-1)
         for snapshot in self.snapshot_offsets - segment_bases:
             if snapshot != newest or snapshot < max(segment_bases, default=-1):

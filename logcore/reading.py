@@ -23,12 +23,12 @@ from fencepost.logcore.timestamps import Search, first_not_before, latest
 
 
 class Isolation(IntEnum):
-    """How far a reader may see."""
+    """Which offsets a reader may see."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
     LOG_END = 2
-    """What other replicas see: all that there is. No client may ask for that."""
+    """For other replicas: everything up to the log end. No client may ask for it."""
 
 
 class LogReadInfo(NamedTuple):
@@ -43,11 +43,11 @@ class LogReadInfo(NamedTuple):
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...] | None
     is_behind: bool
-    """Whether the reader is in an older segment than the end: to wait would bring nothing more."""
+    """Whether the limit lies in a later segment: waiting would not extend this read."""
 
 
 class LogReader:
-    """Reads one log as far as its marks allow. StorageError from all methods once it is stopped."""
+    """Reads one log up to its marks. All methods raise StorageError once the log is off line."""
 
     def __init__(self, log: Log, epochs: LeaderEpochs, marks: Marks) -> None:
         self._log = log
@@ -65,9 +65,9 @@ class LogReader:
     ) -> LogReadInfo:
         """Read whole batches from the one that holds ``offset`` on, ``max_bytes`` at most.
 
-        ``at_least_one``: the first batch comes even if it is larger. The bytes may begin before
-        ``offset`` and are those of one segment. What has ``min_range_bytes`` stays in its file.
-        OffsetOutOfRangeError outside of log start … end.
+        ``at_least_one`` returns the first batch even if it is larger. The bytes may begin before
+        ``offset`` and come from one segment; from ``min_range_bytes`` on they are a range of its
+        file. Raises OffsetOutOfRangeError outside of log start … end.
         """
         log, marks = self._log, self._marks
         marks.throw_if_stopped()
@@ -105,7 +105,7 @@ class LogReader:
         )
 
     def available_bytes(self, offset: int, isolation: Isolation) -> int:
-        """Count the bytes a reader at ``offset`` could get; 0 outside of the log."""
+        """Count the bytes that a reader at ``offset`` could get; 0 outside of the log."""
         if self._marks.stopped is not None or offset < self._marks.log_start_offset:
             return 0
         limit = self.end_of(isolation)
@@ -117,7 +117,7 @@ class LogReader:
             raise self._marks.refuse(error) from error
 
     def end_of(self, isolation: Isolation) -> int:
-        """The offset up to which somebody may read."""
+        """Return the offset up to which a reader may read."""
         if isolation == Isolation.READ_COMMITTED:
             return self._marks.last_stable_offset
         if isolation == Isolation.LOG_END:
@@ -132,8 +132,8 @@ class LogReader:
     def max_timestamp_offset(self, isolation: Isolation) -> Search:
         """Find, in steps, the first record with the largest timestamp.
 
-        None if no record has one, or it can't be read yet. (Kafka answers none where the record
-        that a batch's header promises is gone.)
+        None if no record has one, or the record is not readable yet. (Kafka answers none if the
+        record for the maximum in a batch's header is gone.)
         """
         return self._searched(latest(self._log, self._marks.log_start_offset), isolation)
 
@@ -152,13 +152,13 @@ class LogReader:
         return self._checked_epochs().end_offset_for(epoch, self._log.log_end_offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return the same as a client sees it, to whom our epoch exists before its first batch."""
+        """Return the same for a client, which sees the current epoch before its first batch."""
         if epoch == self._marks.leader_epoch:
             return epoch, self._log.log_end_offset
         return self.offset_for_leader_epoch(epoch)
 
     def epoch_of(self, offset: int) -> int:
-        """Return the epoch under which ``offset`` was written, −1 if that is not known."""
+        """Return the epoch under which ``offset`` was written, −1 if it is unknown."""
         return self._checked_epochs().epoch_at(offset)
 
     @property
@@ -175,9 +175,9 @@ class LogReader:
         return self._epochs
 
     def check_epochs(self) -> None:
-        """Compare what a file said of leader epochs with the log, before anybody relies on it.
+        """Compare the leader epochs from the file with the log, before their first use.
 
-        A log that can't be walked has other worries; the file is believed then.
+        If the log cannot be walked, the file is trusted.
         """
         epochs = self._epochs
         if epochs.is_checked:
@@ -192,7 +192,7 @@ class LogReader:
     def read_all(self) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Yield header and bytes of each batch from log start to log end.
 
-        The first batch may begin before the log start. What is appended meanwhile comes as well.
+        The first batch may begin before the log start. Batches appended meanwhile are included.
         """
         self._marks.throw_if_stopped()
         try:

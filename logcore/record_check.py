@@ -1,8 +1,8 @@
-"""Whether a consumer can read every record of a client's batch, found out without decoding them.
+"""Checks that a consumer can read every record of a client's batch, without decoding the records.
 
-A consumer that meets a record it can not read stays there for ever, so a batch is opened once, when
-it comes in: compressed records are inflated, and one walk goes from length to length. It builds
-nothing, and costs 0.4 to 0.8 µs a record (CPython 3.11).
+A consumer gets stuck at an unreadable record forever, so each batch is checked once, on arrival:
+compressed records are decompressed, and one walk follows the lengths. It allocates no objects for
+records, and costs 0.4 to 0.8 µs a record (CPython 3.11).
 
 Source: ``DefaultRecordBatch.RecordIterator``, ``DefaultRecord``, ``Lz4BlockOutputStream``.
 """
@@ -29,39 +29,39 @@ from fencepost.logcore.values import dataclass
 from fencepost.logcore.varint import ONE_BYTE, read_varint, read_varlong
 
 MAX_RECORD_ERRORS: Final = 100
-"""Records of one batch that its refusal lists. Kafka lists all of them: an answer of 60 MB to a
-request of 1 MB. Clients only tell the listed records from the others of a batch that failed."""
+"""Records of one batch that its error response lists. Kafka lists all of them: a response of 60 MB
+to a request of 1 MB. Clients only use the list to tell these records from the others."""
 
 MAX_RECORD_HEADERS: Final = 250_000
-"""Headers of one record: a tenth of a second of checks, in which no other batch has its turn."""
+"""Headers of one record: a tenth of a second of checks, during which no other batch is handled."""
 
 TURN_RECORDS: Final = 10_000
-"""Records that are checked in one turn of the event loop: some 5 ms. Clients fill a batch with
-fewer (``batch.num.messages`` of librdkafka is 10,000)."""
+"""Records checked in one turn of the event loop: about 5 ms. Clients fill a batch with fewer
+(``batch.num.messages`` of librdkafka is 10,000)."""
 
 TURN_BYTES: Final = 4 << 20
-"""Bytes that are inflated in one turn: some 10 ms of gzip, the slowest codec."""
+"""Bytes decompressed in one turn: about 10 ms of gzip, the slowest codec."""
 
 COMPRESSED_BYTE_COST: Final = 64
-"""A compressed byte counts as so many inflated ones: streams may consist of tiny pieces."""
+"""A compressed byte counts as this many decompressed ones: streams may consist of tiny pieces."""
 
 _UINT32_MAX: Final = 0xFFFFFFFF
 _VARINT_BYTES: Final = 5
 
 
 class TooMuchForATurnError(Exception):
-    """A batch would keep the event loop too long. No fault of the batch: check it elsewhere."""
+    """A batch would block the event loop too long. The batch is not at fault: use a thread."""
 
 
 @dataclass(slots=True)
 class Room:
-    """What may still be checked in this turn of the event loop."""
+    """The remaining budget of checks in this turn of the event loop."""
 
     records: int = TURN_RECORDS
     bytes: int = TURN_BYTES
 
     def take(self, records: int, size: int) -> None:
-        """Use it up. Raises TooMuchForATurnError if there is not so much."""
+        """Use a part of the budget. Raises TooMuchForATurnError if it is exceeded."""
         self.records -= records
         self.bytes -= size
         if self.records < 0 or self.bytes < 0:
@@ -69,9 +69,10 @@ class Room:
 
 
 def open_records(data: Buffer, header: BatchHeader, room: Room | None = None) -> RecordWindow:
-    """Return a window over the records of the batch ``data``, for ``room`` if that is limited.
+    """Return a window over the records of the batch ``data``, within ``room`` if it is given.
 
-    It raises CorruptRecordError if they do not inflate, or not within DEFAULT_MAX_OUTPUT_BYTES.
+    The window raises CorruptRecordError if they do not decompress within
+    DEFAULT_MAX_OUTPUT_BYTES.
     """
     codec = header.codec
     if codec is Codec.NONE:
@@ -95,11 +96,11 @@ def _within(room: Room, pieces: Iterator[bytes]) -> Iterator[bytes]:
 def check_records(
     window: RecordWindow, header: BatchHeader, room: Room | None, *, want_keys: bool
 ) -> Steps[list[int]]:
-    """Walk over all records of a batch; return the first MAX_RECORD_ERRORS that lack a key.
+    """Walk over all records of a batch; return the first MAX_RECORD_ERRORS without a key.
 
-    None is looked for without ``want_keys``. Every header of a record counts as a record of
-    ``room``. Raises InvalidRecordError for records that leave their own lengths, are more or fewer
-    than the header says, or whose offset deltas are not 0, 1, 2 ….
+    Without ``want_keys`` the list is empty. Every header of a record counts as a record of
+    ``room``. Raises InvalidRecordError for records that do not match their lengths, a record count
+    other than the header's, or offset deltas other than 0, 1, 2 ….
     """
     keyless: list[int] = []
     read = partial(_walk, room, keyless if want_keys else None)
@@ -114,10 +115,10 @@ def check_records(
 def _walk(  # noqa: C901 - inlined for speed
     room: Room | None, keyless: list[int] | None, window: RecordWindow, count: int
 ) -> range:
-    """Step over ``count`` records, or those that the window holds, and return their offset deltas.
+    """Step over ``count`` records, or as many as the window holds; return their offset deltas.
 
-    Numbers of one and two bytes are read in place, zig-zag and all: an even one is twice its value,
-    an odd one is negative. A field that leaves its record shows where the record should end.
+    Numbers of one and two bytes are read in place, zig-zag included: an even one is twice its
+    value, an odd one is negative. A field that exceeds its record shows in the record's end.
     """
     data, pos, edge, last = window.data, window.pos, window.edge(LENGTH_BYTES), window.edge(1)
     first = window.delta + 1
@@ -138,7 +139,7 @@ def _walk(  # noqa: C901 - inlined for speed
             window.want(stop - pos, stop)
             pos = start
             break
-        pos += 2  # the record's attributes, all unused, and its time, if that is one byte
+        pos += 2  # the record's attributes, all unused, and its timestamp, if that is one byte
         if data[pos - 1] >= 0x80:
             pos = pos + 1 if data[pos] < 0x80 else read_varlong(data, pos - 1)[1]
         byte = data[pos]
@@ -184,9 +185,9 @@ def _walk(  # noqa: C901 - inlined for speed
 
 
 def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
-    """Read a length of any width, and the position behind it.
+    """Return a length of any width, and the position behind it.
 
-    A number whose bits do not fit 32 is refused: some clients drop them and some do not.
+    A number of more than 32 bits is refused: some clients drop the excess bits and some do not.
     """
     value = shift = 0
     for at in range(pos, pos + _VARINT_BYTES):
@@ -203,9 +204,9 @@ def _read_size(data: Buffer, pos: int) -> tuple[int, int]:
 def skip_headers(
     data: Buffer, pos: int, stop: int, room: Room | None = None, most: int = _UINT32_MAX
 ) -> int:
-    """Step over the headers of a record that ends at ``stop``, ``most`` of them.
+    """Step over at most ``most`` headers of a record that ends at ``stop``.
 
-    Raises InvalidRecordError if they are more or do not end there.
+    Raises InvalidRecordError if there are more or they do not end there.
     """
     count, pos = _read_size(data, pos)
     if count > most:
@@ -226,9 +227,9 @@ def skip_headers(
 
 
 def record_times(header: BatchHeader, window: RecordWindow) -> Iterator[Sequence[tuple[int, int]]]:
-    """Yield offset delta and time of each record, in chunks. Nothing else of a record is looked at.
+    """Yield offset delta and timestamp of each record, in chunks.
 
-    So what a record holds behind them is neither kept nor checked.
+    The rest of a record is neither kept nor checked.
     """
     return window.chunks(header.record_count, partial(_walk_times, header))
 
@@ -270,9 +271,9 @@ def _walk_times(header: BatchHeader, window: RecordWindow, count: int) -> Sequen
 def times_outside(
     window: RecordWindow, header: BatchHeader, earliest_ms: int, latest_ms: int
 ) -> Steps[list[tuple[int, int]]]:
-    """Return index and time of the first MAX_RECORD_ERRORS records before or after two moments.
+    """Return index and time of the first MAX_RECORD_ERRORS records outside of the two bounds.
 
-    A record without a time (-1) is fine. The records have passed :func:`check_records`.
+    A record without a timestamp (-1) is accepted. The records have passed :func:`check_records`.
     """
     found: list[tuple[int, int]] = []
     for chunk in record_times(header, window):

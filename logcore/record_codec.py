@@ -1,4 +1,4 @@
-"""The records inside a batch, between bytes and objects.
+"""Encoding and decoding of the records inside a batch.
 
 Source: ``DefaultRecord``.
 """
@@ -20,8 +20,8 @@ _new_tuple = tuple.__new__
 class LogRecord(NamedTuple):
     """One record of a batch, its offset and timestamp absolute.
 
-    Header keys that are not UTF-8 carry their bytes as surrogate escapes, so that a batch that is
-    decoded and encoded again keeps them.
+    Header keys that are not UTF-8 keep their bytes as surrogate escapes, so that decoding and
+    encoding a batch preserves them.
     """
 
     offset: int
@@ -32,13 +32,13 @@ class LogRecord(NamedTuple):
 
 
 LogRow = LogRecord | tuple[int, int, bytes | None, bytes | None, tuple[()]]
-"""A record, or the same without headers where many are made."""
+"""A record, or a cheaper tuple without headers, for many records."""
 
 
 class RecordBase(NamedTuple):
     """The fields of a batch's header that its records refer to.
 
-    ``append_time`` is the time of all of them, None where each has its own.
+    ``append_time`` is the timestamp of all of them, None if each has its own.
     """
 
     offset: int
@@ -50,10 +50,10 @@ class RecordBase(NamedTuple):
 def decode_chunk(  # noqa: C901 - inlined for speed
     base: RecordBase, window: RecordWindow, count: int
 ) -> list[LogRecord]:
-    """Decode the next ``count`` records, or those that the window holds.
+    """Decode the next ``count`` records, or as many as the window holds.
 
-    One-byte numbers are looked up in place. A field that leaves its record is noticed at the end of
-    the record: a slice past the end is merely short. IndexError if the bytes end inside a number.
+    One-byte numbers are looked up in place. A field that exceeds its record is detected at the
+    record's end: a slice past the end is merely short. IndexError if the bytes end inside a number.
     """
     base_offset, base_timestamp, append_time, last_delta = base
     data, start, edge, previous = window.data, window.pos, window.edge(LENGTH_BYTES), window.delta
@@ -120,7 +120,7 @@ def decode_chunk(  # noqa: C901 - inlined for speed
 
 
 def wrap_int64(value: int) -> int:
-    """Overflow as Java's long does, which is how Kafka adds and subtracts timestamps."""
+    """Overflow as Java's long does: Kafka adds and subtracts timestamps that way."""
     return (value - _INT64_MIN & 0xFFFFFFFFFFFFFFFF) + _INT64_MIN
 
 
@@ -128,7 +128,7 @@ def _decode_headers(
     data: bytes, pos: int, end: int
 ) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
     count, pos = read_varint(data, pos)
-    # A header has two length bytes at least.
+    # A header has at least two length bytes.
     if count < 0 or count * 2 > end - pos:
         raise InvalidRecordError(f"{count} headers in {end - pos} bytes")
     headers: list[tuple[str, bytes | None]] = []
@@ -154,7 +154,7 @@ def _decode_headers(
 def encode_records(
     records: Sequence[LogRow], base_offset: int, base_timestamp: int, last_offset_delta: int
 ) -> bytes:
-    """The records of a batch, one behind the other; ValueError where the offsets do not ascend."""
+    """Encode the records of a batch, back to back; ValueError if the offsets do not ascend."""
     small, table = SMALL, len(SMALL)
     join = b"".join
     out: list[bytes] = []

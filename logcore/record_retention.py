@@ -1,16 +1,16 @@
-"""What compaction keeps: the decisions of Kafka's cleaner over batches, without files or threads.
+"""The rules of compaction: the decisions of Kafka's cleaner over batches, without files or threads.
 
 A round has two passes. The first (:func:`map_offsets`) reads the dirty part of a log and notes the
-last offset of every key. The second (:class:`Filter`) goes over everything up to the mapped end and
-writes what must stay. Both see batches in offset order and follow the transactions in them.
+last offset of every key. The second (:class:`Filter`) reads everything up to the mapped end and
+writes the retained records. Both see batches in offset order and follow the transactions in them.
 
-Never touched here: the active segment, and anything at or behind the last stable offset, which the
-caller leaves out; so no transaction that is still open is ever crossed.
+The caller leaves out the active segment and everything at or behind the last stable offset, so no
+round ever includes an open transaction.
 
 Memory: :class:`OffsetMap` holds a 16-byte digest and an offset per distinct key, and stops at its
-budget; then only the part that was mapped is cleaned in this round. Kafka's ``SkimpyOffsetMap``
+budget; then the round cleans only the mapped part. Kafka's ``SkimpyOffsetMap``
 packs the same into 24 bytes a slot of a fixed table; a Python dict needs about
-:data:`BYTES_PER_KEY` for it, so that the same budget maps fewer keys a round and a large log takes
+:data:`BYTES_PER_KEY`, so that the same budget maps fewer keys a round and a large log takes
 more rounds. The outcome is the same. As in Kafka, equal digests count as equal keys.
 
 Source: ``Cleaner``, ``CleanedTransactionMetadata``, ``SkimpyOffsetMap``,
@@ -59,7 +59,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class LastRecord(NamedTuple):
-    """Where a producer that is still known stands: its last data, −1 if a marker came after it."""
+    """The last data offset of a known producer, −1 if a marker came after it, and its epoch."""
 
     last_data_offset: int
     producer_epoch: int
@@ -74,14 +74,14 @@ class OffsetMap:
         self._capacity = budget_bytes // BYTES_PER_KEY
         self._offsets: dict[bytes, int] = {}
         self.latest_offset = -1
-        """Everything up to here has been looked at; what lies behind is kept as it is."""
+        """The last offset that was mapped; records behind it are retained."""
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def put(self, key: bytes, offset: int) -> bool:
         """Note ``key`` at ``offset``; False if the map is full and the key is new."""
-        # No short key is a digest, which is longer.
+        # A key shorter than a digest stands for itself: no digest equals it.
         digest = key if len(key) < DIGEST_BYTES else _digest(key)
         if len(self._offsets) >= self._capacity and digest not in self._offsets:
             return False
@@ -89,7 +89,7 @@ class OffsetMap:
         return True
 
     def get(self, key: bytes) -> int:
-        """The last offset of ``key``, −1 if it was not mapped."""
+        """Return the last offset of ``key``, −1 if it was not mapped."""
         return self._offsets.get(key if len(key) < DIGEST_BYTES else _digest(key), -1)
 
 
@@ -106,10 +106,10 @@ class Transactions:
         self._open_aborted: dict[int, AbortedTransaction] = {}
         self._open_committed: set[int] = set()
         self.retained_aborts: dict[AbortedTransaction, None] = {}
-        """Aborted transactions whose data or marker was still seen: they stay in the index."""
+        """Aborted transactions whose data or marker was seen: they stay in the index."""
 
     def copy(self) -> Transactions:
-        """Where it stands now, to come back to."""
+        """Return a copy of the current state, to return to later."""
         copied = Transactions(())
         copied._waiting = self._waiting.copy()
         copied._open_aborted = self._open_aborted.copy()
@@ -123,7 +123,7 @@ class Transactions:
             self._open_aborted[entry.producer_id] = entry
 
     def data(self, header: BatchHeader) -> bool:
-        """Pass a data batch; True if it belongs to an aborted transaction."""
+        """Process a data batch; return True if it belongs to an aborted transaction."""
         self._begin_up_to(header.last_offset)
         if not header.is_transactional:
             return False
@@ -135,9 +135,9 @@ class Transactions:
         return True
 
     def marker(self, header: BatchHeader, buf: Buffer) -> bool:
-        """Pass a control batch; True if no data of its transaction was seen before it.
+        """Process a control batch; return True if no data of its transaction preceded it.
 
-        Such a marker has done its work. Control batches that end no transaction always stay.
+        Such a marker is no longer needed. Control batches that end no transaction always stay.
         """
         self._begin_up_to(header.last_offset)
         control = first_control(buf, 0, header)
@@ -146,7 +146,7 @@ class Transactions:
         kind = control.type
         if kind is ControlType.ABORT:
             entry = self._open_aborted.pop(header.producer_id, None)
-            # Its data, if any was left, was noted when it was read.
+            # Any remaining data of the transaction was noted when it was read.
             return entry is None or entry not in self.retained_aborts
         if kind is ControlType.COMMIT:
             if header.producer_id in self._open_committed:
@@ -164,10 +164,10 @@ def map_offsets(
     start: int,
     max_output_bytes: int,
 ) -> None:
-    """Fill ``offsets`` from the dirty ``batches``, up to where the map is full.
+    """Fill ``offsets`` from the dirty ``batches`` until they end or the map is full.
 
-    ``offsets.latest_offset`` afterwards says how far that was. Data of aborted transactions and
-    records without key are passed over.
+    Afterwards ``offsets.latest_offset`` is the last mapped offset. Data of aborted transactions and
+    records without a key are skipped.
     """
     for header, buf in batches:
         if header.is_control:
@@ -186,7 +186,7 @@ def map_offsets(
 
 @dataclass
 class Figures:
-    """What a round read and kept."""
+    """Counts of the bytes, records and batches that a round read and retained."""
 
     bytes_read: int = 0
     bytes_kept: int = 0
@@ -196,7 +196,7 @@ class Figures:
 
 
 Choose = Callable[[Sequence[Span]], Sequence[Span]]
-"""Which records of a chunk stay."""
+"""Selects the records of a chunk to retain."""
 
 
 def _all(spans: Sequence[Span]) -> Sequence[Span]:
@@ -209,7 +209,7 @@ def _none(_spans: Sequence[Span]) -> Sequence[Span]:
 
 @dataclass
 class _Kept:
-    """What stays of a batch. Times are milliseconds since the epoch."""
+    """The retained part of a batch. Times are milliseconds since the epoch."""
 
     count: int = 0
     first_ms: int = 0
@@ -223,7 +223,7 @@ class Filter:
 
     ``last_records`` maps the id of every known producer to its last record, so that the batch with
     its last sequence outlives its records. ``last_offset`` is the last offset of the round; the
-    batch that ends there is kept as well, so that the end of the cleaned part stays known.
+    batch that ends there is retained too, so that the end of the cleaned part stays known.
     """
 
     offsets: OffsetMap
@@ -236,7 +236,7 @@ class Filter:
     figures: Figures = field(default_factory=Figures)
 
     def run(self, batches: Iterable[Batch]) -> Iterator[Buffer]:
-        """Yield every batch that stays, unchanged where nothing in it had to go."""
+        """Yield every retained batch, unchanged if it loses nothing."""
         for header, buf in batches:
             self.figures.bytes_read += header.size
             self.figures.records_read += header.record_count
@@ -248,7 +248,7 @@ class Filter:
             yield kept
 
     def _filter(self, header: BatchHeader, buf: Buffer) -> Buffer | None:
-        """What stays of one batch: itself, a smaller one, or nothing."""
+        """Return the retained form of a batch: itself, a smaller one, or None."""
         done_marker = aborted = False
         if header.is_control:
             done_marker = self.transactions.marker(header, buf)
@@ -267,7 +267,7 @@ class Filter:
         if not kept.count:
             if not self._must_stay(header):
                 return None
-            # A marker without its record would say nothing to whoever rebuilds producers from it.
+            # A marker without its record would be useless to a producer-state rebuild.
             return buf if header.is_control else _emptied(header)
         tombstones = not header.is_control and kept.has_tombstones
         if horizon is None and (tombstones or done_marker):
@@ -277,7 +277,7 @@ class Filter:
         return self._rebuilt(header, buf, choose, kept, horizon)
 
     def _tally(self, header: BatchHeader, buf: Buffer, choose: Choose) -> _Kept:
-        """Look through a batch for what stays of it, chunk by chunk."""
+        """Determine the retained part of a batch, chunk by chunk."""
         kept = _Kept()
         first = header.base_timestamp
         for spans in span_chunks(header, record_window(buf, 0, header, self.max_output_bytes)):
@@ -296,10 +296,10 @@ class Filter:
     def _rebuilt(
         self, header: BatchHeader, buf: Buffer, choose: Choose, kept: _Kept, horizon_ms: int | None
     ) -> bytes:
-        """The batch with only the chosen records; all else stays as it was.
+        """Return the batch with only the chosen records; other header fields are unchanged.
 
-        The first time becomes that of the first record, or the horizon. The batch is read once
-        more, so that no more than a chunk of it is ever inflated.
+        The base timestamp becomes the first record's, or the horizon. The batch is read a
+        second time, so that only one chunk of it is decompressed at a time.
         """
         window = record_window(buf, 0, header, self.max_output_bytes)
         chunks = span_chunks(header, window)
@@ -310,7 +310,7 @@ class Filter:
             header = header.with_horizon(horizon_ms)
         header = header._replace(max_timestamp=kept.latest_ms, record_count=kept.count)
         later_ms, time = header.base_timestamp - before_ms, None
-        if header.is_log_append_time:  # each record now has the broker's time as its own
+        if header.is_log_append_time:  # each record's timestamp becomes the broker's
             time = wrap_int64(kept.latest_ms - header.base_timestamp)
         payload = (
             joined(window.data, chosen, later_ms, time) for chosen in map(choose, chunks) if chosen
@@ -318,7 +318,7 @@ class Filter:
         return with_fewer_records(header, payload)
 
     def _kept(self, first: int, spans: Sequence[Span], *, expired: bool) -> Sequence[Span]:
-        """The last records of their keys, less tombstones that have done their work."""
+        """Return the last records of their keys, without expired tombstones."""
         offsets = self.offsets
         behind = offsets.latest_offset - first
         return [
@@ -333,7 +333,7 @@ class Filter:
         ]
 
     def _must_stay(self, header: BatchHeader) -> bool:
-        """Whether the batch is kept without records, for what its header says."""
+        """Whether the batch is retained without records, for its offset or producer state."""
         if header.last_offset == self.last_offset:
             return True
         last = self.last_records.get(header.producer_id) if header.has_producer else None
@@ -345,12 +345,12 @@ class Filter:
 
 
 def _emptied(header: BatchHeader) -> bytes:
-    """The batch without records: a header that is not compressed, with its largest time."""
+    """Return the batch without records: an uncompressed header, with its largest timestamp."""
     return encode_batch((), **_unchanged(header), max_timestamp_ms=header.max_timestamp)
 
 
 def _unchanged(header: BatchHeader) -> dict[str, Any]:
-    """What stays as it was, whatever becomes of the records."""
+    """Return the header fields that do not depend on the retained records."""
     return {
         "base_offset": header.base_offset,
         "last_offset_delta": header.last_offset_delta,

@@ -1,7 +1,7 @@
-"""The records of a batch as places in its bytes: their keys and offsets, and nothing else of them.
+"""The records of a batch as positions in its bytes, with only their keys and offsets decoded.
 
-For who reads many records, keeps some and changes none: it costs a third of decoding them, and
-what is kept is copied in one piece.
+For callers that read many records, keep some and change none: this costs a third of decoding them,
+and the retained records are copied in one piece.
 
 Source: ``DefaultRecord.readPartiallyFrom``, ``MemoryRecords.filterTo``.
 """
@@ -19,14 +19,14 @@ from fencepost.logcore.record_window import LENGTH_BYTES, RecordWindow
 from fencepost.logcore.varint import ONE_BYTE, encode, read_varint, read_varlong
 
 Span = tuple[int, int, bytes | None, bool, int, int, int]
-"""Offset delta, time delta, key, whether it has a value; where the record begins with its length,
-where its offset delta begins, where it ends."""
+"""Offset delta, timestamp delta, key, whether it has a value; the positions of the record's length,
+of its offset delta, and of its end."""
 
 
 def span_chunks(header: BatchHeader, window: RecordWindow) -> Iterator[Sequence[Span]]:
-    """Yield the records in ``window`` in chunks; their places are in ``window.data`` until then.
+    """Yield the records in ``window`` in chunks; positions are valid until the next chunk.
 
-    Raises InvalidRecordError for what ``decode_records`` raises it for.
+    Raises InvalidRecordError for the same records as ``decode_records``.
     """
     return window.chunks(header.record_count, partial(_walk, header.last_offset_delta))
 
@@ -34,7 +34,7 @@ def span_chunks(header: BatchHeader, window: RecordWindow) -> Iterator[Sequence[
 def _walk(  # noqa: C901 - inlined for speed
     last_delta: int, window: RecordWindow, count: int
 ) -> list[Span]:
-    """One-byte numbers are looked up in place, and lengths of two bytes are read there."""
+    """Parse up to ``count`` records; one-byte numbers are looked up instead of decoded."""
     data, pos, edge = window.data, window.pos, window.edge(LENGTH_BYTES)
     one_byte, limit, previous = ONE_BYTE, len(data), window.delta
     found: list[Span] = []
@@ -94,10 +94,10 @@ def _walk(  # noqa: C901 - inlined for speed
 
 
 def joined(data: bytes, spans: Sequence[Span], later_ms: int, time: int | None = None) -> bytes:
-    """The bytes of these records, for a batch whose first time is ``later_ms`` later.
+    """Return the bytes of these records, for a batch whose base timestamp is ``later_ms`` later.
 
-    With ``time`` that is the time delta of each. Neighbours that need no change are copied
-    together.
+    ``time``, if given, becomes each record's timestamp delta. Unchanged neighbours are copied in
+    one piece.
     """
     if later_ms or time is not None:
         out: list[bytes] = []

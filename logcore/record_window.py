@@ -1,8 +1,8 @@
-"""The records of a batch, inflated piece by piece: a window that moves over their bytes.
+"""The records of a batch, decompressed piece by piece: a window that moves over their bytes.
 
-A batch of a megabyte may inflate to DEFAULT_MAX_OUTPUT_BYTES and hold two million records. So no
-reader inflates it at once or walks over it in one go: it takes chunks of records, lets others have
-their turn between two chunks, and stops where it has found what it looks for.
+A batch of a megabyte may decompress to DEFAULT_MAX_OUTPUT_BYTES and hold two million records.
+Therefore no reader decompresses or walks a whole batch in one step: it takes chunks of records,
+lets other tasks run between two chunks, and stops when it has found its result.
 
 Source: ``DefaultRecordBatch.compressedIterator`` and ``StreamRecordIterator``.
 """
@@ -18,22 +18,22 @@ Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 CHUNK_RECORDS: Final = 1_000
-"""Records that are read in one go: about a millisecond."""
+"""Records that are read in one step: about a millisecond."""
 
 LENGTH_BYTES: Final = 5
-"""The most that a record's length takes."""
+"""The longest encoding of a record's length."""
 
 START_BYTES: Final = 21
-"""The most that a record takes up to its key: length, attributes, time and offset delta."""
+"""The longest encoding of a record up to its key: length, attributes, timestamp, offset delta."""
 
 _EVERYWHERE: Final = 1 << 62
 
 
 class RecordWindow:
-    """Encoded records, as far as they are inflated and not read yet.
+    """Encoded records that are decompressed and not read yet.
 
-    Readers move ``pos`` from record to record, also beyond the end of ``data``: bytes that are
-    skipped so are inflated and dropped.
+    Readers move ``pos`` from record to record, also beyond the end of ``data``: the skipped bytes
+    are decompressed and dropped.
     """
 
     __slots__ = ("_missing", "_parts", "_pieces", "data", "delta", "inflated", "is_last", "pos")
@@ -45,17 +45,17 @@ class RecordWindow:
         self.data = b""
         self.pos = 0
         self.inflated = 0
-        """Bytes of the records that were inflated so far."""
+        """Bytes of the records that were decompressed so far."""
         self.is_last = False
-        """Whether nothing comes behind ``data``."""
+        """Whether ``data`` includes the end of the records."""
         self.delta = -1
         """Offset delta of the last record that was read."""
 
     @classmethod
     def over(cls, data: Buffer, pos: int) -> RecordWindow:
-        """A window over records that are not compressed and stay where they are, to be looked at.
+        """Return a window over uncompressed records, which are read in place.
 
-        Slices of them are of the type of ``data``.
+        Slices of them have the type of ``data``.
         """
         window = cls(iter(()))
         window.data, window.pos, window.is_last = cast("bytes", data), pos, True
@@ -63,17 +63,17 @@ class RecordWindow:
         return window
 
     def edge(self, size: int) -> int:
-        """Return where a field of up to ``size`` bytes may not be there yet."""
+        """Return the position from which a field of up to ``size`` bytes may be incomplete."""
         return _EVERYWHERE if self.is_last else len(self.data) - size + 1
 
     def want(self, size: int, end: int) -> None:
-        """Ask for all bytes of a record of ``size`` bytes, whose ``end`` lies behind ``data``."""
+        """Request all bytes of a record of ``size`` bytes, whose ``end`` lies behind ``data``."""
         if size < 0 or self.is_last:
             raise InvalidRecordError(f"a record of {size} bytes leaves the records of its batch")
         self._missing = end - len(self.data)
 
     def advance(self) -> bool:
-        """Inflate one more piece; False while bytes that were asked for, or skipped, are missing.
+        """Decompress one more piece; return False while requested or skipped bytes are missing.
 
         Bytes that were read are dropped.
         """
@@ -100,10 +100,10 @@ class RecordWindow:
     def chunks(
         self, count: int, read: Callable[[RecordWindow, int], Sequence[T]]
     ) -> Iterator[Sequence[T]]:
-        """Read ``count`` records in chunks, some of them empty; they must be all that there are.
+        """Read ``count`` records in chunks, some of them empty; the batch must hold no others.
 
-        ``read`` reads as many records as the window holds, and at most as many as it is told.
-        Raises InvalidRecordError for records that break their lengths, and what ``read`` raises.
+        ``read`` reads as many records as the window holds, up to its argument.
+        Raises InvalidRecordError for records that contradict their lengths, and errors of ``read``.
         """
         if count < 0:
             raise InvalidRecordError(f"a batch of {count} records")

@@ -1,19 +1,19 @@
-"""Opening a partition's directory: what is kept, what is finished, what is cut off.
+"""Opening a partition's directory: recovery, truncation, and interrupted replacements.
 
 After a clean shutdown nothing is scanned. Otherwise every segment that holds data at or behind the
 recovery point, and the active one always, is walked batch by batch: CRC, size, order of offsets,
 leader epoch. At the first batch that fails, the later segments are removed (from the end, so that a
-second kill leaves no hole) and then the file is cut there. Indexes, transaction index, producer
-state and leader epochs of what was walked are built anew.
+second kill leaves no hole) and then the file is truncated there. Indexes, transaction index,
+producer state and leader epochs of the walked segments are rebuilt.
 
-A torn tail after ``kill -9`` is a write nobody was told of. Good batches behind a bad one are
-another matter: then a disk has lost data. Both are cut, as in Kafka; the report says which, and
-what was cut is kept (``strays.py``).
+A torn tail after ``kill -9`` was never acknowledged. Good batches behind a bad one mean that a disk
+has lost data. Both are cut, as in Kafka; the report tells them apart, and the removed bytes are
+kept (``strays.py``).
 
-What lies below the recovery point was on disk, and is never cut away: a batch there that does not
-read is stepped over and stays, for its reader to find, as it does in the segments that nobody
-walks. Kafka steps over nothing in the segment that holds the recovery point. Only where nothing
-good is left behind the damage does the log end there.
+Data below the recovery point was on disk, and is never cut away: an unreadable batch there is
+skipped and stays, for readers to find, as it does in segments that are not walked. Kafka skips
+nothing in the segment that holds the recovery point. Only if no good batch follows the damage does
+the log end there.
 
 Messages of format v0 and v1, from before an upgrade, are checked by their own CRC and kept.
 
@@ -53,48 +53,48 @@ from fencepost.logcore.values import dataclass
 
 
 class Damage(NamedTuple):
-    """A stretch of a log file that is no batch and was left where it is."""
+    """A stretch of a log file that is no batch and was left in place."""
 
     offset: int
     next_offset: int
-    """Where the log goes on."""
+    """The offset of the next good batch."""
     reason: str
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What a recovery did to a partition's files; bytes are those of log files."""
+    """The changes that a recovery made to a partition's files; bytes are bytes of log files."""
 
     scanned_segments: int = 0
     truncated_bytes: int = 0
-    """Those that were removed."""
+    """Removed bytes."""
     removed_segments: int = 0
     removed_records: int = 0
-    """As far as the headers of what was removed can be read."""
+    """As far as the headers of the removed batches can be read."""
     kept: list[str] = field(default_factory=list)
-    """Names of the files in the partition's directory that hold what was removed."""
+    """Names of the files in the partition's directory that hold the removed bytes."""
     reason: str = ""
     """Why the log was cut, empty if it was not."""
 
     valid_data_removed: bool = False
-    """Whether good batches stood behind the bad one: not a torn tail but damage."""
+    """Whether good batches stood behind the bad one: damage, not a torn tail."""
 
     lost_offsets: int = 0
-    """How far the log ends before the checkpointed high watermark, or before what was known to be
-    on disk: acknowledged and gone."""
+    """How many acknowledged offsets are gone: those from the log end to the larger of the
+    checkpointed high watermark and the recovery point."""
 
     damaged: list[Damage] = field(default_factory=list)
-    """What does not read among data that was on disk before. Nothing behind it was removed."""
+    """Unreadable stretches of data that was on disk before. Nothing behind them was removed."""
 
     @property
     def is_loss(self) -> bool:
-        """Whether more went than a write that nobody was told of."""
+        """Whether more than an unacknowledged write was removed."""
         return self.valid_data_removed or self.lost_offsets > 0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How a partition was left: the checkpoints' values, and whether the shutdown was clean."""
+    """The state a partition was left in: the checkpoints' values, and the kind of shutdown."""
 
     name: str
     config: LogConfig
@@ -105,21 +105,21 @@ class OpenOptions:
     log_start_offset: int = 0
     leader_epoch: int = 0
     compacted_below: int = 0
-    """Up to where compaction may have made holes, Kafka's of whole segments: no loss there."""
+    """Below this offset compaction may have made holes (Kafka's, of whole segments): no loss."""
     is_replica: bool = False
     """Whether the batches may have been fetched from a leader that compacts: holes anywhere."""
     is_replicated: bool = False
-    """Whether what is behind the high watermark may not be in the other replicas."""
+    """Whether other replicas may lack the records behind the high watermark."""
     keeps_removed: bool = True
-    """Whether what is cut off is kept beside the log."""
+    """Whether removed bytes are kept beside the log."""
 
     remove_later: Callable[[str], None] | None = None
-    """Removes a file behind the open; without it that is done at once."""
+    """Removes a file after the open; without it, the open removes files itself."""
 
 
 @dataclass(slots=True)
 class LoadedLog:
-    """A partition's parts, ready for appends."""
+    """The parts of a partition, ready for appends."""
 
     log: Log
     log_start_offset: int
@@ -134,7 +134,7 @@ def load_log(
     producers: ProducerStateManager,
     epochs: LeaderEpochs,
 ) -> LoadedLog:
-    """Open the log in ``directory``, made if it is missing, and fill producers and epochs.
+    """Open the log in ``directory``, creating it if it is missing; fill producers and epochs.
 
     Raises OSError, and StorageError for a log that must not be opened.
     """
@@ -165,7 +165,7 @@ class _Loader:
         self._report = RecoveryReport()
         self._strays: Strays | None = None
         self._flushed = MAX_INT64 if options.clean else options.recovery_point
-        """Below, everything has been on disk: what does not read there is damage."""
+        """Everything below this offset has been on disk: an unreadable batch there is damage."""
         self._highest_epoch: int | None = None
         self._epoch = NO_EPOCH
         self._new_epochs: list[tuple[int, int]] = []
@@ -183,8 +183,8 @@ class _Loader:
         first_bad = self._open_segments(names)
         if self._log.is_empty:
             return self._fresh()
-        # A lost or malformed epoch file is no reason to read everything: what recovery walks fills
-        # in the epochs that truncation can ask for, and appends carry on from there.
+        # A lost or malformed epoch file is no reason to read the whole log: the walked segments
+        # supply the epochs that truncation can ask for, and appends carry on from there.
         if self._epochs.load():
             self._highest_epoch = max(self._epochs.latest, self._options.leader_epoch)
         start = max(self._options.log_start_offset, self._log.first_offset)
@@ -214,7 +214,7 @@ class _Loader:
     # --- files ---
 
     def _open_segments(self, names: list[str]) -> int | None:
-        """Open what is there; return the base of the first segment whose indexes are unusable."""
+        """Open the segments; return the base of the first one whose indexes are unusable."""
         bases: dict[str, set[int]] = defaultdict(set)
         for name in names:
             offset = offset_of(name)
@@ -232,7 +232,7 @@ class _Loader:
             segment = self._log.open_segment(offset, has_txn_index=has_txn_index)
             usable = offset in bases[INDEX_SUFFIX] or segment.size == 0
             if self._options.config.preallocate and self._may_be_untrimmed(segment):
-                # Power loss may have taken the trim back, also below the recovery point.
+                # Power loss may have undone the trim, also below the recovery point.
                 usable = False
             if has_txn_index:
                 try:
@@ -244,7 +244,7 @@ class _Loader:
         return first_bad
 
     def _may_be_untrimmed(self, segment: Segment) -> bool:
-        """Whether zeros may follow the batches: many, or few in a file of the full size."""
+        """Whether zeros may follow the batches: many, or a few in a file of the full size."""
         if segment.file.ends_in_zeros:
             return True
         if segment.size != self._options.config.segment_bytes:
@@ -274,7 +274,7 @@ class _Loader:
             self._epoch = lowest_epoch(self._log, first, claimed)
         self._epochs.truncate_from_end(first.base_offset)
         end = first.base_offset
-        # The process that made these files may have been killed before their names were on disk.
+        # The process that made these files may have been killed before it synced their names.
         self._log.directory_changed = True
         before: Segment | None = None
         for segment in segments:
@@ -294,16 +294,16 @@ class _Loader:
         self._log.log_end_offset = end
         for epoch, start in self._new_epochs:
             self._epochs.assign(epoch, start)
-        # What the file says already need not be written again.
+        # Entries that the file already has need not be written again.
         self._epochs.is_synced = self._epochs.entries == known
 
     def _misfit(self, base_offset: int, end: int) -> str:
-        """Say why a segment can not follow one that ends at ``end``, nothing if it can.
+        """Return why a segment cannot follow one that ends at ``end``, empty if it can.
 
-        A gap between two segments is what a power loss leaves. Compaction makes gaps as well: below
-        the recovery point, and hardly ever at the end of a segment that has none inside. Ours makes
+        Power loss leaves a gap between two segments. Compaction makes gaps as well: below the
+        recovery point, and hardly ever at the end of a segment that has none inside. Ours makes
         none between segments; Apache Kafka's leaves an empty segment, below the cleaner's
-        checkpoint. What a replica fetches has holes, and never one between its segments.
+        checkpoint. A replica's fetched log has gaps inside its segments, but never between them.
         """
         if base_offset < end:
             return f"segment {base_offset} overlaps the one before"
@@ -363,23 +363,24 @@ class _Loader:
         return expected
 
     def _is_untrimmed(self, segment: Segment, position: int) -> bool:
-        """Whether nobody got to trim a preallocated file; there is nothing in what goes then."""
+        """Whether a preallocated file was not trimmed; the cut then removes only zeros."""
         return self._options.config.preallocate and segment.file.is_blank_from(position)
 
     def _is_strict(self, expected: int) -> bool:
-        """Whether a hole in the active segment is damage: compaction never touches that.
+        """Whether a hole in the active segment is damage: compaction never touches that segment.
 
-        It may have, and then the segment became the active one, with what was compacted by then
-        and what was on disk; and what a replica of Apache Kafka fetches has holes anywhere.
+        Holes are no damage below the flushed offset or the cleaner's checkpoint, for the segment
+        may have been compacted before it became the active one, nor in a replica of an Apache
+        Kafka leader, whose log may have holes anywhere.
         """
         options = self._options
         return not options.is_replica and expected >= max(self._flushed, options.compacted_below)
 
     def _behind(self, segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
-        """Find where the log goes on behind a bad batch that was on disk: position and offset.
+        """Find where the log continues behind a bad batch that was on disk: position and offset.
 
-        None where it has to be cut, for nothing tells that anything behind was ever acknowledged,
-        or nothing is there.
+        None if the log must be cut: the bad batch was not known to be on disk, so that nothing
+        behind it need have been acknowledged, or no batch follows.
         """
         if expected >= self._flushed:
             return None
@@ -387,15 +388,15 @@ class _Loader:
         high = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET
         behind = next_intact(segment, position, expected, high, self._flushed)
         if behind is None and later and high <= self._flushed:
-            # The end of a sealed segment; what follows it was on disk as well.
+            # The end of a sealed segment; the segment that follows was on disk as well.
             return segment.size, high
         return behind
 
     def _check_order(self, header: BatchHeader, expected: int, *, strict: bool) -> None:
-        """Check what the CRC does not cover: base offset and leader epoch."""
+        """Check the fields outside of the CRC: base offset and length in offsets."""
         base_offset = header.base_offset
         if header.magic < MAGIC:
-            # A message is known by its last offset only, and belongs to no epoch.
+            # Only a message's last offset is known, and it belongs to no epoch.
             if base_offset < expected:
                 raise CorruptRecordError(f"offset {base_offset} where {expected} is next")
             return
@@ -406,7 +407,7 @@ class _Loader:
         check_offsets(header)
 
     def _wrong_epoch(self, header: BatchHeader, *, is_fatal: bool) -> str:
-        """Say so if the leader epoch, which no CRC covers, can not be that of the batch."""
+        """Return why the leader epoch, which no CRC covers, is wrong; empty if it is plausible."""
         epoch, highest = header.leader_epoch, self._highest_epoch
         if header.magic < MAGIC or (epoch >= self._epoch and (highest is None or epoch <= highest)):
             return ""
@@ -416,9 +417,10 @@ class _Loader:
         return reason
 
     def _settle_epoch(self, segment: Segment, behind: int, header: BatchHeader) -> None:
-        """Take an epoch for right that falls, if the one behind it is as low: then it rose wrongly.
+        """Accept a lower epoch if the next batch's is as low: then the earlier one was too high.
 
-        For data that was on disk, and is not given up for a number that only replicas ask for.
+        Only for data that was on disk: an epoch, which only replicas ask for, is no reason to
+        remove it.
         """
         if header.leader_epoch >= self._epoch:
             return
@@ -431,9 +433,9 @@ class _Loader:
             self._new_epochs = [one for one in self._new_epochs if one[0] <= self._epoch]
 
     def _check_gap(self, segment: Segment, behind: int, header: BatchHeader) -> None:
-        """Check a batch behind a gap against what follows it: no CRC covers its base offset.
+        """Check a batch behind a gap against the next one: no CRC covers its base offset.
 
-        A write that was torn behind it, or never got there, says nothing about it.
+        If the next write is torn or missing, the base offset cannot be checked.
         """
         if behind + LOG_OVERHEAD <= segment.size:
             following = int.from_bytes(segment.file.read(behind, behind + 8), "big")
@@ -448,7 +450,7 @@ class _Loader:
             )
 
     def _note_epoch(self, header: BatchHeader, expected: int) -> None:
-        """Note a new epoch. Compaction may have taken its first batch: the file knows where."""
+        """Note a new epoch. If compaction removed its first batch, the file has its start."""
         self._epoch = max(self._epoch, header.leader_epoch)
         latest = self._new_epochs[-1][0] if self._new_epochs else self._epochs.latest
         if header.leader_epoch > latest:
@@ -458,7 +460,7 @@ class _Loader:
             self._new_epochs.append((header.leader_epoch, start))
 
     def _cut(self, segment: Segment, position: int, end: int, reason: str) -> None:
-        """End the log before the bad batch at ``position``, where the offset ``end`` is next."""
+        """End the log before the bad batch at ``position``; ``end`` is the next offset there."""
         report = self._report
         report.reason = reason
         report.valid_data_removed = is_intact(segment, end_by_length(segment, position))
@@ -471,16 +473,17 @@ class _Loader:
         self._end_with(segment, end)
         segment.cut(position)
         if segment is not self._log.active:
-            # The flushes to come begin with the active segment.
+            # Later flushes begin with the active segment.
             segment.file.sync()
         report.kept = [] if self._strays is None else self._strays.kept
 
     def _end_with(self, segment: Segment, end: int) -> None:
-        """Remove the segments behind one that is to end at ``end``, and let an empty one follow it.
+        """Remove the segments behind one that shall end at ``end``, and append an empty one.
 
-        Compaction may have made holes in that one, which the active segment must not have. Where
-        it can, the empty one comes first, so that no second kill finds the other as the last. The
-        last of the later ones goes first, each before the next one: no order survives else.
+        Compaction may have made holes in that segment, which the active segment must not have. If
+        possible, the empty segment is created first, so that a second kill never leaves the other
+        one as the last. Later segments are removed one by one, the last first, to keep the order
+        after a kill.
         """
         log, later = self._log, self._log.from_offset(segment.base_offset)[1:]
         if not later:
@@ -516,7 +519,7 @@ class _Loader:
         self._report.damaged += replay_producers(self._log, producers, offset, upto)
 
     def _unreplicated_from(self, upto: int) -> int:
-        """Where a snapshot may stand at most: it does not tell of transactions that have ended.
+        """Return the highest offset for a snapshot, which does not record ended transactions.
 
         The last stable offset waits for those whose marker is not below the high watermark.
         """
@@ -552,7 +555,7 @@ class _Loader:
         return self._loaded(start, report if is_told else None)
 
     def _loaded(self, start: int, report: RecoveryReport | None) -> LoadedLog:
-        """Compare the log's end with what the checkpoints say of it."""
+        """Compare the log end with the checkpoints."""
         options, end = self._options, self._log.log_end_offset
         known = end if options.clean else min(options.recovery_point, end)
         lost = max(options.recovery_point, options.high_watermark) - end
@@ -567,7 +570,7 @@ def replay_producers(
 ) -> list[Damage]:
     """Bring the producer state from ``offset`` to ``upto`` by reading the log between them.
 
-    Returns where it could not be read: the producers of that are as they were before it.
+    Return the unreadable stretches: they leave the state of their producers unchanged.
     """
     damaged: list[Damage] = []
     ends = [*(segment.base_offset for segment in log.segments), log.log_end_offset]

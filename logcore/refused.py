@@ -1,11 +1,11 @@
-"""The batches that a partition refused, or cut off, from producers it does not know.
+"""Batches from unknown producers that a partition has refused, or cut off before they committed.
 
-A producer that is unknown may begin with any sequence: its earlier batches may have been deleted,
-or its state forgotten. But where its first batch has just been refused, for want of room or because
-its transaction could not be verified, or was cut off before anybody had been told of it, the ones
-behind it must not overtake it: the first would then be out of order at each repetition, for good.
+An unknown producer may begin with any sequence: its earlier batches may have been deleted, or its
+state evicted. But if its first batch was refused, for want of room or because its transaction could
+not be verified, or was cut off before it was acknowledged, later batches must not overtake it:
+otherwise every retry of the first batch would be out of order.
 
-Source: ``VerificationStateEntry`` (KIP-890), which knows of refused verifications alone.
+Source: ``VerificationStateEntry`` (KIP-890), which only tracks refused verifications.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 MAX_REFUSED_PRODUCERS: Final = 1_000
 """Unknown producers of one partition whose refused batches are remembered, about 150 bytes each;
-beyond it those refused first are forgotten, and may begin anywhere again."""
+above the limit the oldest entries are dropped, and their producers may begin anywhere again."""
 
 
 class RefusedSequences:
-    """The lowest sequence that was refused of each unknown producer, under its latest epoch."""
+    """The lowest refused sequence of each unknown producer, under its latest epoch."""
 
     def __init__(self) -> None:
         self._lowest: dict[int, tuple[int, int]] = {}
@@ -37,10 +37,10 @@ class RefusedSequences:
             self._lowest[producer_id] = epoch, sequence
 
     def lowest(self, producer_id: int, epoch: int) -> int | None:
-        """The sequence that has to come first; None where any may."""
+        """Return the sequence that must come first; None if any may."""
         known = self._lowest.get(producer_id)
         return known[1] if known is not None and known[0] == epoch else None
 
     def forget(self, producer_id: int) -> None:
-        """The producer is known now."""
+        """Drop the entry of a producer that has become known."""
         self._lowest.pop(producer_id, None)

@@ -1,9 +1,9 @@
 """Clients' regular expressions, matched in linear time.
 
-No expression may take longer than its length times the lengths of the texts, and a long one is
-worked at in slices. Matching is Thompson's: all alternatives at once, never backwards, with the
-sets of states remembered as they are met. A match is one of the whole text, as Kafka's are of
-topics and transactional ids. ``regex_syntax.py`` has the syntax.
+The time for an expression is bounded by its length times the lengths of the texts, and long
+expressions are processed in slices. Matching is Thompson's: all alternatives in parallel, never
+backwards, with a cache of state sets. A match is a match of the whole text, as in Kafka for topics
+and transactional ids. ``regex_syntax.py`` has the syntax.
 
 Source: KIP-848's and KIP-1152's use of RE2/J; Russ Cox, "Regular Expression Matching Can Be Simple
 And Fast".
@@ -26,22 +26,22 @@ from fencepost.logcore.regex_syntax import (
 from fencepost.logcore.steps import finish
 
 AT_ONCE: Final = 2_000
-"""States that are made or looked at before the caller may turn to something else."""
+"""States that are built or visited between two yields."""
 BUILD_STEPS: Final = 5
-"""Steps that it takes to make a state; a step is one look at a state."""
+"""Steps that building a state takes; a step is one visit of a state."""
 MAX_CACHED_STATES: Final = 100_000
-"""States in all the sets that are remembered, a few megabytes; then all are forgotten at once."""
+"""States in all cached sets, a few megabytes; above the limit the cache is cleared."""
 MAX_KEPT_STATES: Final = 20_000
-"""The same between two slices, when many expressions may be half-way."""
+"""The limit between two slices, when many expressions may be half-way."""
 
 _FINAL: Final = 0
 _NOTHING: Final = -1
-"""In the place of a state's characters: it is passed without one. 0 is an empty class."""
+"""In place of a state's characters: the state consumes no character. 0 is an empty class."""
 _BEGIN, _WORD, _NEWLINE, _OTHER = range(4)
-"""Kinds of the character on one side of a place; the first one: there is none."""
+"""Kinds of the character on one side of a position; the first one: there is no character."""
 
 _BUILD = Generator[tuple[Piece, int], int, int]
-"""Asks for pieces to be built and returns the first state of its own."""
+"""Yields the pieces to build and returns the first state of its own piece."""
 
 
 def _bit(char: str) -> int:
@@ -54,7 +54,7 @@ def _kind(char: str) -> int:
 
 
 def _holding(before: int, after: int) -> int:
-    """Return which assertions hold between two characters: a bit for each."""
+    """Return the assertions that hold between two characters, as a bit set."""
     is_boundary = (before == _WORD) != (after == _WORD)
     return (
         (before == _BEGIN) << Assertion.TEXT_BEGIN
@@ -67,28 +67,28 @@ def _holding(before: int, after: int) -> int:
 
 
 class _StateSet:
-    """States that a name may have led to, before what may be passed without a character."""
+    """States that a text may have led to, before transitions without a character."""
 
     __slots__ = ("accepts", "before", "states", "steps")
 
     def __init__(self, states: frozenset[int], before: int) -> None:
         self.states, self.before = states, before
         self.steps: dict[str, _StateSet | None] = {}
-        """By character; None where no name goes on."""
+        """By character; None if no text can continue."""
         self.accepts: bool | None = None
-        """Whether a name may end here, once it is known."""
+        """Whether a text may end here; None while unknown."""
 
 
 class Regex:
-    """An expression, and once it is built its automaton."""
+    """An expression, and its automaton once it is built."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self._is_built = False
-        # Of each state: the characters that lead on, the assertion that does, and whereto.
+        # Per state: the characters or the assertion of its transitions, and their targets.
         self._characters = [_NOTHING]
         self._wide_sets: dict[int, WideSet] = {}
-        """By state, where the bit of what lies beyond ASCII does not say it all."""
+        """By state, where the bit for all characters beyond ASCII is not precise enough."""
         self._assertions: list[Assertion | None] = [None]
         self._nexts: list[tuple[int, ...]] = [()]
         self._looks_around = False
@@ -99,7 +99,7 @@ class Regex:
     # --- building ---
 
     def build(self) -> Generator[int, None, None]:
-        """Make the automaton little by little: yield the steps that were taken.
+        """Build the automaton in small steps; yield the number of steps taken.
 
         Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError`; see ``parse``.
         """
@@ -135,7 +135,7 @@ class Regex:
         return len(self._nexts) - 1
 
     def _build(self, piece: Piece, after: int) -> _BUILD:
-        """Add the states of a piece, which lead to ``after``."""
+        """Add the states of a piece, whose transitions lead to ``after``."""
         match piece:
             case Assertion():
                 self._looks_around |= piece > Assertion.TEXT_END
@@ -144,7 +144,7 @@ class Regex:
                 return self._add(piece, None, after)
             case Sequence():
                 for part in reversed(piece.parts):
-                    if type(part) is int:  # most are
+                    if type(part) is int:  # the common case
                         after = self._add(part, None, after)
                     else:
                         after = yield part, after
@@ -180,9 +180,9 @@ class Regex:
         return finish(self.walk(text))
 
     def walk(self, text: str) -> Generator[int, None, bool]:
-        """Match ``text`` little by little: yield the steps that were taken, return what came out.
+        """Match ``text`` in small steps; yield the number of steps taken, return the result.
 
-        A step is one look at a state, or one character where it is known what comes of it.
+        A step is one visit of a state, or one character with a cached transition.
         """
         yield 1
         at = self._first
@@ -201,7 +201,7 @@ class Regex:
         return at.accepts
 
     def forget(self, most_states: int) -> None:
-        """Forget which states follow which, if that takes more than ``most_states``."""
+        """Clear the cached transitions, if they take more than ``most_states``."""
         if self._cached_states > most_states:
             for one in (self._first, *self._sets.values()):
                 one.steps.clear()
@@ -209,7 +209,7 @@ class Regex:
             self._cached_states = 0
 
     def _step(self, at: _StateSet, char: str) -> Generator[int, None, _StateSet | None]:
-        """Find out where a character leads."""
+        """Compute the transition for a character."""
         kind = _kind(char)
         _, following = yield from self._look(at, char, kind)
         found = None
@@ -227,7 +227,7 @@ class Regex:
     def _look(
         self, at: _StateSet, char: str, after: int
     ) -> Generator[int, None, tuple[set[int], set[int]]]:
-        """Return the states that are reached without a character, and those with one."""
+        """Return the states reached without a character, and the states reached with one."""
         characters, assertions, nexts = self._characters, self._assertions, self._nexts
         holding = _holding(at.before, after)
         wide_sets = self._wide_sets if char and not char.isascii() else {}

@@ -1,7 +1,7 @@
 r"""The scripts of regular expressions, such as ``\p{Greek}``: ranges of code points.
 
-RE2/J's tables are those of Unicode 6.0, and so are these. ``Unknown``, which is private and
-surrogate code points there, is made of two categories and has no line here.
+The tables are Unicode 6.0's, as in RE2/J. ``Unknown``, which RE2/J defines as private and surrogate
+code points, consists of two categories and has no line in the table.
 
 Source: Unicode 6.0.0, ``Scripts.txt``.
 """

@@ -1,8 +1,8 @@
 """Sets of characters of a regular expression.
 
 Most sets are a number: bit ``c`` stands for the character ``c`` of ASCII, and :data:`BEYOND` for
-all others at once. A :class:`WideSet` tells those others apart. Scripts and case are as in
-RE2/J, which knows Unicode 6.0; categories are as in this Python's Unicode.
+all others at once. A :class:`WideSet` distinguishes the others. Scripts and case follow RE2/J,
+which uses Unicode 6.0; categories follow this Python's Unicode.
 
 Source: ``com.google.re2j.CharClass``, ``CharGroup`` and ``UnicodeTables``, version 1.8.
 """
@@ -26,7 +26,7 @@ _UNICODE_END: Final = 0x10FFFF
 
 
 Test = Callable[[int], bool]
-"""Whether a set has a code point."""
+"""Whether a set contains a code point."""
 
 
 class WideSet:
@@ -46,7 +46,7 @@ class WideSet:
         """Whether a code point is in the set."""
         if code < ASCII_END:
             return bool(self.inside >> code & 1)
-        # Many states share a set, and ask for the same character one after another.
+        # Many states share a set, and test the same character one after another.
         if code != self._code:
             self._code = code
             self._has = any(test(code) for test in self._tests) != self._is_negated
@@ -74,7 +74,7 @@ def complement(characters: CharSet) -> CharSet:
 
 
 def union(inside: int, tests: Iterable[Test]) -> CharSet:
-    """Return a set by its part in ASCII, maybe with :data:`BEYOND`, and by tests of the rest."""
+    """Return a set from its ASCII part, maybe with :data:`BEYOND`, and tests of the rest."""
     tests = tuple(tests)
     return WideSet(inside, tests) if tests and not inside & BEYOND else inside
 
@@ -109,22 +109,22 @@ _CATEGORY_NAMES: Final = (
 )
 _CATEGORIES: Final = frozenset(_CATEGORY_NAMES.split())
 _FOLDED: Final = frozenset({"Lu", "Lt", "Mn", "Greek", "Inherited", "Common"})
-"""The Unicode classes of which RE2/J has tables that case adds to."""
+"""The Unicode classes with additional case tables in RE2/J."""
 _LL_CASES: Final = (
     "KS\xc5\u01c4\u01c5\u01c7\u01c8\u01ca\u01cb\u01f1\u01f2\u0345\u0392\u0395\u0398\u0399"
     "\u039a\u039c\u03a0\u03a1\u03a3\u03a6\u03a9\u03f4\u1e60\u1e9e\u2126\u212a\u212b"
 )
-"""All that case adds to ``Ll`` in RE2/J, whose table lacks most letters."""
+"""The characters that case adds to ``Ll`` in RE2/J, whose table lacks most letters."""
 _DOTLESS_I: Final = 0x131
-"""Has I for its upper case, but is no other case of it."""
+"""Its upper case is I, but it is not a case of I."""
 _THREE_CASES: Final = b"ks"
-"""The letters of ASCII that have a third case, which is outside of it."""
+"""The ASCII letters with a third case, which is outside of ASCII."""
 _EXTRA_CASES_END: Final = 0x2140
-"""Behind the last character that has a third case, as the long s and the Kelvin sign are."""
+"""The end of the characters that are a third case, such as the long s and the Kelvin sign."""
 
 
 def _base(code: int) -> int:
-    """Return the code point that stands for all cases of a character."""
+    """Return the code point that represents all cases of a character."""
     if code == _DOTLESS_I:
         return code
     upper = chr(code).upper()
@@ -145,7 +145,7 @@ def _extra_cases() -> dict[int, list[int]]:
 
 @lru_cache(maxsize=1_024)
 def _cases(code: int) -> tuple[int, ...]:
-    """Return all characters that are the same as one without regard to case."""
+    """Return all characters that equal one without regard to case."""
     base = _base(code)
     upper = chr(base).upper()
     found = {code, base, *_extra_cases().get(base, ())}

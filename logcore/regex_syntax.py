@@ -1,7 +1,7 @@
-r"""The syntax of clients' regular expressions: RE2/J's, which judges them in Kafka.
+r"""The syntax of clients' regular expressions: RE2/J's, which Kafka uses.
 
-Every expression that RE2/J takes is taken, but for those whose counted repetitions multiply to more
-than :data:`MAX_PIECES`. Captures and greediness make no difference to whether a whole text matches.
+Every expression that RE2/J accepts is accepted, unless its counted repetitions multiply to more
+than :data:`MAX_PIECES`. Captures and greediness do not matter to whether a whole text matches.
 
 Source: ``com.google.re2j.Parser``, version 1.8, with the flags of
 ``Pattern.compile``.
@@ -30,20 +30,20 @@ from fencepost.logcore.regex_sets import (
 )
 
 MAX_PIECES: Final = 65_536
-"""Pieces of one expression with its repetitions multiplied. Without a counted repetition a string
-of a record cannot hold an expression of so many."""
+"""Pieces of one expression with its repetitions multiplied. Without a counted repetition no
+expression that fits a string of a record has this many."""
 MAX_REPEAT: Final = 1_000
 """The largest n and m in ``{n,m}``: RE2's."""
 SHOWN_CHARS: Final = 200
-"""Characters of an expression in the refusal."""
+"""Characters of an expression in the error message."""
 CHARS_AT_ONCE: Final = 2_000
-"""Characters that are read before the caller may turn to something else."""
+"""Characters that the parser reads between two yields."""
 READ_STEPS: Final = 5
-"""Steps that it takes to read a character; a step is what :mod:`fencepost.logcore.regex` says."""
+"""Steps that reading a character takes; :mod:`fencepost.logcore.regex` defines a step."""
 
 
 class Assertion(IntEnum):
-    """A condition on the place between two characters."""
+    """A condition on the position between two characters."""
 
     TEXT_BEGIN = 0
     TEXT_END = 1
@@ -74,7 +74,7 @@ class Choice:
 
 
 class Repetition:
-    """A piece ``least`` to ``most`` times; without ``most`` as often as it comes."""
+    """A piece ``least`` to ``most`` times; without ``most`` any number of times."""
 
     __slots__ = ("least", "most", "part", "size")
 
@@ -86,11 +86,11 @@ class Repetition:
 
 
 Piece = CharSet | Assertion | Sequence | Choice | Repetition
-"""Of a set of characters one must come."""
+"""A part of an expression; a set of characters matches one of them."""
 
 
 def size_of(piece: Piece) -> int:
-    """Return how many pieces a piece is made of, its repetitions multiplied."""
+    """Return the number of pieces in a piece, its repetitions multiplied."""
     return 1 if isinstance(piece, int) else piece.size
 
 
@@ -125,13 +125,13 @@ class _Group:
 
     def __init__(self, flags: frozenset[str]) -> None:
         self.flags = flags
-        """Those that hold behind it."""
+        """The flags in effect behind the group."""
         self.choices: list[Piece] = []
         self.parts: list[Piece] = []
-        """Of the alternative that is being read."""
+        """The parts of the current alternative."""
 
     def end_choice(self) -> None:
-        """The alternative is over."""
+        """End the current alternative."""
         if not self.parts:
             self.choices.append(_EMPTY)
             return
@@ -154,7 +154,7 @@ class _Parser:
         self._names: set[str] = set()
         self._groups = [_Group(self._flags)]
         self._told = 0
-        """Characters whose reading was yielded."""
+        """Characters whose steps were yielded."""
 
     def parse(self) -> Generator[int, None, Piece]:
         pattern, end = self._pattern, len(self._pattern)
@@ -265,7 +265,7 @@ class _Parser:
     # --- repetitions ---
 
     def _repeat(self) -> None:
-        """Read ``*``, ``+``, ``?``, a count, or a brace that stands for itself."""
+        """Parse ``*``, ``+``, ``?``, a count, or a literal brace."""
         found = self._bounds()
         parts = self._groups[-1].parts
         if found is None:
@@ -277,7 +277,7 @@ class _Parser:
             parts[-1] = self._repeated(parts[-1], *found)
             if self._pattern.startswith("?", self._at):
                 self._at += 1
-        # RE2/J refuses it behind a brace, too.
+        # RE2/J refuses a repetition behind a literal brace, too.
         at = self._at
         if self._pattern[at : at + 1] in _REPEATS and self._bounds() is not None:
             self._refuse("a repetition of a repetition")
@@ -287,7 +287,7 @@ class _Parser:
         if most == 0:
             return _EMPTY
         if part is _EMPTY:
-            return part  # repeating nothing adds nothing but time
+            return part  # repeating the empty text only takes time
         repeated = Repetition(part, least, most)
         self._require_small(repeated.size)
         return repeated
@@ -331,7 +331,7 @@ class _Parser:
             self._put(found)
 
     def _escaped_set(self) -> CharSet | None:
-        r"""Read ``\pN``, ``\p{Name}``, ``\d`` and the like; None where none of them stands."""
+        r"""Parse ``\pN``, ``\p{Name}``, ``\d`` and the like; None if none of them follows."""
         char = self._pattern[self._at + 1 : self._at + 2]
         if not self._pattern.startswith("\\", self._at) or not char:
             return None
@@ -362,7 +362,7 @@ class _Parser:
         return complement(found) if negated else found
 
     def _escaped_code(self) -> int:
-        """Read the escape of one character, inside or outside of a class."""
+        """Parse the escape of one character, inside or outside of a class."""
         begin = self._at + 1
         char = self._pattern[begin : begin + 1]
         found = _HEX.match(self._pattern, begin)
@@ -446,13 +446,13 @@ _STEPS: Final[Mapping[str, Callable[[_Parser], None]]] = {
     "^": _Parser._caret,
     "$": _Parser._dollar,
 }
-"""What a character begins. In a parser of its own these would be a cycle with it."""
+"""The parsing method for a character. As attributes of the parser they would form a cycle."""
 
 
 def parse(pattern: str) -> Generator[int, None, Piece]:
-    """Read an expression little by little: yield the steps that were taken.
+    """Parse an expression in small steps; yield the number of steps taken.
 
-    Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError` for one that RE2/J does
-    not know, and for one of more than :data:`MAX_PIECES`.
+    Raises :class:`fencepost.logcore.machine.InvalidRegularExpressionError` for an expression that
+    RE2/J refuses, or that has more than :data:`MAX_PIECES`.
     """
     return (yield from _Parser(pattern).parse())

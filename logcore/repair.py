@@ -1,6 +1,6 @@
-"""Repairs of a partition directory that nobody has open: indexes built anew, a log cut.
+"""Repairs of a partition directory that no broker has open: rebuilt indexes, a truncated log.
 
-Source: the same code as a recovery's (:mod:`fencepost.logcore.recovery`), aimed by hand.
+Source: the same code as a recovery's (:mod:`fencepost.logcore.recovery`), run on demand.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fencepost.logcore.values import dataclass
 from fencepost.logcore.verify import bases_of, verify_partition
 
 COPY_BYTES: Final = 1 << 20
-"""Bytes of one read while copying."""
+"""Bytes of one read during a copy."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """What a truncation removes: batches from ``first_offset`` on. ``files`` are copied before."""
+    """The batches that a truncation removes, from ``first_offset`` on. ``files`` are copied."""
 
     first_offset: int
     log_end_offset: int
@@ -68,9 +68,9 @@ def copy_file(fs: FileSystem, source: str, target: str) -> None:
 
 
 def stale_indexes(fs: FileSystem, directory: str) -> list[dict[str, object]]:
-    """What is wrong with the files that :func:`rebuild_indexes` builds anew.
+    """Return the problems of the files that :func:`rebuild_indexes` rebuilds.
 
-    Raises CorruptRecordError if a log itself is damaged: then nothing can be told by it.
+    Raises CorruptRecordError if a log itself is damaged, because the log is the reference.
     """
     rows = list(verify_partition(fs, directory))
     damaged = [row for row in rows if str(row["file"]).endswith(LOG_SUFFIX)]
@@ -96,7 +96,7 @@ def _open(fs: FileSystem, directory: str, config: LogConfig, clock: Clock) -> Pa
     topic, _, index = path.name.rpartition("-")
     starts = read_offsets(fs, str(path.parent), LOG_START_CHECKPOINT)
     epochs: list[int] = []
-    with suppress(CheckpointError):  # it is one of the files that are rebuilt
+    with suppress(CheckpointError):  # rebuild_indexes replaces this file too
         epochs = [epoch for epoch, _ in read_epochs(fs, directory) or ()]
     return Partition.open(
         fs,
@@ -115,10 +115,10 @@ def _open(fs: FileSystem, directory: str, config: LogConfig, clock: Clock) -> Pa
 
 
 def plan_cut(fs: FileSystem, directory: str, offset: int) -> Cut:
-    """Say what a truncation to ``offset`` would remove; whole batches go.
+    """Return the batches and files that a truncation to ``offset`` would remove.
 
     Raises OffsetOutOfRangeError unless the log holds the offset, and CorruptRecordError for damage
-    before it: a cut has to begin there.
+    before it: the log must then be truncated at the damage.
     """
     cut: Cut | None = None
     bases = bases_of(fs.list_directory(directory) or [])
@@ -163,7 +163,7 @@ def _files_of(fs: FileSystem, directory: str, base: int) -> Iterator[str]:
 def truncate(
     fs: FileSystem, directory: str, offset: int, undo: str, config: LogConfig, clock: Clock
 ) -> Cut:
-    """Remove the batch that holds ``offset`` and all behind it; copies go to ``undo`` first.
+    """Remove the batch that holds ``offset`` and all behind it, after copying files to ``undo``.
 
     To undo it, remove the partition's files from the first copied segment on and move the copies
     back. Raises OffsetOutOfRangeError, StorageError, OSError.

@@ -1,11 +1,11 @@
-"""What a log does for its leader's sake: take its batches as they are, be cut, begin elsewhere.
+"""A follower's log: appending the leader's batches unchanged, truncation, restart at an offset.
 
-Nothing is decided here, and no record is looked at: offsets, epochs and times stay as the leader
-has given them. A log that was fetched may have holes anywhere, for the leader's may be compacted.
+This module decides nothing and decodes no record: offsets, epochs and timestamps stay as the leader
+assigned them. A fetched log may have holes anywhere, for the leader's log may be compacted.
 
-Before a log is cut its checkpoints have to say less of it (:meth:`ReplicaLog.plan_cut`): a file
-that says more is on disk than there is would have a recovery take what comes in its place, and is
-torn by a kill, for damage to step over.
+Before a log is cut its checkpoints must be lowered (:meth:`ReplicaLog.plan_cut`): with a recovery
+point behind the cut, a recovery would take later appends that a kill has torn for damage to flushed
+data, and skip them.
 
 Source: ``UnifiedLog.appendAsFollower``, ``truncateTo``, ``truncateFullyAndStartAt``,
 ``Partition.makeLeader``.
@@ -52,17 +52,17 @@ NO_OFFSET: Final = -1
 
 
 class Arrived(NamedTuple):
-    """What became of a leader's bytes."""
+    """The result of appending a leader's bytes."""
 
     first_offset: int
-    """Of the first batch that was appended, −1 if none was."""
+    """Of the first appended batch, −1 if none was appended."""
     last_offset: int
     last_epoch: int
-    """Of the last batch that was appended; −1 without any, and for message formats v0 and v1."""
+    """Of the last appended batch; −1 without any, and for message formats v0 and v1."""
     taken: int
-    """Where in the bytes the next call has to go on; their length once all is done."""
+    """The position in the bytes where the next call continues; their length once all is done."""
     warnings: tuple[str, ...] = ()
-    """What Kafka logs a warning of, and goes on."""
+    """Events that Kafka logs as a warning before it continues."""
 
 
 class _Batch(NamedTuple):
@@ -73,7 +73,7 @@ class _Batch(NamedTuple):
 
 
 class ReplicaLog:
-    """A partition's log as a follower, and where a leader begins. StorageError from all methods."""
+    """A partition's log as a follower, and where a leader begins. Methods raise StorageError."""
 
     __slots__ = (
         "_clock",
@@ -99,7 +99,7 @@ class ReplicaLog:
         traffic: Traffic,
         prepare: Callable[[], None],
     ) -> None:
-        """``prepare`` sees to what a directory needs before its first batch."""
+        """``prepare`` makes the directory ready for its first batch."""
         self._log = log
         self._producers = producers
         self._epochs = epochs
@@ -114,9 +114,10 @@ class ReplicaLog:
     # --- terms ---
 
     def lead(self, leader_epoch: int) -> None:
-        """Begin a leader's epoch at the log end, with or without records to come.
+        """Begin a leader epoch at the log end, with or without records to come.
 
-        Who asks where the epoch before it ended has to be told, also while this one is empty.
+        A replica that asks where the previous epoch ended must get an answer, also while this one
+        has no records.
         """
         self._marks.throw_if_stopped()
         try:
@@ -127,14 +128,14 @@ class ReplicaLog:
         self._epochs.assign(leader_epoch, self._log.log_end_offset)
 
     def follow(self, leader_epoch: int) -> None:
-        """Know the epoch of the leader, against which requests are checked."""
+        """Set the leader's epoch, against which requests are checked."""
         self._marks.leader_epoch = leader_epoch
         self._marks.recovery_limit = MAX_INT64
 
     def move_high_watermark(self, offset: int) -> bool:
-        """Move to what the leader has answered, as far as the log goes; whether that is lower.
+        """Set the high watermark to the leader's, at most the log end; return whether it fell.
 
-        Whoever listens is told if it moved.
+        Listeners are notified if it changed.
         """
         marks = self._marks
         offset = max(marks.log_start_offset, min(offset, self._log.log_end_offset))
@@ -149,14 +150,14 @@ class ReplicaLog:
     def append(
         self, records: Buffer, leader_epoch_limit: int, *, start: int = 0, most: int = MAX_INT64
     ) -> Arrived:
-        """Append the whole batches of ``records`` from ``start`` on, ``most`` of them.
+        """Append the whole batches of ``records`` from ``start`` on, at most ``most`` of them.
 
-        What comes after them is not looked at, nor an incomplete batch at the end. Batches of a
-        leader epoch above the limit, and those behind, are skipped (KAFKA-18723). A log that is
-        empty begins anew with a batch that holds its end but begins before it.
+        Later batches and an incomplete batch at the end are ignored. Batches of a leader epoch
+        above the limit, and all behind them, are skipped (KAFKA-18723). An empty log restarts at a
+        batch that begins before the log end and holds it.
 
-        Raises CorruptRecordError for a wrong CRC, UnexpectedAppendOffsetError; nothing has changed
-        then. Without room on disk (NoRoomError) some of it may be in the log.
+        Raises CorruptRecordError for a wrong CRC, UnexpectedAppendOffsetError; then nothing has
+        changed. After a NoRoomError (no room on disk) a part may be in the log.
         """
         marks, log = self._marks, self._log
         marks.throw_if_stopped()
@@ -181,7 +182,7 @@ class ReplicaLog:
                 self._producers.map_end_offset = log.log_end_offset
                 self._flushes.appended(began, now_ms)
         if self._has_skipped:
-            # A recovery takes a hole between segments for a loss, but not below what is on disk.
+            # A recovery takes a hole between segments for a loss, but not below flushed data.
             self._has_skipped = False
             self._flushes.begin(now_ms)
         return Arrived(
@@ -191,7 +192,7 @@ class ReplicaLog:
     def _checked(
         self, records: Buffer, limit: int, start: int, most: int, warnings: list[str]
     ) -> tuple[list[_Batch], int]:
-        """The batches that are to be appended, and where the rest begins."""
+        """Check the batches to append; return them, and the position of the rest."""
         position, end = start, len(records)
         expected = self._log.log_end_offset
         batches: list[_Batch] = []
@@ -238,10 +239,10 @@ class ReplicaLog:
         )
 
     def _runs(self, batches: list[_Batch], now_ms: int) -> Iterator[tuple[Segment, list[_Batch]]]:
-        """Split batches into those that one write can bring into one segment.
+        """Split batches into runs, each for one write into one segment.
 
-        The marker of an abort is written alone, and so is the first batch of a segment: its time
-        decides when the segment is full.
+        The marker of an abort is written alone, and so is the first batch of a segment: its
+        timestamp decides when the segment is full.
         """
         log, run, size = self._log, list[_Batch](), 0
         segment = log.active
@@ -278,7 +279,7 @@ class ReplicaLog:
     def _write(
         self, segment: Segment, records: memoryview, run: list[_Batch], warnings: list[str]
     ) -> None:
-        """Write a run at the log end, and take over what it says of epochs and producers."""
+        """Write a run at the log end, and update epochs and producers from its batches."""
         log, producers, epochs = self._log, self._producers, self._epochs
         headers = [one.header for one in run]
         start, end = run[0].position, run[-1].position + run[-1].header.size
@@ -310,10 +311,10 @@ class ReplicaLog:
     # --- cutting ---
 
     def plan_cut(self, offset: int) -> None:
-        """Say no more of the log than will be true once it is cut to ``offset``, or begins there.
+        """Lower the marks to values that hold once the log is cut to ``offset`` or restarted there.
 
-        Once recovery point, log start and high watermark are checkpointed, :meth:`truncate_to` or
-        :meth:`restart_at` has to follow; after a :meth:`lead` neither may.
+        The caller checkpoints recovery point, log start and high watermark, and then must call
+        :meth:`truncate_to` or :meth:`restart_at`; after a :meth:`lead` it may call neither.
         """
         marks = self._marks
         marks.throw_if_stopped()
@@ -324,7 +325,7 @@ class ReplicaLog:
             except STORAGE_FAILURES as error:
                 raise marks.refuse(error) from error
         else:
-            # Of a log that begins elsewhere nothing counts.
+            # None of the data of a log that begins elsewhere counts.
             marks.recovery_limit = log.first_offset
         marks.recovery_point = min(marks.recovery_point, marks.recovery_limit)
         marks.log_start_offset = min(marks.log_start_offset, offset)
@@ -334,9 +335,9 @@ class ReplicaLog:
     def truncate_to(self, offset: int) -> None:
         """Remove the batch that holds ``offset`` and all behind it (``UnifiedLog.truncateTo``).
 
-        The log ends where that batch began; where the leader has compacted, behind the one before.
-        Below the high watermark as well: whoever leads has been elected without it. An epoch that
-        begins at the log end, without records, is forgotten whatever the offset.
+        The log then ends where that batch began; if the leader has compacted, behind the batch
+        before it. The cut may go below the high watermark: the current leader was elected without
+        those records. An epoch that begins at the log end, without records, is always dropped.
         """
         log, marks, now_ms = self._log, self._marks, self._clock.now_ms()
         marks.throw_if_stopped()
@@ -352,7 +353,7 @@ class ReplicaLog:
                 log.truncate_to(offset)
                 if log.config.is_compacted:
                     # Recovery expects no holes in the last segment, and compaction may have made
-                    # some. No flush to come looks at that segment any more.
+                    # some. No later flush syncs that segment.
                     log.active.file.sync()
                     self._flushes.roll(now_ms)
             end = log.log_end_offset
@@ -367,7 +368,7 @@ class ReplicaLog:
         marks.notify()
 
     def _reload_producers(self, end: int, now_ms: int) -> None:
-        """Know of producers what the log says of them up to ``end``."""
+        """Rebuild the producer state from the log up to ``end``."""
         producers = self._producers
         producers.remove_snapshots_above(end)
         unreplicated = producers.unreplicated_below(end)
@@ -378,9 +379,9 @@ class ReplicaLog:
         producers.expect(unanswered)
 
     def restart_at(self, offset: int) -> None:
-        """Remove everything and begin at ``offset``: log start, high watermark and log end.
+        """Remove all records and begin at ``offset``: log start, high watermark and log end.
 
-        For a log that ends before its leader's begins (``UnifiedLog.truncateFullyAndStartAt``,
+        For a log that ends before its leader's log starts (``UnifiedLog.truncateFullyAndStartAt``,
         KAFKA-9491).
         """
         log, marks, now_ms = self._log, self._marks, self._clock.now_ms()
@@ -401,6 +402,6 @@ class ReplicaLog:
 
 
 def _is_abort(records: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether a control batch is the marker of an abort; compaction may have emptied it."""
+    """Whether a control batch is an abort marker; compaction may have emptied it."""
     control = first_control(records, position, header)
     return control is not None and control.type is ControlType.ABORT

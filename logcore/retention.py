@@ -1,8 +1,8 @@
-"""Which segments may go: by log start, by size, by age.
+"""The segments that retention may delete: by log start, by size, by age.
 
-Oldest first, and the first that must stay ends it; nothing at or above the high watermark goes, and
-an empty active segment never does. At most :data:`REMOVED_AT_ONCE` are named: whoever removes them
-asks again.
+The oldest segments come first, up to the first that must stay; no segment with data at or above the
+high watermark is deleted, and no empty active segment. At most :data:`REMOVED_AT_ONCE` are
+returned: the caller removes them and asks again.
 
 Source: ``UnifiedLog.deleteOldSegments``.
 """
@@ -16,11 +16,11 @@ from fencepost.logcore.log import Log
 from fencepost.logcore.segment import Segment
 
 REMOVED_AT_ONCE: Final = 64
-"""Segments that go before others get their turn: some milliseconds of looking and renaming."""
+"""Segments removed in one turn: a few milliseconds of checks and renaming."""
 
 
 def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> list[Segment]:
-    """Segments that lie wholly below the log start offset."""
+    """Return the segments that lie wholly below the log start offset."""
     active = log.active
     return _leading(
         log, high_watermark, lambda one, end: one is not active and end <= log_start_offset
@@ -28,7 +28,7 @@ def beyond_log_start(log: Log, log_start_offset: int, high_watermark: int) -> li
 
 
 def beyond_size(log: Log, retention_bytes: int, high_watermark: int) -> list[Segment]:
-    """Segments without which the log would still hold ``retention_bytes``; below 0 no limit."""
+    """Return the segments above the limit ``retention_bytes`` of the log; below 0 no limit."""
     if retention_bytes < 0:
         return []
     excess = log.size_bytes - retention_bytes
@@ -44,7 +44,7 @@ def beyond_size(log: Log, retention_bytes: int, high_watermark: int) -> list[Seg
 
 
 def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) -> list[Segment]:
-    """Segments whose youngest record is older than ``retention_ms``; −1 for no limit."""
+    """Return the segments whose youngest record is older than ``retention_ms``; −1 for no limit."""
     if retention_ms < 0:
         return []
     return _leading(
@@ -55,7 +55,7 @@ def beyond_age(log: Log, retention_ms: int, high_watermark: int, now_ms: int) ->
 def _leading(
     log: Log, high_watermark: int, breaches: Callable[[Segment, int], bool]
 ) -> list[Segment]:
-    """The oldest segments that breach; each is judged with the offset behind it."""
+    """Return the oldest segments for which ``breaches`` holds; it gets the offset behind each."""
     segments = log.segments
     ends = [segment.base_offset for segment in segments[1:]] + [log.log_end_offset]
     result: list[Segment] = []

@@ -1,4 +1,4 @@
-"""Batches whose every byte is checked, and the search for the next good one behind a bad one."""
+"""Full checks of batches, and the search for the next good batch behind a bad one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fencepost.logcore.legacy import (
 from fencepost.logcore.segment import SCAN_BYTES, Segment
 
 _HIGH_BYTES: Final = 4
-"""Of a base offset: those that hardly change within a segment."""
+"""The leading bytes of a base offset, which hardly change within a segment."""
 
 
 def verified(
@@ -35,10 +35,10 @@ def verified(
 ) -> tuple[memoryview, int, BatchHeader]:
     """Return a chunk of the file, its position, and the header of the whole batch at ``position``.
 
-    ``chunk`` and ``start`` are those of the batch before, or an empty one. CorruptRecordError when
-    the file ends before the batch does, or its CRC is wrong.
+    ``chunk`` and ``start`` are the previous batch's, or empty. Raises CorruptRecordError when the
+    file ends before the batch does, or its CRC is wrong.
     """
-    # A message of an older format may be shorter than the header of a batch.
+    # A message of an older format may be shorter than a batch header.
     count = min(HEADER_SIZE, segment.size - position)
     chunk, start = _cover(segment, chunk, start, position, count)
     if magic_at(chunk, position - start) < MAGIC:
@@ -57,7 +57,7 @@ def _cover(
 ) -> tuple[memoryview, int]:
     """Return a chunk of the file, and its position, that holds ``count`` bytes at ``position``.
 
-    CorruptRecordError when the file ends before.
+    Raises CorruptRecordError when the file ends before.
     """
     if position + count > segment.size:
         raise CorruptRecordError(f"the file ends inside the batch at position {position}")
@@ -68,7 +68,7 @@ def _cover(
 
 
 def is_intact(segment: Segment, position: int) -> bool:
-    """Whether a whole batch stands there, and its CRC is right."""
+    """Whether a whole batch with a valid CRC is at ``position``."""
     try:
         verified(segment, memoryview(b""), position, position)
     except LogError:
@@ -77,7 +77,7 @@ def is_intact(segment: Segment, position: int) -> bool:
 
 
 def end_by_length(segment: Segment, position: int) -> int:
-    """Return where a batch ends by what its length says, which may be anything."""
+    """Return the end of a batch according to its length field, which may be damaged."""
     raw = segment.file.read(position, min(position + LOG_OVERHEAD, segment.size))
     return position + LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD], "big")
 
@@ -85,12 +85,13 @@ def end_by_length(segment: Segment, position: int) -> int:
 def next_intact(
     segment: Segment, position: int, low: int, high: int, flushed: int
 ) -> tuple[int, int] | None:
-    """Find the first intact batch behind the bad one at ``position``; its position and base offset.
+    """Return position and base offset of the first intact batch behind the bad one at ``position``.
 
-    The bad one's length is tried first, then every position behind it, for the length itself may be
-    what is damaged. The base offset lies above ``low`` and not above ``high``, and, where the
-    length does not lead there, not above ``flushed``: bytes of a record that look like a batch will
-    hardly say so. What follows by the length may, for a hole may begin at ``flushed``.
+    The bad batch's length is tried first, then every position behind it, for the length itself may
+    be damaged. The base offset must be above ``low`` and at most ``high``. If the length does not
+    lead there, it must also be at most ``flushed``: bytes inside a record that look like a batch
+    hardly satisfy that. A batch found by the length may exceed ``flushed``, for a hole may begin
+    there.
     """
     by_length = ((end_by_length(segment, position), high),)
     searched = ((at, min(high, flushed)) for at in _candidates(segment, position + 1, low))
@@ -103,7 +104,7 @@ def next_intact(
 
 
 def _candidates(segment: Segment, position: int, low: int) -> Iterator[int]:
-    """Yield the positions where a batch v2 might stand that begins within a segment of ``low``."""
+    """Yield possible positions of v2 batches whose base offset is in the segment of ``low``."""
     highs = {offset.to_bytes(8, "big")[:_HIGH_BYTES] for offset in (low, low + MAX_RELATIVE_OFFSET)}
     between = MAGIC_POS - _HIGH_BYTES
     pattern = re.compile(
@@ -113,5 +114,5 @@ def _candidates(segment: Segment, position: int, low: int) -> Iterator[int]:
         chunk = segment.file.read(position, min(position + SCAN_BYTES, segment.size))
         for match in pattern.finditer(chunk):
             yield position + match.start()
-        # What spans two chunks is found in the second.
+        # A match across two chunks is found in the second.
         position += len(chunk) - MAGIC_POS

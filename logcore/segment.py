@@ -1,14 +1,14 @@
 """One segment: an append-only log file and its three indexes.
 
-A segment knows batches, positions and timestamps; offsets are given to it, and what producers and
-readers may do is decided above. Reads take whole batches: where a range begins and ends is found
-with the offset index and a walk over batch headers, and only then are bytes read, once.
+A segment knows batches, positions and timestamps; its caller assigns offsets, and applies the rules
+for producers and readers. Reads return whole batches: the offset index and a walk over batch
+headers locate the ends of a range, and only then are its bytes read, once.
 
-The indexes are not trusted: before its first use an index is checked against the log, and built
-anew if it does not fit.
+The indexes are not trusted: before its first use an index is checked against the log, and rebuilt
+if it does not match.
 
-A file that was begun before an upgrade may hold messages of format v0 and v1. They are found and
-indexed by their own headers, and handed out as v2 batches; the file keeps them until compaction.
+A file that was begun before an upgrade may hold messages of format v0 and v1. They are located and
+indexed by their own headers, and returned as v2 batches; the file keeps them until compaction.
 
 Source: ``LogSegment``, ``FileRecords``.
 """
@@ -60,31 +60,31 @@ SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDE
 NO_TIMESTAMP: Final = -1
 
 SCAN_BYTES: Final = 1 << 20
-"""Read ahead when a whole range is scanned."""
+"""Read-ahead of a scan over a whole range."""
 
 _WALK_BYTES: Final = 8192
-"""Read ahead of a walk over headers; twice the default distance of index entries."""
+"""Read-ahead of a walk over headers; twice the default distance of index entries."""
 
 _MAX_HINTS: Final = 64
-"""Remembered (offset → position) pairs: where readers will come back to."""
+"""Limit of remembered (offset → position) pairs: offsets that readers will return to."""
 
 _PEEK: Final = struct.Struct(">qi4xb6xi")
 """Base offset, length, magic and last offset delta of a batch."""
 
 
 def file_stem(base_offset: int) -> str:
-    """Kafka's name of a segment: its base offset in 20 digits."""
+    """Return Kafka's name of a segment: its base offset in 20 digits."""
     return f"{base_offset:020d}"
 
 
 class Segment:
-    """A segment, open. One file handle; the indexes are mapped when first needed.
+    """An open segment. It holds one file handle; the indexes are mapped when first needed.
 
-    ``fresh`` makes the log file, ``preallocate_bytes`` long; its index files come with the first
-    append, so that a partition nobody writes to is one file. ``created_ms`` is when this process
+    ``fresh`` creates the log file, ``preallocate_bytes`` long; the first append creates the index
+    files, so that a partition without records is one file. ``created_ms`` is when this process
     opened the segment.
     ``suffix`` follows the names of all files, for a segment that is not part of the log yet.
-    ``looked_into`` is the log's and bounds the mappings. All methods may raise OSError.
+    ``looked_into`` bounds the mappings of the whole log. All methods may raise OSError.
     """
 
     def __init__(
@@ -157,11 +157,11 @@ class Segment:
         self.index_batch(last_offset, max_timestamp, position, size)
 
     def append_run(self, data: ReadableBuffer, headers: Sequence[BatchHeader]) -> None:
-        """Write the batches that ``data`` consists of with one call, then index each."""
+        """Write the batches in ``data`` with one call, then index each."""
         if not self._index_checked or self._max_timestamp is None:
             self._know_index()
         size = len(data)
-        # Between two entries lies more than the interval.
+        # Two entries are always more than the interval apart.
         entries = (self._bytes_since_index_entry + size) // (self._index_interval_bytes + 1)
         if entries:
             self.offset_index.reserve(entries)
@@ -172,11 +172,11 @@ class Segment:
             position += header.size
 
     def _know_index(self) -> None:
-        with suppress(CorruptRecordError):  # damage keeps nobody from appending
+        with suppress(CorruptRecordError):  # damage is no reason to refuse appends
             self._load_max_timestamp()
 
     def index_batch(self, last_offset: int, max_timestamp: int, position: int, size: int) -> None:
-        """Account for a batch that is in the file; recovery and append follow the same rule."""
+        """Account for a batch in the file; recovery and append follow the same rule."""
         if position == 0:
             self._first_batch_timestamp = max_timestamp
         if self._max_timestamp is None or max_timestamp > self._max_timestamp:
@@ -189,7 +189,7 @@ class Segment:
         self._bytes_since_index_entry += size
 
     def index_next(self) -> None:
-        """Give the next batch an index entry: no reader gets there by walking."""
+        """Give the next batch an index entry: no reader reaches it by walking."""
         self._bytes_since_index_entry = self._index_interval_bytes + 1
 
     def _append_time_entry(self) -> None:
@@ -197,7 +197,7 @@ class Segment:
             self.time_index.maybe_append(self._max_timestamp, self._max_timestamp_offset)
 
     def seal(self) -> None:
-        """Write the final time entry, trim the indexes and the log: on roll and on close."""
+        """Write the final time entry, trim the indexes and the log: on roll and close."""
         if self._max_timestamp is not None and self.size:
             self._append_time_entry()
         self.offset_index.close()
@@ -210,18 +210,18 @@ class Segment:
         return self.offset_index.path, self.time_index.path
 
     def close(self) -> None:
-        """Give all resources back; the files stay as they are."""
+        """Release all resources; the files do not change."""
         self.offset_index.abandon()
         self.time_index.abandon()
         self.file.close()
 
     def retire(self) -> None:
-        """Leave the file names to the segment that replaces this one.
+        """Give up the file names to the segment that replaces this one.
 
-        Whoever still reads here goes on, without the indexes; the handle is given back when the
-        last of them lets go.
+        Current readers continue without the indexes; the handle is closed when the last of them
+        releases it.
         """
-        # Read now: the name may soon stand for another file.
+        # Read the entries now: the name may soon belong to another file.
         _ = self.txn_index.entries
         self.offset_index.retire()
         self.time_index.retire()
@@ -240,7 +240,7 @@ class Segment:
         self.cut(position)
 
     def cut(self, size: int) -> None:
-        """Cut the log file to ``size`` bytes, a batch boundary, and forget what was known of it."""
+        """Cut the log file to ``size`` bytes, a batch boundary, and drop cached state."""
         self.file.cut(size)
         self._hints.clear()
         self._bytes_since_index_entry = 0
@@ -250,7 +250,7 @@ class Segment:
             self._max_timestamp_offset = self.base_offset
 
     def reset_indexes(self) -> None:
-        """Drop all entries of offset and time index; :meth:`index_batch` builds them anew."""
+        """Drop all entries of offset and time index; :meth:`index_batch` rebuilds them."""
         self.offset_index.reset()
         self.time_index.reset()
         self._bytes_since_index_entry = 0
@@ -259,7 +259,7 @@ class Segment:
         self._index_checked = True
         self._hints.clear()
 
-    # --- what a roll depends on ---
+    # --- conditions for a roll ---
 
     def can_hold(self, last_offset: int) -> bool:
         """Whether the offset fits the indexes' 31 bits."""
@@ -271,7 +271,7 @@ class Segment:
         return self.offset_index.is_full or self.time_index.is_full
 
     def age_ms(self, batch_max_timestamp: int, now_ms: int) -> int:
-        """How long the segment has been filled, by the clock of its batches where they have one."""
+        """Return the segment's age, by the timestamps of its batches if they have any."""
         try:
             first = self.first_batch_timestamp
         except CorruptRecordError:
@@ -298,9 +298,9 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """What retention by time goes by: the largest timestamp, else when the file was written."""
+        """Timestamp for retention: the largest one, else the modification time of the file."""
         timestamp = NO_TIMESTAMP
-        with suppress(CorruptRecordError):  # damage keeps no segment for ever
+        with suppress(CorruptRecordError):  # damage must not keep a segment forever
             timestamp = self.max_timestamp
         return timestamp if timestamp >= 0 else self._fs.modified_ms(self.path)
 
@@ -322,7 +322,7 @@ class Segment:
     def locate(self, offset: int) -> int | None:
         """Return the position of the first batch that ends at or behind ``offset``, None if none.
 
-        CorruptRecordError where the file does not hold batches.
+        Raises CorruptRecordError if the file holds something other than batches.
         """
         if self.size == 0:
             return None
@@ -339,16 +339,16 @@ class Segment:
         return None
 
     def hint(self, offset: int, position: int) -> None:
-        """Remember where a reader of ``offset`` begins."""
+        """Remember the position at which a read of ``offset`` begins."""
         if len(self._hints) >= _MAX_HINTS:
             self._hints.clear()
         self._hints[offset] = position
 
     def boundary(self, start: int, max_bytes: int, limit: int) -> tuple[int, int | None]:
-        """Find how far whole batches from ``start`` on go within ``max_bytes`` and below ``limit``.
+        """Find the end of the whole batches from ``start`` within ``max_bytes`` and ``limit``.
 
-        ``start`` and ``limit`` are batch boundaries. Returns the end position and the base offset
-        of the batch that stands there; None for the latter when the end is ``limit``.
+        ``start`` and ``limit`` are batch boundaries. Return the end position and the base offset
+        of the batch there; None for the latter when the end is ``limit``.
         """
         if not self._index_checked:
             self._check_index()
@@ -364,9 +364,9 @@ class Segment:
         return limit, None
 
     def header_at(self, position: int) -> BatchHeader:
-        """Read the header of the batch at ``position``, of a message what stands for one.
+        """Read the header of the batch at ``position``; for a message, an equivalent header.
 
-        CorruptRecordError where there is none.
+        Raises CorruptRecordError if there is none.
         """
         raw = self.file.read(position, position + HEADER_SIZE)
         return (
@@ -378,10 +378,10 @@ class Segment:
         return next(self._walk(position))[2]
 
     def read_batches(self, start: int, end: int, min_range_bytes: int) -> bytes | FileRange:
-        """Read the batches between two boundaries; those of an older format come converted.
+        """Read the batches between two boundaries; older formats are converted.
 
-        From ``min_range_bytes`` on they stay in the file, as a range of it.
-        CorruptRecordError, InvalidRecordError if they can't be read or converted.
+        From ``min_range_bytes`` on, return a range of the file instead of bytes.
+        Raises CorruptRecordError or InvalidRecordError if they cannot be read or converted.
         """
         if end - start >= min_range_bytes and self.is_new(start):
             return FileRange(self.file, start, end)
@@ -391,7 +391,7 @@ class Segment:
         return raw
 
     def is_new(self, position: int) -> bool:
-        """Whether v2 batches stand from ``position`` on: older formats can only come first."""
+        """Whether only v2 batches follow from ``position`` on: older formats always come first."""
         if self._first_magic is None:
             self._first_magic = self._magic(0)
         return self._first_magic >= MAGIC or self._magic(position) >= MAGIC
@@ -400,7 +400,7 @@ class Segment:
         return magic_at(self.file.read(position, position + MAGIC_POS + 1), 0)
 
     def next_offset(self) -> int:
-        """Return the offset behind the last batch, the base offset if there is none."""
+        """Return the offset behind the last batch; the base offset if there is none."""
         if self.size == 0:
             return self.base_offset
         if not self._index_checked:
@@ -425,9 +425,10 @@ class Segment:
         """Yield position, header and bytes of each batch from ``position`` on.
 
         Without payload the view may end early, anywhere behind the header. CRCs are not checked.
-        Messages of an older format come as v2 batches, several in one, at the position of the
-        first; without payload as what :func:`fencepost.logcore.legacy.as_batch_header` says of
-        each. CorruptRecordError where the rest of the file is no whole batch.
+        Messages of an older format are yielded as v2 batches, several in one, at the position of
+        the first; without payload, one by one, each with the header of
+        :func:`fencepost.logcore.legacy.as_batch_header`. Raises CorruptRecordError if the rest of
+        the file is not a whole batch.
         """
         chunk = memoryview(b"")
         start = position
@@ -472,7 +473,7 @@ class Segment:
     def _walk(self, position: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (position, base offset, size, last offset) of each batch from ``position`` on.
 
-        A message of an older format gives its own offset, a wrapper's the last, as both.
+        An older message yields its own offset for both; a wrapper message yields its last offset.
         """
         end = self.size
         chunk, start = b"", position
@@ -494,7 +495,7 @@ class Segment:
             position += size
 
     def _check_index(self) -> None:
-        """See that the last index entry points to its batch; build both indexes anew if not."""
+        """Check that the last index entry points to its batch; rebuild both indexes if not."""
         self._index_checked = True
         if self.size == 0:
             self.offset_index.reset()
@@ -503,7 +504,7 @@ class Segment:
             try:
                 self._rebuild_index()
             except BaseException:
-                # Half an index is no index: the next search begins again.
+                # A half-built index is unusable: the next search rebuilds it.
                 self._index_checked = False
                 self._max_timestamp = None
                 raise
@@ -533,7 +534,7 @@ class Segment:
         self.reset_indexes()
         last_offset = self.base_offset - 1
         for position, header, _ in self.batches(with_payload=False):
-            # No CRC covers the offset. One that can not be is left to the readers of that batch.
+            # No CRC covers the offset. Readers report a batch whose offset is out of order.
             if last_offset < header.last_offset <= self.base_offset + MAX_RELATIVE_OFFSET:
                 last_offset = header.last_offset
                 self.index_batch(last_offset, header.max_timestamp, position, header.size)

@@ -1,6 +1,6 @@
-"""Long work in steps, so that no caller has to wait for as long as all of the work takes.
+"""Long tasks in steps, so that no caller must wait for the whole task.
 
-A generator yields wherever others may have their turn, and returns its result. Its caller decides
+A generator yields wherever other tasks may run, and returns its result. Its caller decides
 how many steps to take at a time: all of them (:func:`finish`), or as many as fit into a slice of
 time (``fencepost.coordinator.runtime.turns``, ``fencepost.coordinator.runtime.fair_threads``).
 """
@@ -13,11 +13,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Steps = Generator[None, None, T]
-"""Work in steps with a result."""
+"""A task in steps with a result."""
 
 
 def finish(steps: Generator[object, None, T]) -> T:
-    """Take all steps at once; returns the result."""
+    """Run all steps and return the result."""
     while True:
         try:
             next(steps)

@@ -1,11 +1,11 @@
-"""What a recovery takes out of a log is kept beside it, under names that nobody looks at.
+"""Copies of the data that a recovery removes from a log, under names that no broker reads.
 
 ``<offset>.log.<n>-stray`` holds the bytes of a log file from that offset on: a whole segment, or
-the end of one behind the place where it was cut. ``n`` counts the recoveries that took something.
-The files go with the topic; before, nobody removes them but an operator who is done with them.
+the end of one behind the cut. ``n`` counts the recoveries that removed something. The files are
+deleted with the topic; before that, only an operator removes them.
 
-The suffix is the one of directories that no topic explains (``UnifiedLog.StrayDirSuffix``). Apache
-Kafka passes over files of such a name.
+Kafka uses the suffix for directories without a topic (``UnifiedLog.StrayDirSuffix``), and ignores
+files of such a name.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ _NAME: Final = re.compile(
 
 
 def is_stray(name: str) -> bool:
-    """Whether a file in a partition's directory was taken out of its log."""
+    """Whether a file in a partition's directory holds data that was removed from its log."""
     return _NAME.fullmatch(name) is not None
 
 
 def without_stray_suffix(name: str) -> str:
-    """Return the name that a log file with the same content would have; others as they are."""
+    """Return the name of a log file with the same content; other names unchanged."""
     match = _NAME.fullmatch(name)
     return name if match is None else match["offset"] + LOG_SUFFIX
 
 
 class Strays:
-    """Where one recovery puts what it takes out of ``log``."""
+    """The files in which one recovery keeps the data that it removes from ``log``."""
 
     def __init__(self, fs: FileSystem, log: Log, names: Iterable[str]) -> None:
-        """``names`` are those of the directory."""
+        """``names`` are the names in the directory."""
         self._fs = fs
         self._log = log
         matches = filter(None, map(_NAME.fullmatch, names))
         self._number = 1 + max((int(match["number"]) for match in matches), default=0)
         self.kept: list[str] = []
-        """Names of the files that were made."""
+        """Names of the created files."""
 
     def take(self, segment: Segment) -> None:
-        """Take a whole segment; durably, so that no later one goes before an earlier one."""
+        """Rename a whole segment, durably: no later one may vanish before an earlier one."""
         name = self._name(segment.base_offset)
         self._log.set_aside(segment, f"{self._log.directory}/{name}")
         self.kept.append(name)
 
     def copy_end(self, segment: Segment, position: int, offset: int, *, is_wanted: bool) -> None:
-        """Copy a segment from ``position`` on, where ``offset`` is next.
+        """Copy a segment from ``position`` on, where ``offset`` is the next offset.
 
-        Without room on disk that is left out, unless it ``is_wanted``: then OSError.
+        If the disk is full, skip the copy, or raise OSError if it ``is_wanted``.
         """
         name = self._name(offset)
         path = f"{self._log.directory}/{name}"

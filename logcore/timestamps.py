@@ -1,9 +1,9 @@
-"""Finding offsets by time, in steps.
+"""Offset look-ups by timestamp, in steps.
 
-A log may have thousands of segments, and a batch a million records: a generator yields where others
-may have their turn, and returns what it found. The log may roll, be cut or compacted meanwhile. So
-the segments are taken from it one by one, each is held open while it is looked into, and where one
-has been replaced by then its successor is looked into.
+A log may have thousands of segments, and a batch a million records: a generator yields so that
+other tasks get their turn, and returns the result. The log may roll, be cut or compacted meanwhile.
+Therefore the generator takes the segments from it one by one, holds each open during the search,
+and searches the successor of a segment that was replaced.
 
 Source: ``LogSegment.findOffsetByTimestamp``, ``UnifiedLog.fetchOffsetByTimestamp``.
 """
@@ -20,7 +20,7 @@ from fencepost.logcore.segment import NO_TIMESTAMP, Segment
 
 
 class TimestampOffset(NamedTuple):
-    """The answer to a search by time."""
+    """The result of a search by timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -43,8 +43,8 @@ def first_not_before(log: Log, timestamp_ms: int, start_offset: int) -> Search:
 def latest(log: Log, start_offset: int) -> Search:
     """Find the first of the records with the largest timestamp.
 
-    A batch's header may promise more than is left of its records, to the log start or to
-    compaction: then its segment is walked. (Kafka answers none there.)
+    A batch's header may have a larger timestamp than its remaining records, after a move of the log
+    start or a compaction: then its segment is walked. (Kafka answers none there.)
     """
     bounds: list[tuple[int, Segment]] = []
     for segment in _each(log):
@@ -73,10 +73,9 @@ def _rank(one: TimestampOffset) -> tuple[int, int]:
 
 
 def _each(log: Log) -> Iterator[Segment]:
-    """Yield the segments of ``log``, oldest first, as they are when their turn comes.
+    """Yield the segments of ``log``, oldest first, each as it is at that moment.
 
-    One that is no part of the log any more when the next is asked for makes way for what has come
-    into its place.
+    If a segment was replaced before the next one is requested, its replacement is yielded.
     """
     offset = 0
     while not log.is_empty and offset < log.log_end_offset:
@@ -87,7 +86,7 @@ def _each(log: Log) -> Iterator[Segment]:
 
 
 def first_in(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
-    """Find the first such record in one segment."""
+    """Find the first record in one segment that is not older than ``timestamp_ms``."""
     if segment.max_timestamp < timestamp_ms:
         return None
     _, offset = segment.time_index.lookup(timestamp_ms)
@@ -117,7 +116,7 @@ def _times(
 
 
 def _latest_in(segment: Segment, start_offset: int) -> Search:
-    """Walk what the log start leaves of a segment for its first record of the largest time."""
+    """Find the first record with the largest timestamp in a segment, from the log start on."""
     found: TimestampOffset | None = None
     with segment.file.pinned():
         for _, header, batch in segment.batches():
@@ -135,7 +134,7 @@ def _latest_in(segment: Segment, start_offset: int) -> Search:
 
 
 def _bound(segment: Segment, start_offset: int) -> Generator[None, None, int]:
-    """The largest timestamp that the batch headers promise of what the log start leaves."""
+    """Return the largest timestamp in the headers of a segment's batches from the log start on."""
     if segment.base_offset >= start_offset:
         return segment.max_timestamp
     position = segment.locate(start_offset)

@@ -1,8 +1,8 @@
 """Errors that outlive the code that raised them, without the memory of its frames.
 
-A traceback holds every frame from ``except`` to ``raise``, and with them the request, the inflated
-records and the response under way. So an error that is stored, passed to a future or answered to a
-client drops its traceback first; a rule of ``tests/test_tidy.py`` finds the places.
+A traceback holds every frame from ``except`` to ``raise``, and with them the request, the
+decompressed records and the unfinished response. So an error that is stored, passed to a future or
+sent to a client drops its traceback first; a rule of ``tests/test_tidy.py`` finds the places.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ E = TypeVar("E", bound=BaseException)
 def without_traceback(error: E) -> E:
     """Drop the tracebacks of ``error`` and of its causes, and return it.
 
-    The error that was being handled when it was raised is no cause, and is dropped. An error that
-    may be a bug gets a note of its place in the code.
+    ``__context__``, the error handled at that moment, is dropped as well. An error that may be a
+    bug gets a note with its place in the code.
     """
     one: BaseException | None = error
     seen: set[int] = set()

@@ -1,7 +1,7 @@
-"""What a client's batch must be before it enters a log.
+"""Validation of a client's batch before the append.
 
-Its header is checked, and that every record can be read (``record_check.py``): offsets are given by
-the header's count, and no consumer gets past a record that does not decode.
+The header is checked, and that every record can be read (``record_check.py``): the header's count
+determines the offsets, and a consumer gets stuck at a record that does not decode.
 
 Source: ``UnifiedLog.analyzeAndValidateRecords``, ``LogValidator``.
 """
@@ -44,13 +44,13 @@ from fencepost.logcore.record_check import (
 from fencepost.logcore.steps import Steps, finish
 
 MAX_BATCH_RECORDS: Final = 2_000_000
-"""Records of one batch, twice what librdkafka puts into one. Kafka sets no bound; without one a
-request of 1 MB could keep a thread for a quarter of a minute."""
+"""Records of one batch, twice the limit of librdkafka. Kafka sets no bound; without one a request
+of 1 MB could keep a thread busy for a quarter of a minute."""
 
 _MAGIC_POSITION: Final = 16
 _CODEC_MASK: Final = 0x07
 _TIMES_REJECTED: Final = "One or more records have been rejected due to invalid timestamp"
-"""The words of Apache Kafka, which clients show."""
+"""Apache Kafka's text, which clients show."""
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
     "gzip": Codec.GZIP,
@@ -61,7 +61,7 @@ _CODECS: Final = {
 
 
 class Admitted(NamedTuple):
-    """A client's batch that may be appended: its header, the bytes to write, and when that was."""
+    """A validated batch of a client: its header, the bytes to write, and the time of the check."""
 
     header: BatchHeader
     data: Buffer
@@ -76,7 +76,7 @@ def admit(
     min_zstd_ok: bool,
     room: Room | None = None,
 ) -> Admitted:
-    """Check a client's bytes at once: see :func:`admitting`."""
+    """Check a client's bytes in one step: see :func:`admitting`."""
     return finish(admitting(data, config, now_ms=now_ms, min_zstd_ok=min_zstd_ok, room=room))
 
 
@@ -88,11 +88,11 @@ def admitting(
     min_zstd_ok: bool,
     room: Room | None = None,
 ) -> Steps[Admitted]:
-    """Check a client's bytes, exactly one batch, in steps; needs nothing but its arguments.
+    """Check that a client's bytes are exactly one valid batch, in steps, without other state.
 
-    The bytes to write differ from ``data`` only where the topic sets the timestamp or another
-    codec. ``min_zstd_ok``: the request is recent enough to carry zstd (Produce 7). ``room`` is what
-    the event loop has time for, None on any other thread.
+    The bytes to write differ from ``data`` only if the topic sets the timestamp or another
+    codec. ``min_zstd_ok``: the request's version allows zstd (Produce 7 or later). ``room`` is the
+    budget on the event loop, None on any other thread.
 
     Raises CorruptRecordError, InvalidRecordError, InvalidTimestampError, RecordTooLargeError,
     RecordListTooLargeError, UnsupportedCompressionError; TooMuchForATurnError with a ``room``.
@@ -134,7 +134,7 @@ def admitting(
 def _recompressed(
     data: Buffer, header: BatchHeader, target: Codec, config: LogConfig, inflated: int
 ) -> Steps[bytes]:
-    """Return the batch under another codec; it is inflated once more, since none of it was kept.
+    """Return the batch under another codec; it is decompressed again, since no output was kept.
 
     ``inflated`` is the size of its records.
     """
@@ -177,7 +177,7 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
         raise InvalidRecordError(
             f"{count} records with a last offset delta of {header.last_offset_delta}"
         )
-    # Offsets are given by the count, so a false one would burn them.
+    # The count determines the offsets, so a false one would waste them.
     room = DEFAULT_MAX_OUTPUT_BYTES if header.attributes & _CODEC_MASK else header.size
     if count * MIN_RECORD_SIZE > room:
         raise InvalidRecordError(f"{count} records can't stand in {header.size} bytes")
@@ -198,7 +198,7 @@ def _check_header(header: BatchHeader, *, min_zstd_ok: bool) -> None:
 
 
 def _check_times(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> Steps[None]:
-    """Check the time type, and the times: by the header's maximum unless there is a lower bound."""
+    """Check the timestamp type and the timestamps, by the header alone without a lower bound."""
     latest = header.max_timestamp
     append_time = config.message_timestamp_type == LOG_APPEND_TIME
     if header.is_log_append_time and (append_time or latest < 0):

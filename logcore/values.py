@@ -1,8 +1,8 @@
-"""Dataclasses whose methods are made when the first of their values is.
+"""Dataclasses whose methods are generated with their first instance.
 
-Making the methods of a frozen dataclass takes a third of a millisecond. A start loads 200 of
-them and uses few. To a type checker, to ``fields`` and to ``replace`` they are dataclasses like
-others; what is wrong with the fields of one is told when its first value is made.
+Generating the methods of a frozen dataclass takes a third of a millisecond. A start loads 200 of
+them and uses few. For type checkers, ``fields`` and ``replace`` they are ordinary dataclasses;
+an error in the fields is raised with the first instance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, slots, frozen=False, eq=True, repr=True):  # noqa: A002 - the name it has there
-        """``dataclasses.dataclass`` for classes that have ``slots`` and no keyword-only fields."""
+        """``dataclasses.dataclass`` for classes with ``slots`` and without keyword-only fields."""
         if not slots:
             raise ValueError("a class whose methods are made late has slots")
         options = {"frozen": frozen, "eq": eq, "repr": repr}
@@ -31,13 +31,13 @@ _MADE: Final = (
     "__replace__",
     "__dataclass_params__",
     "__dataclass_fields__",
-    # The last one: a thread that comes in between makes them as well, and has them all.
+    # The last one: until it is set, other threads generate all methods themselves.
     "__init__",
 )
 
 
 class _Late:
-    """``__dataclass_fields__`` of a class whose methods are not made yet."""
+    """``__dataclass_fields__`` of a class whose methods are not generated yet."""
 
     def __init__(self, written: type, options: dict[str, bool]) -> None:
         self.options = options
@@ -46,7 +46,7 @@ class _Late:
             for name, value in vars(written).items()
             if name not in ("__dict__", "__weakref__")
         }
-        """What was written in the class."""
+        """The class body as written."""
         self.kind: type
         self.is_made_often = False
 
@@ -80,7 +80,7 @@ def _with_late_methods(written: type, options: dict[str, bool]) -> type:
 
 
 def _made(kind: type) -> Any:
-    """The class, whose methods are made from here on."""
+    """Generate the methods of a class, unless that is done; return the class."""
     late = vars(kind)["__dataclass_fields__"]
     if isinstance(late, _Late):
         written = type(kind)(kind.__name__, kind.__bases__, dict(late.body))
@@ -94,17 +94,17 @@ def _made(kind: type) -> Any:
 
 
 def made_often(kind: type[T]) -> type[T]:
-    """Have values of a frozen class made in half the time: for those that each request makes.
+    """Halve the time to construct instances of a frozen class, for classes that each request uses.
 
-    A call of ``object.__setattr__`` for each field costs more than all else there is to do. While
-    it gets its fields a value is of a class with the same slots that is not frozen.
+    A call of ``object.__setattr__`` for each field costs more than all the rest. While its fields
+    are set, an instance has a class with the same slots that is not frozen.
     """
     vars(kind)["__dataclass_fields__"].is_made_often = True
     return kind
 
 
 def opened(kind: type) -> type:
-    """A class whose values may be given fields, and then be made ones of ``kind``."""
+    """Return a mutable class with the slots of ``kind``, for instances under construction."""
     body = {"__slots__": vars(kind)["__slots__"], "__setattr__": object.__setattr__}
     return type(kind)(kind.__name__, kind.__bases__, body)
 
@@ -137,7 +137,7 @@ def _storing_init(kind: type, made: dict[str, Any]) -> Any:
 
 
 def _first(self: Any, *args: object, **named: object) -> None:
-    """``__init__`` of the first value of a class: makes the methods, this one among them."""
+    """``__init__`` of a class's first instance: generates the methods, this one included."""
     for kind in type(self).__mro__:
         if "__dataclass_fields__" in vars(kind):
             break

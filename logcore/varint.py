@@ -30,13 +30,13 @@ def _encode(value: int) -> bytes:
 
 
 SMALL: Final = tuple(_encode(value) for value in range(_TABLE_SIZE))
-"""The encodings of 0 … 1023, for loops that can't afford a call per field."""
+"""The encodings of 0 … 1023, for loops that cannot afford a call per field."""
 
 MINUS_ONE: Final = _encode(-1)
 
 
 ONE_BYTE: Final = tuple((byte >> 1) ^ -(byte & 1) if byte < 0x80 else None for byte in range(256))
-"""The numbers that one byte encodes, None for a byte that another follows; for the same loops."""
+"""The numbers that one byte encodes, None for a byte with a successor; for the same loops."""
 
 
 def encode(value: int) -> bytes:

@@ -1,10 +1,10 @@
-"""A whole partition directory, or a data directory, checked against itself; nothing is changed.
+"""Consistency checks of a whole partition directory, or a data directory; no file is changed.
 
-Each file is checked as :mod:`fencepost.logcore.dump` does. On top of that: segments follow one
-another, no index is missing, transaction indexes and snapshots agree with what a replay of the log
-gives, leader epochs in the cache are those of the batches, and checkpoints lie within their logs.
+Each file is checked as :mod:`fencepost.logcore.dump` does. In addition: segments follow one
+another, no index is missing, transaction indexes and snapshots agree with a replay of the log,
+leader epochs in the cache agree with the batches, and checkpoints lie within their logs.
 
-Every row is a problem, as ``dump`` words it, with the ``file`` that it is in.
+Every row is a problem, as ``dump`` words it, with its ``file``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _problem(file: str, text: object, **where: object) -> Row:
 def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:
     """Check the small files of a data directory, and checkpoints against its partitions.
 
-    The partitions themselves are for :func:`verify_partition`. Raises OSError.
+    :func:`verify_partition` checks the partitions themselves. Raises OSError.
     """
     names = fs.list_directory(directory) or []
     for name in sorted(set(SMALL_FILES) & set(names)):
@@ -77,7 +77,7 @@ def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:
         try:
             offsets = read_offsets(fs, directory, name)
         except CheckpointError:
-            continue  # said above
+            continue  # reported above
         for (topic, index), offset in offsets.items():
             bounds = ends.get((topic, index))
             if bounds is not None and offset > bounds[1]:
@@ -88,7 +88,7 @@ def verify_data_directory(fs: FileSystem, directory: str) -> Iterator[Row]:
 
 
 def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
-    """First offset of the first segment, and the offset behind the last batch."""
+    """Return the first offset of the first segment, and the offset behind the last batch."""
     bases = bases_of(fs.list_directory(directory) or [])
     if not bases:
         return 0, 0
@@ -101,9 +101,9 @@ def _bounds(fs: FileSystem, directory: str) -> tuple[int, int]:
 
 
 def _flushed_below(fs: FileSystem, directory: str) -> int:
-    """Up to where the partition in ``directory`` was flushed, as the files beside it tell.
+    """Return the recovery point of the partition in ``directory``, from the files beside it.
 
-    All of it after a clean stop, and where nothing tells.
+    MAX_INT64 after a clean stop, and if no file contains a recovery point.
     """
     names = fs.list_directory(str(Path(directory).parent)) or ()
     if CLEAN_SHUTDOWN in names or META_PROPERTIES not in names:
@@ -112,7 +112,7 @@ def _flushed_below(fs: FileSystem, directory: str) -> int:
 
 
 def _checkpointed(fs: FileSystem, directory: str, name: str, default: int) -> int:
-    """What a checkpoint beside ``directory`` says of it; ``default`` if that is no partition's."""
+    """Return the checkpointed offset of ``directory``; ``default`` if it is not a partition."""
     path = Path(directory)
     match = _DIRECTORY.fullmatch(path.name)
     if match is None:
@@ -120,12 +120,12 @@ def _checkpointed(fs: FileSystem, directory: str, name: str, default: int) -> in
     try:
         offsets = read_offsets(fs, str(path.parent), name)
     except CheckpointError:
-        return 0  # said of the file itself
+        return 0  # reported for the file itself
     return offsets.get((match["topic"], int(match["index"])), 0)
 
 
 def bases_of(names: list[str]) -> list[int]:
-    """Base offsets of the segments among ``names``, in order."""
+    """Return the base offsets of the segments among ``names``, in order."""
     return sorted(_offsets_of(names, LOG_SUFFIX))
 
 
@@ -137,7 +137,7 @@ def _offsets_of(names: Iterable[str], suffix: str) -> set[int]:
 
 
 def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
-    """Where the log of metadata begins, whatever a checkpoint says: behind its snapshot."""
+    """Return the offsets of metadata snapshots: the metadata log starts behind its snapshot."""
     found = (one[:OFFSET_DIGITS] for one in names if one.endswith(SNAPSHOT_OF_METADATA_SUFFIX))
     return [int(digits) for digits in found if digits.isdecimal()]
 
@@ -145,7 +145,7 @@ def _offsets_of_metadata_snapshots(names: Iterable[str]) -> list[int]:
 def verify_partition(
     fs: FileSystem, directory: str, *, decoder: Decoder | None = None
 ) -> Iterator[Row]:
-    """Yield what is wrong with the files of a partition. Raises OSError."""
+    """Yield the problems of a partition's files. Raises OSError."""
     names = sorted(name for name in fs.list_directory(directory) or [] if not is_stray(name))
     bases = bases_of(names)
     for name in names:
@@ -165,7 +165,7 @@ def _dumped(fs: FileSystem, directory: str, name: str, decoder: Decoder | None) 
 
 
 class _Replay:
-    """Goes through the log once and compares what it tells with what stands beside it."""
+    """Replays the log once and compares the result with the files beside it."""
 
     def __init__(self, fs: FileSystem, directory: str, names: list[str], bases: list[int]) -> None:
         self._fs = fs
@@ -177,7 +177,7 @@ class _Replay:
         self._epochs: list[tuple[int, int]] = []
 
     def check(self) -> Iterator[Row]:
-        """Yield the problems; a log that can't be read to its end ends them."""
+        """Yield the problems; stop at the first one that makes the log unreadable."""
         first = self._bases[0]
         if first in self._snapshots and self._read_snapshot(first) is not None:
             self._producers.snapshot_offsets = {first}
@@ -194,14 +194,14 @@ class _Replay:
             size = 0
             for _, header, batch in read_batches(self._fs, file, payload=True):
                 if isinstance(header, str):
-                    return  # said of the file itself
+                    return  # reported for the file itself
                 yield from self._check_snapshots(end, header.base_offset)
                 size += header.size
                 end = header.next_offset
                 try:
                     self._follow(header, batch, aborted)
                 except LogError:
-                    return  # said of the file itself
+                    return  # reported for the file itself
             yield from self._check_indexes(base, size, aborted)
         yield from self._check_snapshots(end, end)
         for offset in sorted(one for one in self._snapshots if one > end):
@@ -228,7 +228,7 @@ class _Replay:
         try:
             entries = TransactionIndex(self._fs, path, exists=exists).entries
         except CorruptIndexError:
-            return  # said of the file itself
+            return  # reported for the file itself
         known = {(one.producer_id, one.last_offset) for one in entries}
         for one in aborted:
             if (one.producer_id, one.last_offset) not in known:
@@ -251,7 +251,7 @@ class _Replay:
             return None
 
     def _check_snapshots(self, low: int, high: int) -> Iterator[Row]:
-        """Compare the snapshots in [low, high], between which the log holds nothing."""
+        """Compare the snapshots in [low, high], a range in which the log has no records."""
         for offset in sorted(one for one in self._snapshots if low <= one <= high):
             self._snapshots.discard(offset)
             for entry in self._read_snapshot(offset) or ():
@@ -261,7 +261,7 @@ class _Replay:
             yield from self._missing(offset)
 
     def _compare(self, entry: ProducerEntry) -> str:
-        """Say how a producer's entry differs from the log, as far as the log can tell."""
+        """Return how a producer's entry differs from the log, empty if it does not."""
         mine = self._producers.get(entry.producer_id)
         if mine is None:
             return ""
@@ -285,7 +285,7 @@ class _Replay:
         return ""
 
     def _missing(self, offset: int) -> Iterator[Row]:
-        """Only a producer with nothing open may be missing: it has expired."""
+        """Yield missing producers with an open transaction; others may have expired."""
         known = {entry.producer_id for entry in self._read_snapshot(offset) or ()}
         for one in self._producers.view():
             if one.current_txn_first_offset >= 0 and one.producer_id not in known:
@@ -302,7 +302,7 @@ class _Replay:
         try:
             cached = read_epochs(self._fs, self._directory)
         except CheckpointError:
-            return  # said of the file itself
+            return  # reported for the file itself
         flushed = _flushed_below(self._fs, self._directory)
         if cached is None:
             if any(offset < flushed for _, offset in self._epochs):
@@ -315,9 +315,9 @@ class _Replay:
         for (epoch, first), end in zip(self._epochs, ends, strict=False):  # there may be no epoch
             offset = max(first, begin)
             if end <= begin:
-                continue  # it is forgotten with the log start
+                continue  # forgotten when the log start moved
             if epoch not in starts and offset >= flushed:
-                continue  # it is written with the flush, and a start finds it again
+                continue  # the next flush writes it, and a recovery restores it
             if epoch not in starts:
                 yield _problem(file, f"epoch {epoch}, from offset {offset} on, is missing")
             elif starts[epoch] > offset > self._bases[0]:

@@ -1,1 +1,1 @@
-"""The cluster: who leads, who follows, who has what. Pure: no clock, no socket, no file."""
+"""Metadata, replication and controller state machines. Pure: no clock, no socket, no file."""

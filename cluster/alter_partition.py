@@ -1,4 +1,4 @@
-"""Changes of ISRs on their way to the controller: collected, one request at a time, until answered.
+"""ISR changes waiting for the controller, sent in one request at a time until they are answered.
 
 Source: ``DefaultAlterPartitionManager``.
 """
@@ -14,12 +14,12 @@ from fencepost.cluster.isr import AlteredPartition, IsrChange, ReplicationView
 from fencepost.logcore.values import dataclass
 
 RETRY_MS: Final = 50
-"""After an answer that says nothing of the partitions."""
+"""The pause after an answer with a top-level error."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlterPartitionRequest:
-    """What is to be asked, with this broker's epoch of the moment at which it was built."""
+    """An AlterPartition request, with the epoch that this broker had when it was built."""
 
     broker_id: int
     broker_epoch: int
@@ -27,25 +27,25 @@ class AlterPartitionRequest:
 
 
 class AlterPartitions:
-    """The queue of one broker."""
+    """The queue of ISR changes of one broker."""
 
     def __init__(self, view: ReplicationView) -> None:
         self._view = view
         self._unsent: dict[tuple[UUID, int], IsrChange] = {}
-        """Not yet answered; what is in flight stays in it."""
+        """Changes that have not been answered, including those in flight."""
         self.in_flight: AlterPartitionRequest | None = None
         self.retry_at_ms: int | None = None
-        """When to ask again after an answer that failed as a whole."""
+        """When to send again after a top-level error."""
 
     def submit(self, change: IsrChange) -> bool:
-        """Take a change; False where an earlier one of the partition has not been answered.
+        """Queue a change; return False if an earlier change of the partition is unanswered.
 
-        That is OPERATION_NOT_ATTEMPTED to the partition's leader.
+        The partition's leader treats False as OPERATION_NOT_ATTEMPTED.
         """
         return self._unsent.setdefault((change.topic_id, change.index), change) is change
 
     def next_request(self, now_ms: int) -> AlterPartitionRequest | None:
-        """What is to be sent now; it is in flight from then on, until it is answered."""
+        """Return the request to send now, None if none may be sent; it is then in flight."""
         if self.in_flight is not None or not self._unsent:
             return None
         if self.retry_at_ms is not None and now_ms < self.retry_at_ms:
@@ -63,11 +63,12 @@ class AlterPartitions:
         partitions: Mapping[tuple[UUID, int], int | AlteredPartition],
         now_ms: int,
     ) -> tuple[tuple[IsrChange, int | AlteredPartition], ...]:
-        """What each partition's leader has to hear; they may submit anew while they do.
+        """Return each answered change with its answer, to pass to the partition's leader.
 
-        A partition that the answer leaves out is asked for again. So is all of it, after
-        ``RETRY_MS``, where the answer as a whole is an error: STALE_BROKER_EPOCH, a lost connection
-        (NETWORK_EXCEPTION), or any other. NOT_CONTROLLER is the channel's to deal with.
+        While they are passed on, leaders may submit further changes. A partition that the answer
+        omits is sent again. After a top-level error, such as STALE_BROKER_EPOCH or a lost
+        connection (NETWORK_EXCEPTION), all partitions are sent again after ``RETRY_MS``. The
+        channel to the controller handles NOT_CONTROLLER.
         """
         request, self.in_flight = self.in_flight, None
         if request is None:

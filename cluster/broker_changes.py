@@ -1,8 +1,8 @@
 """The changes of brokers, features and topics between two images, as events of the history.
 
-A controller in a process of its own has no topic to write its history to, and Apache Kafka's keeps
-none: the brokers tell what they learn from the metadata. Several of them tell the same, which
-``coordinator.history.repeats`` drops for a reader.
+A separate controller process has no topic for its history, and Apache Kafka's controller keeps
+none, so brokers record what they learn from the metadata. Several brokers record the same event;
+``coordinator.history.repeats`` drops the repetitions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fencepost.logcore.machine import Event
 
 
 def cluster_changes(old: MetadataImage, new: MetadataImage) -> Iterator[Event]:
-    """Compare two images, by the controller's own kinds of events."""
+    """Yield the changes between two images, with the event names of the controller."""
     if old.brokers is not new.brokers:
         for broker_id in sorted(old.brokers.keys() | new.brokers.keys()):
             before, after = old.brokers.get(broker_id), new.brokers.get(broker_id)

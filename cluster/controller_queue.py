@@ -1,8 +1,8 @@
-"""What waits to be sent to the active controller on one connection.
+"""Requests waiting for the active controller on one connection.
 
-One request is under way at a time. A controller that turns out to be none, and a connection that
-breaks, cost nothing but time: the request goes first in line again, to whoever is the controller
-then. What is not sent within its time is given up.
+One request is in flight at a time. If the node is not the controller, or the connection breaks, the
+request returns to the head of the queue and is sent to the next known controller. Queued requests
+expire after ``retry_timeout_ms``.
 
 Source: ``NodeToControllerRequestThread``.
 """
@@ -16,17 +16,17 @@ from typing import Final
 from fencepost.logcore.values import dataclass
 
 BACKOFF_MS: Final = 100
-"""Between two looks for a controller where nobody is known."""
+"""The pause before looking for the controller again."""
 
 MAX_QUEUED: Final = 10_000
-"""Requests that wait on one connection; who comes then is told that the queue is full."""
+"""The most requests that wait on one connection; further ones are refused."""
 
 Address = tuple[str, int]
 """Host and port."""
 
 
 class QueueFullError(Exception):
-    """More requests wait for the controller than are kept."""
+    """The queue for the controller is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The requests of these tokens are given up."""
+    """The requests with these tokens have timed out in the queue."""
 
     tokens: tuple[int, ...]
 
@@ -48,43 +48,45 @@ class Expired:
 class ControllerQueue:
     """The state of one channel to the active controller.
 
-    ``retry_timeout_ms`` is how long a request may wait and be repeated, None for ever;
-    ``request_timeout_ms`` how long an answer may take.
+    ``retry_timeout_ms`` is how long a request may wait and be repeated, None for no limit;
+    ``request_timeout_ms`` is how long the controller may take to answer.
     """
 
     def __init__(self, *, retry_timeout_ms: int | None, request_timeout_ms: int) -> None:
         self._retry_timeout_ms = math.inf if retry_timeout_ms is None else retry_timeout_ms
         self._request_timeout_ms = min(request_timeout_ms, self._retry_timeout_ms)
         self._queued: deque[tuple[int, float]] = deque()
-        """Tokens, and when each has come."""
+        """Tokens, and the time at which each was queued."""
         self._in_flight: tuple[int, float] | None = None
         self._to: Address | None = None
-        """Whom we take for the controller; None: somebody has to say it anew."""
+        """The controller that requests are sent to; None if it must be looked up again."""
         self._lost: Address | None = None
-        """Who is not to be asked again at once."""
+        """The controller whose connection broke last; it is not tried again before the backoff
+        ends."""
         self._not_before_ms = -math.inf
 
     @property
     def controller(self) -> Address | None:
-        """Whom requests go to; None while that is not known."""
+        """The controller that requests are sent to; None while it is unknown."""
         return self._to
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, and nothing is under way."""
+        """Whether no request is queued or in flight."""
         return not self._queued and self._in_flight is None
 
     def enqueue(self, token: int, now_ms: float) -> None:
-        """A request has come. Raises QueueFullError."""
+        """Queue a request. Raises QueueFullError."""
         if len(self._queued) >= MAX_QUEUED:
             raise QueueFullError(f"{MAX_QUEUED} requests wait for the controller")
         self._queued.append((token, now_ms))
 
     def next(self, known: Address | None, now_ms: float) -> Send | Expired | float:
-        """What to do now, or the time until which there is nothing to do.
+        """Return the next action, or the time at which to call again.
 
-        ``known`` is who is said to be the controller. Another one than before is believed at once;
-        Kafka goes on with the last one until that is lost, or 30 s late.
+        ``known`` is the controller according to the metadata. The queue switches to a new one at
+        once; Kafka's channel keeps the previous one until its connection breaks or a request times
+        out (30 s).
         """
         expired = [one for one in self._queued if now_ms - one[1] >= self._retry_timeout_ms]
         if expired:
@@ -105,9 +107,10 @@ class ControllerQueue:
         return min((came for _, came in self._queued), default=math.inf) + self._retry_timeout_ms
 
     def on_answer(self, token: int, *, not_controller: bool, now_ms: float) -> bool:
-        """An answer has come; whether it is the one for whoever asked.
+        """Handle an answer; return whether to pass it to the caller of the request.
 
-        It is not where it says NOT_CONTROLLER (41) anywhere: then the request is first in line.
+        An answer with NOT_CONTROLLER (41) anywhere is not passed on: the request returns to the
+        head of the queue.
         """
         if self._in_flight is None or self._in_flight[0] != token:
             return False
@@ -118,7 +121,7 @@ class ControllerQueue:
         return True
 
     def on_disconnect(self, now_ms: float) -> None:
-        """The connection is gone, was refused, or its answer is late."""
+        """Handle a connection that broke, was refused, or whose answer timed out."""
         self._lost, self._to = self._to or self._lost, None
         self._not_before_ms = now_ms + BACKOFF_MS
         if self._in_flight is not None:
@@ -126,7 +129,7 @@ class ControllerQueue:
             self._in_flight = None
 
     def close(self) -> tuple[int, ...]:
-        """Nothing more is sent; the tokens that nobody will answer."""
+        """Empty the queue; return the tokens of the requests that stay unanswered."""
         tokens = [token for token, _ in self._queued]
         if self._in_flight is not None:
             tokens.insert(0, self._in_flight[0])

@@ -1,4 +1,4 @@
-"""Records on their way into the next image.
+"""Applies records to an image to build the next one.
 
 Source: ``MetadataDelta``, ``TopicsDelta``, ``TopicDelta``, ``ClusterDelta``.
 """
@@ -49,49 +49,50 @@ V = TypeVar("V")
 
 
 def _copied(table: Mapping[K, V]) -> dict[K, V]:
-    """A copy to be changed; ``dict()`` is several times slower once something was removed."""
+    """Return a copy to change; ``dict()`` is several times slower once an entry was removed."""
     return copy(cast("dict[K, V]", table))
 
 
 class MetadataDelta:
-    """Records on their way into the next image.
+    """The records since an image, from which the next image is built.
 
-    Raises CorruptRecordError for a record that does not fit what is there: who has come so far has
-    lost something, and must not go on.
+    Raises CorruptRecordError for a record that contradicts the image: earlier records were lost,
+    and replay must not continue.
     """
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
-        """The one that it begins from."""
+        """The image that the delta begins from."""
         self.topics: dict[str, TopicImage] = {}
-        """Topics that are new or have changed, as they are now but for ``_partitions``."""
+        """New and changed topics in their current state, except for ``_partitions``."""
         self.deleted_topics: dict[UUID, TopicImage] = {}
-        """Topics that are gone, as they were in the former image."""
+        """Deleted topics, as they were in the previous image."""
         self._partitions: dict[bytes, dict[int, PartitionRegistration]] = {}
-        """By the bytes of the topic's id: a start has thousands, and an id is slow to look up."""
+        """By the bytes of the topic's id: a start looks up thousands, and hashing a UUID is
+        slow."""
         self._names: dict[bytes, str] = {}
         self._resources: dict[tuple[int, str], None] = {}
-        """Those whose settings have changed."""
+        """Resources whose settings have changed."""
         self._acl_ids: dict[UUID, None] = {}
         """ACLs that have changed."""
         self._changed: dict[str, Any] = {}
         """Copies of the other parts of the image, by the name of their attribute."""
         self._snapshot = False
         self._resized = False
-        """Whether a topic comes, goes or gets more partitions."""
+        """Whether a topic was created or deleted, or got more partitions."""
 
     # --- records ---
 
     def replay(self, record: MetadataRecord) -> None:
-        """Take one record."""
+        """Apply one record."""
         apply = _REPLAY.get(type(record))
         if apply is not None:
             apply(self, record)
 
     def begin_snapshot(self) -> None:
-        """What follows is all there is: what it does not mention is gone.
+        """Replace the image by the following records; entries that they omit are removed.
 
-        Nothing may have been replayed before (kafka: ``finishSnapshot``).
+        No record may have been replayed before (kafka: ``finishSnapshot``).
         """
         self._snapshot = True
         self._changed = {name: {} for name in _TABLES}
@@ -100,9 +101,10 @@ class MetadataDelta:
     def change_all(
         self, change: PartitionChangeRecord, replicas: tuple[int, ...]
     ) -> Iterator[tuple[UUID, Sequence[int]]]:
-        """Make one change of every partition of the image that has these replicas.
+        """Apply one change to every partition of the image that has these replicas.
 
-        Yields the topics with the numbers of these partitions, which nothing may have touched.
+        Yields topic ids with the indexes of these partitions, for which no record may have been
+        replayed before.
         """
         changed: dict[int, PartitionRegistration] = {}
         others: set[int] = set()
@@ -125,7 +127,7 @@ class MetadataDelta:
                 yield topic.topic_id, indexes
 
     def apply(self, offset: int, epoch: int) -> MetadataImage:
-        """The next image, which ends with the record at ``offset`` of that epoch."""
+        """Return the next image, which ends with the record at ``offset`` of that epoch."""
         changes: dict[str, Any] = dict(self._changed)
         if self._snapshot or self.topics or self.deleted_topics or self._partitions:
             changes |= self._apply_topics()
@@ -184,7 +186,7 @@ class MetadataDelta:
         }
 
     def _table(self, name: str) -> dict[Any, Any]:
-        """The copy of a part of the image that this delta changes."""
+        """Return this delta's copy of a part of the image."""
         table: dict[Any, Any] | None = self._changed.get(name)
         if table is None:
             table = self._changed[name] = _copied(getattr(self.image, name))
@@ -201,11 +203,11 @@ class MetadataDelta:
         return found
 
     def partitions_of(self, topic_id: UUID) -> dict[int, PartitionRegistration]:
-        """The partitions of a topic by their index, to be changed."""
+        """Return the partitions of a topic by their index, for changes."""
         return self.partitions_at(topic_id.bytes)
 
     def partitions_at(self, topic_id: bytes) -> dict[int, PartitionRegistration]:
-        """The same for the bytes of an id."""
+        """Return the same for the bytes of a topic id."""
         partitions = self._partitions.get(topic_id)
         if partitions is None:
             known = UUID(bytes=topic_id)
@@ -218,7 +220,7 @@ class MetadataDelta:
             self.topics[topic.name] = topic
         return partitions
 
-    # --- one method per kind of record ---
+    # --- one method per record type ---
 
     def _register_broker(self, record: RegisterBrokerRecord) -> None:
         self._table("brokers")[record.broker_id] = BrokerRegistration(
@@ -399,8 +401,8 @@ _REPLAY: Final[Mapping[type, Callable[[MetadataDelta, Any], None]]] = {
     RemoveUserScramCredentialRecord: MetadataDelta._remove_credential,
     ClientQuotaRecord: MetadataDelta._quota,
 }
-"""What each kind of record does. The others say nothing about the image: NoOp, migrations, tokens,
-and the borders of a metadata transaction, which whoever replays has to keep."""
+"""The method for each record type. Other types do not affect the image: NoOp, migrations, tokens,
+and the boundaries of a metadata transaction, which the caller must observe."""
 
 
 def replayed(

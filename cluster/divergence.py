@@ -1,4 +1,4 @@
-"""Where the logs of a leader and of its follower part: what the leader answers, where to cut.
+"""The divergence of a leader's and a follower's log: the leader's answer, and where to truncate.
 
 Source: ``Partition.readRecords``, ``AbstractFetcherThread.getOffsetTruncationState``; KIP-101,
 KIP-279, KIP-595.
@@ -15,29 +15,31 @@ UNKNOWN_OFFSET: Final = -1
 
 
 class EpochEnds(Protocol):
-    """A log, as far as its leader epochs go."""
+    """The leader epochs of a log."""
 
     @property
     def log_end_offset(self) -> int:
         """The offset of the next record."""
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest known epoch ≤ ``epoch``, where it ends), (−1, −1) if nothing is known.
+        """Return (the largest known epoch ≤ ``epoch``, its end offset), (−1, −1) if none is known.
 
-        As ``LeaderEpochFileCache.endOffsetFor``; the latest epoch ends at the log's end, and of one
-        below all known it is (``epoch``, where the first known begins).
+        Like ``LeaderEpochFileCache.endOffsetFor``: the latest epoch ends at the log end offset, and
+        for an epoch below all known ones the result is (``epoch``, the start offset of the first
+        known epoch).
         """
 
 
 def diverging_epoch(
     end_of_epoch: tuple[int, int], last_fetched_epoch: int, fetch_offset: int, log_start_offset: int
 ) -> tuple[int, int] | None:
-    """Return what a leader answers a fetch after a record of that epoch; None if the logs agree.
+    """Return a leader's answer to a fetch after a record of that epoch; None if the logs agree.
 
-    ``end_of_epoch`` is the leader's of ``last_fetched_epoch``. The answer is (epoch, where it ends
-    in the leader's log): the reader has to cut its own. Such an answer has no records, and the
-    fetch does not count for the follower's state. Raises OffsetOutOfRangeError for an epoch above
-    all that the leader knows, and below the start of its log, whether the epochs part or not.
+    ``end_of_epoch`` is the leader's for ``last_fetched_epoch``. The answer is (epoch, its end
+    offset in the leader's log), to which the reader must truncate. Such an answer has no records,
+    and the fetch does not count for the follower's state. Raises OffsetOutOfRangeError for an epoch
+    above all that the leader knows, and for an offset below the start of its log, whether the logs
+    diverge or not.
     """
     if last_fetched_epoch == NO_EPOCH:
         return None
@@ -54,10 +56,10 @@ def diverging_epoch(
 
 
 def truncation_offset(log: EpochEnds, epoch: int, end: int, start: int) -> int:
-    """Where a follower cuts its log, given where the leader says that ``epoch`` ends.
+    """Return the offset to truncate a follower's log to, if the leader's ``epoch`` ends at ``end``.
 
-    ``start`` counts if the leader knows nothing. Where the own log does not know that very epoch,
-    it is cut to the end of the largest one below, and the next fetch asks again.
+    ``start`` is used if the leader knows no end. If the follower's log lacks that epoch, it is
+    truncated to the end of the largest smaller epoch, and the next fetch compares again.
     """
     own_end = log.log_end_offset
     if end == UNKNOWN_OFFSET:

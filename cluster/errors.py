@@ -1,7 +1,7 @@
-"""What replication is told and what it refuses, in Kafka's numbers and as exceptions.
+"""Error codes with rules in replication, and the errors that a leader raises.
 
-Answers between brokers carry error codes that decide what a machine does next, so here, as nowhere
-else in the pure packages, the numbers are known.
+Error codes in the answers of other brokers decide the next step of a replication machine, so this
+is the only pure package that knows Kafka's numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Errors(IntEnum):
 
 
 def error_name(code: int) -> str:
-    """Kafka's name of a code, for people; the number where replication has no rule for it."""
+    """Return Kafka's name of a code, or its number if it has no rule in replication."""
     try:
         return Errors(code).name
     except ValueError:
@@ -48,18 +48,18 @@ def error_name(code: int) -> str:
 
 
 class ReplicationError(DomainError):
-    """Base of what a leader refuses to another broker."""
+    """Base of the errors that a leader returns to another broker."""
 
 
 class NotLeaderOrFollowerError(ReplicationError):
-    """This broker does not lead the partition, or an older incarnation of a broker asks.
+    """This broker does not lead the partition, or a broker's former incarnation asks.
 
     (NOT_LEADER_OR_FOLLOWER)
     """
 
 
 class UnknownReplicaError(ReplicationError):
-    """A broker fetches that is in no assignment known here (UNKNOWN_LEADER_EPOCH).
+    """The fetching broker is in no assignment that is known here (UNKNOWN_LEADER_EPOCH).
 
-    The metadata that assign it may have reached it earlier; it tries again (KAFKA-13837).
+    The assignment may have reached that broker first; it tries again (KAFKA-13837).
     """

@@ -1,7 +1,7 @@
-"""One fetcher: what a broker fetches from one leader over one connection.
+"""One fetcher: the partitions that a broker fetches from one leader over one connection.
 
-Partitions take turns, one request is in flight, and an incremental fetch session (KIP-227) has each
-request name only what has changed.
+Partitions take turns, one request is in flight, and with an incremental fetch session (KIP-227) a
+request names only the partitions that have changed.
 
 Source: ``AbstractFetcherThread.maybeFetch``, ``RemoteLeaderEndPoint.buildFetch``,
 ``FetchSessionHandler``.
@@ -29,16 +29,16 @@ Key = tuple[UUID, int]
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
-"""Full request that asks for a session."""
+"""The session epoch of a full request, which asks for a new session."""
 MAX_EPOCH: Final = 2**31 - 1
 
 SESSION_ERRORS: Final = (Errors.FETCH_SESSION_ID_NOT_FOUND, Errors.INVALID_FETCH_SESSION_EPOCH)
-"""The leader has lost the session. (FETCH_SESSION_TOPIC_ID_ERROR is none of them: metadata have to
-arrive first.)"""
+"""The leader has lost the session. FETCH_SESSION_TOPIC_ID_ERROR is not one of these errors: the
+metadata must arrive first."""
 
 
 def fetcher_id(topic_hash: int, index: int, fetchers: int) -> int:
-    """Which of the ``num.replica.fetchers`` of a leader fetches a partition.
+    """Return which of a leader's ``num.replica.fetchers`` fetchers fetches a partition.
 
     ``topic_hash`` is ``String.hashCode`` of the topic's name, from −2³¹ to 2³¹−1.
     """
@@ -48,20 +48,20 @@ def fetcher_id(topic_hash: int, index: int, fetchers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What a Fetch request has to say of its session and its partitions."""
+    """The session and the partitions of a Fetch request."""
 
     session_id: int
     session_epoch: int
     partitions: tuple[PartitionFetch, ...]
-    """New or changed ones; all of them in a full request."""
+    """New or changed partitions; all of them in a full request."""
     forgotten: tuple[Key, ...]
-    """No longer wanted in the session."""
+    """Partitions to remove from the session."""
     is_full: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """What a Fetch answer says."""
+    """The session and the partitions of a Fetch response."""
 
     error: int = Errors.NONE
     session_id: int = NO_SESSION
@@ -75,7 +75,7 @@ class FetchSession:
         self.session_id = NO_SESSION
         self.epoch = INITIAL_EPOCH
         self.partitions: dict[Key, PartitionFetch] = {}
-        """What the leader has been told."""
+        """The partitions as the leader knows them from requests."""
 
     @property
     def is_full(self) -> bool:
@@ -83,7 +83,7 @@ class FetchSession:
         return self.epoch == INITIAL_EPOCH
 
     def build(self, wanted: Mapping[Key, PartitionFetch]) -> FetchRequest:
-        """The next request for what is wanted, in that order."""
+        """Build the next request for the ``wanted`` partitions, in their order."""
         forgotten: tuple[Key, ...] = ()
         if self.is_full:
             send = tuple(wanted.values())
@@ -95,7 +95,7 @@ class FetchSession:
         return FetchRequest(self.session_id, self.epoch, send, forgotten, self.is_full)
 
     def handle(self, answer: FetchAnswer) -> bool:
-        """Take note of an answer; False where nothing in it may be used."""
+        """Update the session from an answer; return whether the answer's partitions may be used."""
         if answer.error != Errors.NONE:
             if answer.error == Errors.FETCH_SESSION_ID_NOT_FOUND:
                 self._forget()
@@ -120,7 +120,7 @@ class FetchSession:
         return True
 
     def close(self) -> None:
-        """Have the next request end the session, if there is one, and ask for a new one."""
+        """Make the next request end the session, if there is one, and ask for a new one."""
         self.epoch = INITIAL_EPOCH
 
     def _forget(self) -> None:
@@ -129,7 +129,7 @@ class FetchSession:
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What an answer meant for one partition."""
+    """A partition's request and answer, and the step that follows from them."""
 
     follower: PartitionFollower
     sent: PartitionFetch
@@ -145,7 +145,7 @@ class LeaderFetcher:
         self.session = FetchSession()
         self.in_flight: FetchRequest | None = None
         self._followers: dict[Key, PartitionFollower] = {}
-        """In the order in which they are asked for: who got records goes to the end."""
+        """In request order: a partition that received records moves to the end."""
 
     def __len__(self) -> int:
         return len(self._followers)
@@ -155,25 +155,25 @@ class LeaderFetcher:
 
     @property
     def followers(self) -> tuple[PartitionFollower, ...]:
-        """All of them."""
+        """The followed partitions, in request order."""
         return tuple(self._followers.values())
 
     def add(self, follower: PartitionFollower) -> None:
-        """Fetch a partition too."""
+        """Add a partition to fetch."""
         self._followers[follower.key] = follower
 
     def remove(self, key: Key) -> PartitionFollower | None:
-        """Fetch it no longer; the session forgets it with the next request."""
+        """Stop fetching a partition; the next request removes it from the session."""
         return self._followers.pop(key, None)
 
     def next_request(
         self, now_ms: int, is_throttled: Callable[[PartitionFollower], bool] | None = None
     ) -> FetchRequest | None:
-        """The request to send now, in flight from then on.
+        """Return the request to send now; it is then in flight.
 
-        None while one is in flight, or while nothing can be fetched: :meth:`wake_at` says when to
-        try again. ``is_throttled`` is asked for replicas that lag: whether the quota is exceeded
-        and they count for it.
+        Returns None while a request is in flight or no partition can be fetched; :meth:`wake_at`
+        gives the time to try again. ``is_throttled`` is called for lagging replicas and returns
+        whether the replication quota throttles them.
         """
         if self.in_flight is not None:
             return None
@@ -190,7 +190,7 @@ class LeaderFetcher:
         return self.in_flight
 
     def wake_at(self) -> int | None:
-        """When the first delayed partition is ready again, None if none is delayed."""
+        """Return when the first delayed partition is ready again, None if none is delayed."""
         return min(
             (
                 one.delayed_until_ms
@@ -201,11 +201,11 @@ class LeaderFetcher:
         )
 
     def answered(self, answer: FetchAnswer, now_ms: int) -> tuple[PartitionResult, ...]:
-        """The answer to the request in flight: what it means for each partition in it.
+        """Handle the answer to the request in flight; return the result for each partition in it.
 
-        What it says of the logs has to be done before the next request is built. Where the session
-        is at fault all is asked for anew at once; after any other answer that cannot be used, the
-        partitions wait for the backoff.
+        The caller must carry out the steps before it builds the next request. After a session
+        error, a full request follows at once; after any other unusable answer, the partitions wait
+        for the backoff.
         """
         if self.in_flight is None:
             return ()
@@ -227,7 +227,7 @@ class LeaderFetcher:
         return tuple(results)
 
     def failed(self, now_ms: int) -> None:
-        """The request in flight got no answer: all partitions wait for the backoff."""
+        """Handle a request that got no answer: all partitions wait for the backoff."""
         self.in_flight = None
         self.session.close()
         self._delay_all(now_ms)

@@ -1,9 +1,9 @@
-"""One partition that this broker follows: what to ask its leader next, and what an answer means.
+"""One partition that this broker follows: what to fetch next, and how to apply an answer.
 
-The shell keeps the log; the machine reads where it ends and what its epochs are through
-:class:`FollowerLog`, and says what is to be done in a :class:`FollowerStep`. It is told when that
-is done (:meth:`PartitionFollower.appended`, :meth:`~PartitionFollower.truncated`), or has failed.
-The log is never cut below what epochs prove: a lower high watermark cuts nothing.
+The caller owns the log. The machine reads the log's end and epochs through :class:`FollowerLog` and
+returns the necessary action as a :class:`FollowerStep`; the caller reports that the action is done
+(:meth:`PartitionFollower.appended`, :meth:`~PartitionFollower.truncated`) or has failed. Only
+leader epochs decide where a log is truncated; a lower high watermark alone truncates nothing.
 
 Source: ``AbstractFetcherThread``, ``ReplicaFetcherThread``, ``PartitionFetchState``; KIP-101,
 KIP-279, KIP-320, KIP-595 (truncation on fetch).
@@ -26,15 +26,15 @@ DEFAULT_REPLICA_FETCH_BACKOFF_MS: Final = 1_000
 
 
 class FollowerLog(EpochEnds, Protocol):
-    """The replica's own log, as far as following needs to know it."""
+    """The part of the replica's log that a follower reads."""
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset that is there."""
+        """The first offset in the log."""
 
     @property
     def high_watermark(self) -> int:
-        """As this replica knows it."""
+        """The high watermark as this replica knows it."""
 
     @property
     def latest_epoch(self) -> int:
@@ -45,24 +45,24 @@ class FollowerLog(EpochEnds, Protocol):
 
 
 class FetchState(StrEnum):
-    """What a follower does."""
+    """The state of a follower."""
 
     STOPPED = "Stopped"
-    """It has no leader, or is none of the replicas."""
+    """The partition has no leader, or this broker does not follow it."""
     TRUNCATING = "Truncating"
-    """The log is being cut; only then does it go on."""
+    """The log is being truncated; fetching continues afterwards."""
     FETCHING = "Fetching"
     APPENDING = "Appending"
-    """An answer's records are on their way into the log."""
+    """The records of an answer are being appended."""
     RESETTING = "Resetting"
-    """It is out of the leader's range and asks for the leader's ends."""
+    """The fetch offset is outside the leader's log; the follower asks for the leader's offsets."""
     DELAYED = "Delayed"
     FAILED = "Failed"
-    """Nothing more until the leader epoch changes, or the log is back."""
+    """Fetching stops until the leader epoch changes or the log is available again."""
 
 
 class FetchTrigger(Enum):
-    """What happens to a follower."""
+    """An event that changes a follower's state."""
 
     START = "a leader epoch begins, the log knows its epochs"
     START_WITHOUT_EPOCHS = "a leader epoch begins, and the log has no epochs"
@@ -101,12 +101,12 @@ FETCH_TRANSITIONS: Final[Mapping[tuple[FetchState, FetchTrigger], FetchState]] =
         (FetchState.DELAYED, FetchTrigger.READY): FetchState.FETCHING,
     }
 )
-"""The whole table; what is not in it must not happen. What is being done to the log is done first:
-a leader epoch that begins meanwhile takes effect with the next fetch."""
+"""The whole table; any other transition violates an invariant. An append or a truncation that has
+begun is finished first: a leader epoch that begins meanwhile takes effect with the next fetch."""
 
 
 class Reaction(Enum):
-    """What an error of the leader means."""
+    """How a follower reacts to an error from the leader."""
 
     RETRY = "delay the partition, the others go on"
     RESET = "ask for the leader's ends"
@@ -117,22 +117,22 @@ FETCH_ERRORS: Final[Mapping[int, Reaction]] = {
     Errors.OFFSET_OUT_OF_RANGE: Reaction.RESET,
     Errors.FENCED_LEADER_EPOCH: Reaction.FAIL,
 }
-"""Every other error passes: UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and unknown topics while
-metadata travel, the rest because the leader may mend it."""
+"""Every other error is retried: UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER and unknown topics end
+when the metadata has propagated, and the leader may recover from the rest."""
 
 APPEND_ERRORS_THAT_PASS: Final = frozenset(
     {Errors.CORRUPT_MESSAGE, Errors.INVALID_RECORD, Errors.OFFSET_OUT_OF_RANGE}
 )
-"""A damaged answer is asked for again, also one whose records begin elsewhere than they may; any
-other failure of the own log is one."""
+"""Errors after which the records are fetched again: the answer was damaged, or its records begin at
+an unexpected offset. Any other append error fails the follower."""
 
 
-# --- what goes in and out ---
+# --- inputs and outputs ---
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFetch:
-    """A partition's part of a Fetch request."""
+    """One partition of a Fetch request."""
 
     topic: str
     topic_id: UUID
@@ -150,21 +150,21 @@ class PartitionFetch:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAnswer:
-    """A partition's part of a Fetch answer."""
+    """One partition of a Fetch response."""
 
     error: int = Errors.NONE
     high_watermark: int = UNKNOWN_OFFSET
     log_start_offset: int = UNKNOWN_OFFSET
     diverging: tuple[int, int] | None = None
-    """(epoch, end offset) if the leader's log parts from the follower's."""
+    """(epoch, end offset) if the leader's log diverges from the follower's."""
     records: Any = None
-    """Whatever the shell appends; the machine looks only at ``size``."""
+    """The records in any form that the caller can append; the machine reads only ``size``."""
     size: int = 0
     """Bytes of records."""
 
 
 class LogEnd(Enum):
-    """An end of the leader's log, by the timestamp that asks ListOffsets for it."""
+    """An end of the leader's log, as the timestamp that selects it in ListOffsets."""
 
     LATEST = -1
     EARLIEST = -2
@@ -172,7 +172,7 @@ class LogEnd(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OffsetQuestion:
-    """What ListOffsets is to ask the leader, as a replica; equal only to itself."""
+    """A ListOffsets request that the caller must send as a replica; equal only to itself."""
 
     end: LogEnd
     current_leader_epoch: int
@@ -180,31 +180,33 @@ class OffsetQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Cut the log at ``offset``; ``start_anew``: drop all of it, it begins and ends there then.
+    """Truncate the log to ``offset``; with ``start_anew``, delete everything and restart it there.
 
-    Everything goes with it: indexes, epochs that begin at the offset or later, producers' states.
-    After ``start_anew`` the high watermark, too, is the offset (KAFKA-9491).
+    Indexes, leader epochs that begin at or after the offset, and producer states are truncated as
+    well. With ``start_anew`` the high watermark becomes the offset, too (KAFKA-9491).
     """
 
     offset: int
     start_anew: bool = False
     below_high_watermark: bool = False
-    """Allowed, and worth a warning: an election was unclean, or a disk has lost something."""
+    """Allowed, but worth a warning: an election was unclean, or a disk has lost records."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerStep:
-    """What is to be done, at most one of the first three."""
+    """Actions for the caller; at most one of the first three is set."""
 
     append_up_to_epoch: int | None = None
-    """Append the answer's records; batches of a higher leader epoch are skipped (KAFKA-18723)."""
+    """Append the answer's records, but skip batches of a higher leader epoch (KAFKA-18723)."""
     truncate: Truncation | None = None
     ask: OffsetQuestion | None = None
-    """Send ListOffsets with the own broker id, which answers with the leader's very end."""
+    """Send ListOffsets as a replica: with this broker's id, the leader answers with its log end
+    offset."""
     high_watermark: int | None = None
-    """Set the own one there, be it lower; consumers that wait here are to be woken."""
+    """Set the replica's high watermark to this offset, even if it is lower, and wake waiting
+    consumers."""
     log_start_offset: int | None = None
-    """Move the own log start up to there."""
+    """Advance the replica's log start offset to this offset."""
     delayed_until_ms: int | None = None
     events: tuple[Event, ...] = ()
 
@@ -235,27 +237,27 @@ class PartitionFollower:
         self.fetch_offset = UNKNOWN_OFFSET
         self.last_fetched_epoch = NO_EPOCH
         self.lag: int | None = None
-        """Records that the leader has committed and this replica does not hold; None: not known.
-        A replica that lags may be throttled."""
+        """Committed records that this replica lacks; None if unknown. A lagging replica may be
+        throttled."""
         self.delayed_until_ms: int | None = None
         self._answer: tuple[PartitionFetch, PartitionAnswer] | None = None
-        """What is being appended."""
+        """The request and the answer whose records are being appended."""
         self._asked: OffsetQuestion | None = None
         self._leader_end = UNKNOWN_OFFSET
-        """The leader's end, once it has told it."""
+        """The leader's log end offset, from the first of the two ListOffsets answers."""
 
     @property
     def key(self) -> tuple[UUID, int]:
         """The partition."""
         return self.topic_id, self.index
 
-    # --- whom to follow ---
+    # --- the leader ---
 
     def become_follower(self, registration: PartitionRegistration) -> FollowerStep:
-        """Follow by ``registration``, at once or on with it.
+        """Follow the leader of ``registration``.
 
-        An older partition epoch is ignored. Fetching begins anew only where the leader epoch grew:
-        a change of the ISR must not disturb it (KAFKA-13790).
+        A registration with an older partition epoch is ignored. Fetching restarts only if the
+        leader epoch has grown: a change of the ISR must not disturb it (KAFKA-13790).
         """
         if registration.partition_epoch < self.partition_epoch:
             return NOTHING
@@ -271,14 +273,14 @@ class PartitionFollower:
         return self._start()
 
     def resume(self) -> FollowerStep:
-        """Fetch again by the same registration: the log is back, or a stop was premature."""
+        """Fetch again from the same leader: the log is available again, or a stop was premature."""
         return self._start() if self.leader >= 0 else NOTHING
 
     def _start(self) -> FollowerStep:
-        """Begin at the own end.
+        """Begin to fetch at the log end offset.
 
-        A log that knows no epoch cannot ask where it parts from the leader's, and is cut to the
-        high watermark, as before KIP-101.
+        A log without epochs cannot be compared with the leader's; it is truncated to the high
+        watermark, as before KIP-101.
         """
         if self.state in (FetchState.APPENDING, FetchState.TRUNCATING):
             return NOTHING
@@ -292,16 +294,16 @@ class PartitionFollower:
         return self._cut(log.high_watermark)
 
     def _take_position(self) -> None:
-        """Fetch on from where the log ends.
+        """Set the fetch position to the end of the log.
 
-        An answer without records changes neither this nor the epoch that is compared with the
-        leader's (KAFKA-15510).
+        An answer without records changes neither the offset nor the epoch that the leader compares
+        (KAFKA-15510).
         """
         self.fetch_offset = self._log.log_end_offset
         self.last_fetched_epoch = self._log.latest_epoch
 
     def stop(self) -> None:
-        """Follow nobody: this broker leads, has no replica, or shuts down."""
+        """Stop following: this broker leads, has no replica of the partition, or shuts down."""
         self._clear()
         self._move(FetchTrigger.STOP)
 
@@ -312,11 +314,11 @@ class PartitionFollower:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether nothing is known to be missing; such a replica is never throttled."""
+        """Whether the replica lacks no committed record; such a replica is never throttled."""
         return self.lag is not None and self.lag <= 0
 
     def fetch(self, now_ms: int) -> PartitionFetch | None:
-        """What to ask the leader for, None while there is nothing to ask."""
+        """Return the partition's part of the next Fetch request, None if it must wait."""
         if self.state is FetchState.DELAYED and now_ms >= (self.delayed_until_ms or 0):
             self.delayed_until_ms = None
             self._move(FetchTrigger.READY)
@@ -333,11 +335,11 @@ class PartitionFollower:
         )
 
     def answered(self, sent: PartitionFetch, answer: PartitionAnswer, now_ms: int) -> FollowerStep:
-        """The leader's answer; one to a question that is not the present one means nothing.
+        """Handle the leader's answer; ignore one that does not match the current fetch position.
 
-        The epoch is compared as well: an answer that is late may tell of a log that has been cut
-        and filled again since. Nor does one to a former leader epoch mean anything (KAFKA-18723),
-        but that the leader is ahead of it.
+        The epoch of the position is compared, too: since a late answer was sent, the log may have
+        been truncated and filled again. An answer from a former leader epoch is ignored
+        (KAFKA-18723); if its error is FENCED_LEADER_EPOCH, the partition waits for the backoff.
         """
         position = self.fetch_offset, self.last_fetched_epoch
         if self.state is not FetchState.FETCHING or position != (
@@ -363,7 +365,7 @@ class PartitionFollower:
         return self._take(answer)
 
     def appended(self) -> FollowerStep:
-        """The records of the answer are in the log, as far as they were not skipped."""
+        """Continue after the answer's records, except skipped ones, have been appended."""
         if self._answer is None:
             if self.state is FetchState.FETCHING:
                 self._take_position()
@@ -374,7 +376,7 @@ class PartitionFollower:
         return self._take(answer) if sent.current_leader_epoch == self.leader_epoch else NOTHING
 
     def _take(self, answer: PartitionAnswer) -> FollowerStep:
-        """What an answer says beside its records."""
+        """Apply the offsets of an answer."""
         log, end = self._log, self.fetch_offset
         self.lag = max(0, answer.high_watermark - end)
         high = max(log.log_start_offset, min(answer.high_watermark, end))
@@ -397,14 +399,14 @@ class PartitionFollower:
         return self.delay(now_ms)
 
     def _fenced(self) -> FollowerStep:
-        """The leader is in a later epoch, of which metadata will tell this broker, too."""
+        """Stop until the metadata names the leader's later epoch."""
         self._clear()
         self._move(FetchTrigger.FAIL)
         detail = {"leader": self.leader, "leader_epoch": self.leader_epoch}
         return FollowerStep(events=(Event("follower-fenced", str(self), detail, routine=True),))
 
     def delay(self, now_ms: int) -> FollowerStep:
-        """Wait for the backoff: the partition's answer, or the whole request, was an error."""
+        """Wait for the backoff after an error of the partition or of the whole request."""
         if self.state in (FetchState.FETCHING, FetchState.APPENDING, FetchState.RESETTING):
             self._answer = self._asked = None
             self._move(FetchTrigger.RETRY)
@@ -412,11 +414,12 @@ class PartitionFollower:
         return FollowerStep(delayed_until_ms=self.delayed_until_ms)
 
     def append_failed(self, error: int, now_ms: int) -> FollowerStep:
-        """The records could not be appended.
+        """Handle an answer whose records could not be appended.
 
-        OFFSET_OUT_OF_RANGE: they begin before the own end. The leader's log may start inside of a
-        batch, and this one end there, cut to where the leader's epochs begin: then all that is here
-        was deleted there, and the log begins anew. (Kafka's follower fails.)
+        OFFSET_OUT_OF_RANGE means that they begin before the log end offset. The leader's log may
+        start in the middle of a batch, and the follower's log may have been truncated to that
+        start. The leader has then deleted everything that the follower still holds, so the
+        follower's log restarts. (Kafka's follower fails.)
         """
         if self._answer is None:
             return NOTHING
@@ -430,7 +433,7 @@ class PartitionFollower:
         return self.failed(f"the answer could not be appended: {error_name(error)}")
 
     def failed(self, reason: str) -> FollowerStep:
-        """Stop until the leader epoch changes or :meth:`resume`."""
+        """Stop until the leader epoch changes or :meth:`resume` is called."""
         if self.state is FetchState.STOPPED:
             return NOTHING
         self._clear()
@@ -441,9 +444,9 @@ class PartitionFollower:
     # --- truncation ---
 
     def _diverging(self, epoch: int, end: int) -> FollowerStep:
-        """Cut to where the logs are sure to agree, and ask again from there (KIP-279).
+        """Truncate to an offset up to which the logs agree, and fetch from there (KIP-279).
 
-        Nothing else of such an answer counts (KAFKA-14704).
+        The rest of such an answer is ignored (KAFKA-14704).
         """
         self._move(FetchTrigger.CUT)
         return self._cut(truncation_offset(self._log, epoch, end, self.fetch_offset))
@@ -463,7 +466,10 @@ class PartitionFollower:
         return FollowerStep(truncate=cut, events=(Event("log-truncated", str(self), detail),))
 
     def truncated(self) -> FollowerStep:
-        """The log is cut: go on from its end, which may lie below what was said (whole batches)."""
+        """Fetch from the end of the truncated log, which may be below the requested offset.
+
+        Truncation drops whole batches.
+        """
         if self.state is not FetchState.TRUNCATING:
             return NOTHING
         self._take_position()
@@ -479,7 +485,7 @@ class PartitionFollower:
     def offset_listed(
         self, asked: OffsetQuestion, offset: int, error: int, now_ms: int
     ) -> FollowerStep:
-        """The leader's answer to what :attr:`FollowerStep.ask` said.
+        """Handle the leader's answer to :attr:`FollowerStep.ask`.
 
         Kafka: ``fetchOffsetAndTruncate``.
         """

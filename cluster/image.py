@@ -1,8 +1,8 @@
-"""The immutable picture of a cluster that its metadata records add up to, and what changes it.
+"""The immutable image of a cluster's metadata, and the differences between two images.
 
-An image is never changed: a ``MetadataDelta`` (``delta.py``) takes records and makes the next image
-of it, which shares with the former one all that stayed. Two images, the former and the next, tell a
-broker what it has to do: :func:`local_changes`.
+A ``MetadataDelta`` (``delta.py``) applies records to an image and builds the next one, which shares
+every unchanged part with it. Two successive images show what a broker must do:
+:func:`local_changes`.
 
 Source: ``MetadataImage``, ``PartitionRegistration.merge``, ``TopicsDelta.localChanges``.
 """
@@ -26,44 +26,45 @@ from fencepost.logcore.values import dataclass
 
 NO_LEADER: Final = -1
 NO_LEADER_CHANGE: Final = -2
-"""The leader in a PartitionChangeRecord that says nothing of it."""
+"""The leader in a PartitionChangeRecord that does not change the leader."""
 
 MIGRATING: Final = UUID(int=0)
 UNASSIGNED: Final = UUID(int=1)
 LOST: Final = UUID(int=2)
-"""Directories that are none (kafka: ``DirectoryId``); the first two count as online."""
+"""Reserved directory ids that name no directory (kafka: ``DirectoryId``); MIGRATING and UNASSIGNED
+count as online."""
 
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 GROUP_RESOURCE: Final = 32
-"""What settings belong to (kafka: ``ConfigResource.Type``)."""
+"""The types of resources with settings (kafka: ``ConfigResource.Type``)."""
 
 Entity = tuple[tuple[str, str | None], ...]
-"""Types and names of the parts of a quota's entity, sorted by type."""
+"""The types and names of a quota's entity, sorted by type."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRegistration:
-    """What the cluster has decided of one partition."""
+    """The state of one partition as the metadata records it."""
 
     replicas: tuple[int, ...]
-    """The assignment, in the order of preference."""
+    """The assignment, in order of preference."""
     isr: tuple[int, ...]
     leader: int
     leader_epoch: int
     partition_epoch: int
     directories: tuple[UUID, ...] = ()
-    """Where each of the replicas lies."""
+    """The log directory of each replica."""
     removing_replicas: tuple[int, ...] = ()
     adding_replicas: tuple[int, ...] = ()
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
     leader_recovery_state: int = 0
-    """1 after an unclean election, until the leader has said that it took notice."""
+    """1 after an unclean election, until the leader reports that it has recovered."""
 
     @classmethod
     def of(cls, record: PartitionRecord) -> PartitionRegistration:
-        """That of a new partition."""
+        """Return the registration of a new partition."""
         return cls(
             replicas=record.replicas,
             isr=record.isr,
@@ -79,10 +80,10 @@ class PartitionRegistration:
         )
 
     def merge(self, change: PartitionChangeRecord) -> PartitionRegistration:
-        """The registration after a change.
+        """Return the registration after a change.
 
-        Every one counts the partition epoch up, and one that names a leader, be it the same, counts
-        the leader epoch up.
+        Every change raises the partition epoch; a change that names a leader, even the same one,
+        raises the leader epoch.
         """
         leads_anew = change.leader != NO_LEADER_CHANGE
         replicas = self.replicas if change.replicas is None else change.replicas
@@ -112,7 +113,7 @@ class PartitionRegistration:
         return self.leader == broker_id and self.replicas == (broker_id,)
 
     def directory_of(self, broker_id: int) -> UUID:
-        """Where the replica of a broker lies; UNASSIGNED if nobody said."""
+        """Return the directory of a broker's replica; UNASSIGNED if it is unknown."""
         for replica, directory in zip(self.replicas, self.directories, strict=False):
             if replica == broker_id:
                 return directory
@@ -134,14 +135,14 @@ class TopicImage:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A broker as it has registered, and what the controller thinks of it since."""
+    """A broker's registration, and its state at the controller."""
 
     broker_id: int
     epoch: int
     incarnation_id: UUID
     listeners: Mapping[str, BrokerEndpoint]
     features: Mapping[str, tuple[int, int]]
-    """Lowest and highest level of each feature that it supports."""
+    """The lowest and highest supported level of each feature."""
     rack: str | None
     fenced: bool
     in_controlled_shutdown: bool
@@ -150,85 +151,85 @@ class BrokerRegistration:
 
     @property
     def is_active(self) -> bool:
-        """Whether it may lead and join an ISR: neither fenced nor about to go."""
+        """Whether the broker may lead and join an ISR: unfenced, not in controlled shutdown."""
         return not self.fenced and not self.in_controlled_shutdown
 
     def has_online(self, directory: UUID) -> bool:
-        """Whether a replica in that directory can be read."""
+        """Whether a replica in that directory is online."""
         return directory in self.directories or directory in (MIGRATING, UNASSIGNED)
 
 
 class Step(NamedTuple):
-    """What an image was made of, so that who knows that need not look at all of it."""
+    """The changes between two successive images, which spare a comparison of the whole images."""
 
     topics: Mapping[str, TopicImage]
-    """The topics of the former image."""
+    """The topics of the previous image."""
     topic_ids: Collection[UUID]
-    """Topics that are new, others or gone."""
+    """The topics that were created, changed or deleted."""
     resized: bool
-    """Whether any of these has come, is gone or has another number of partitions."""
+    """Whether a topic was created or deleted, or its number of partitions changed."""
     configs: Mapping[tuple[int, str], Mapping[str, str]]
-    """The settings of the former image."""
+    """The settings of the previous image."""
     resources: Collection[tuple[int, str]]
-    """Type and name of the resources whose settings are others or gone."""
+    """The type and name of the resources whose settings changed or were removed."""
     acls: Mapping[UUID, AccessControlEntryRecord]
-    """The ACLs of the former image."""
+    """The ACLs of the previous image."""
     acl_ids: Collection[UUID]
-    """ACLs that are new, others or gone."""
+    """The ACLs that were created, changed or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataImage:
-    """All of it, up to the record at ``offset``, which was written in ``epoch``."""
+    """The cluster's metadata up to the record at ``offset``, which was written in ``epoch``."""
 
     offset: int = -1
     epoch: int = -1
     features: Mapping[str, int] = field(default_factory=dict)
-    """Finalized levels, ``metadata.version`` among them; a feature at 0 is not in it."""
+    """Finalized levels, including ``metadata.version``; a feature at level 0 is omitted."""
     brokers: Mapping[int, BrokerRegistration] = field(default_factory=dict)
     controllers: Mapping[int, RegisterControllerRecord] = field(default_factory=dict)
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=dict)
     partition_count: int = 0
-    """Partitions of all topics."""
+    """The number of partitions of all topics."""
     unified: Mapping[str, str] = field(default_factory=dict)
-    """Names of topics that have a ``.`` or a ``_``, by what they are once the two are the same."""
+    """The names of topics that contain a ``.`` or a ``_``, by their :func:`unified_name`."""
     configs: Mapping[tuple[int, str], Mapping[str, str]] = field(default_factory=dict)
-    """Dynamic settings by type and name of their resource; "" stands for all brokers."""
+    """Dynamic settings by the type and name of their resource; "" stands for all brokers."""
     acls: Mapping[UUID, AccessControlEntryRecord] = field(default_factory=dict)
     scram: Mapping[tuple[str, int], UserScramCredentialRecord] = field(default_factory=dict)
     """Credentials by user and mechanism (1 SCRAM-SHA-256, 2 SCRAM-SHA-512)."""
     quotas: Mapping[Entity, Mapping[str, float]] = field(default_factory=dict)
     next_producer_id: int = 0
     step: Step | None = field(default=None, compare=False, repr=False)
-    """How it differs from the one before it, if that is known."""
+    """The changes since the previous image, if known."""
 
     def partition(self, topic_id: UUID, index: int) -> PartitionRegistration | None:
-        """The partition, None if there is none."""
+        """Return the partition, None if it does not exist."""
         topic = self.topics_by_id.get(topic_id)
         if topic is None or not 0 <= index < len(topic.partitions):
             return None
         return topic.partitions[index]
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
-        """A topic's own settings."""
+        """Return the settings of one topic."""
         return self.configs.get((TOPIC_RESOURCE, name), {})
 
     def colliding(self, name: str) -> str | None:
-        """The topic whose name differs from ``name`` in ``.`` and ``_`` alone, or is the same."""
+        """Return the topic whose name equals ``name`` if ``.`` and ``_`` count as equal."""
         return name if name in self.topics else self.unified.get(unified_name(name))
 
 
 def unified_name(name: str) -> str:
-    """What a name becomes in the name of a metric, where two topics must not meet."""
+    """Return a topic's name as metric names have it, where no two topics may have the same."""
     return name.replace(".", "_")
 
 
-# --- what is different ---
+# --- differences between images ---
 
 
 def changed_configs(old: MetadataImage, new: MetadataImage) -> Collection[tuple[int, str]]:
-    """Type and name of the resources whose settings are others, or gone."""
+    """Return the type and name of the resources whose settings changed or were removed."""
     before, after = old.configs, new.configs
     if before is after:
         return ()
@@ -239,7 +240,7 @@ def changed_configs(old: MetadataImage, new: MetadataImage) -> Collection[tuple[
 
 
 def changed_acls(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:
-    """Return the ids of the ACLs that are new, others or gone."""
+    """Return the ids of the ACLs that were created, changed or deleted."""
     before, after = old.acls, new.acls
     if before is after:
         return ()
@@ -255,7 +256,7 @@ def changed_acls(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:
 
 
 def changed_topics(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:
-    """The topics that are new, others or gone."""
+    """Return the ids of the topics that were created, changed or deleted."""
     before, after = old.topics_by_id, new.topics_by_id
     if before is after:
         return ()
@@ -266,7 +267,7 @@ def changed_topics(old: MetadataImage, new: MetadataImage) -> Collection[UUID]:
 
 
 def topics_resized(old: MetadataImage, new: MetadataImage) -> bool:
-    """Whether a topic has come or gone, or has another number of partitions."""
+    """Whether a topic was created or deleted, or its number of partitions changed."""
     if new.step is not None and new.step.topics is old.topics:
         return new.step.resized
     return any(
@@ -275,7 +276,7 @@ def topics_resized(old: MetadataImage, new: MetadataImage) -> bool:
 
 
 def racks_of(image: MetadataImage, name: str) -> tuple[tuple[str, ...], ...]:
-    """Return the racks of each partition's replicas, in order; nothing where no broker has one."""
+    """Return the racks of each partition's replicas, sorted; empty if no broker has a rack."""
     topic, racks = image.topics.get(name), _racks(image)
     if topic is None or not racks:
         return ()
@@ -286,7 +287,7 @@ def racks_of(image: MetadataImage, name: str) -> tuple[tuple[str, ...], ...]:
 
 
 def racks_changed(old: MetadataImage, new: MetadataImage) -> bool:
-    """Whether the replicas of a topic that is in both are on other racks, or may be."""
+    """Whether replicas of a topic that is in both images may have moved to other racks."""
     if old.brokers is not new.brokers and _racks(old) != _racks(new):
         return True
     if old.topics is new.topics or not _racks(new):
@@ -311,12 +312,12 @@ def _size(image: MetadataImage, topic_id: UUID) -> int:
     return 0 if topic is None else len(topic.partitions)
 
 
-# --- what it means for one broker ---
+# --- changes for one broker ---
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPartition:
-    """A partition of which this broker has a replica."""
+    """A partition of which this broker has, or had, a replica."""
 
     topic: str
     topic_id: UUID
@@ -326,23 +327,23 @@ class LocalPartition:
 
 @dataclass(frozen=True, slots=True)
 class LocalChanges:
-    """What a broker has to do, in this order."""
+    """A broker's changes, to be applied in this order."""
 
     deletes: tuple[LocalPartition, ...] = ()
-    """It has no replica any more; the registration is that of before."""
+    """The broker no longer has a replica; the registration is the previous one."""
     leaders: tuple[LocalPartition, ...] = ()
-    """It leads, and something of the partition changed."""
+    """The broker leads, and the partition has changed."""
     elected: tuple[LocalPartition, ...] = ()
-    """Those of ``leaders`` whose leader epoch changed."""
+    """The partitions of ``leaders`` whose leader epoch has changed."""
     followers: tuple[LocalPartition, ...] = ()
-    """It has a replica and does not lead, and something changed."""
+    """The broker has a replica and does not lead, and the partition has changed."""
     deleted_alone: tuple[TopicImage, ...] = ()
-    """Deleted topics of which the broker had the only replica of each partition; ``deletes`` does
-    not have them."""
+    """Deleted topics whose every partition had its only replica on the broker; ``deletes`` omits
+    them."""
 
 
 def deleted_topics(old: MetadataImage, new: MetadataImage) -> list[TopicImage]:
-    """Return the topics that are gone."""
+    """Return the topics of the old image that the new one lacks."""
     known = (old.topics_by_id.get(topic_id) for topic_id in changed_topics(old, new))
     return [one for one in known if one is not None and one.topic_id not in new.topics_by_id]
 
@@ -355,11 +356,11 @@ def local_changes(
     topics: Collection[UUID] | None = None,
     each_alone: bool = True,
 ) -> LocalChanges:
-    """Return the work that the step from one image to a later one gives a broker.
+    """Return what a broker must do when one image follows another.
 
-    ``topics`` are those to compare, by default all that changed. There may be 200,000 partitions
-    whose only replica is on the broker. Without ``each_alone`` the new ones are left out, and a
-    deleted topic that has no others is in ``deleted_alone``.
+    ``topics`` are the topics to compare, by default all that changed. A broker may have the only
+    replica of 200,000 partitions. With ``each_alone=False``, new partitions of that kind are
+    omitted, and a deleted topic with no others is listed in ``deleted_alone``.
 
     Source: ``TopicDelta.localChanges``, ``TopicsDelta.localChanges``.
     """
@@ -406,7 +407,7 @@ def local_changes(
 
 
 def _is_alone(topic: TopicImage, broker_id: int) -> bool:
-    """Whether all partitions have their only replica on a broker."""
+    """Whether each partition of a topic has its only replica on the broker."""
     last = None
     for one in topic.partitions:
         if one is not last:  # most partitions share their registration

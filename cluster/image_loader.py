@@ -1,8 +1,8 @@
-"""Records in their order, as they come, into images that may be published.
+"""Replays metadata records, in order, into images that may be published.
 
-The records of a metadata transaction take effect together: before its end the image is that from
-before its beginning, after its abort as well. Equal registrations of partitions are one object,
-however many partitions have them: most have, and there are thousands.
+The records of a metadata transaction take effect together: until it ends, and after an abort, the
+image is the one from before the transaction. Partitions with equal registrations share one object,
+because a cluster may have thousands of them.
 
 Source: ``MetadataBatchLoader``, ``MetadataLoader``; KIP-866 (transactions).
 """
@@ -39,32 +39,33 @@ from fencepost.cluster.records import (
 from fencepost.logcore.errors import CorruptRecordError
 
 _MAX_SHARED: Final = 10_000
-"""Forms of records of partitions that are remembered, for others that say the same."""
+"""The most registrations that are kept for records with the same content."""
 
 
 class ImageLoader:
-    """Where committed records become images.
+    """Builds images from committed records.
 
-    Raises CorruptRecordError for what is not understood or does not fit. What was replayed since
-    the last :meth:`publish` is of no use then: go on with :meth:`forget`, or not at all.
+    Raises CorruptRecordError for a record that cannot be decoded or applied. The records replayed
+    since the last :meth:`publish` are unusable then: continue with :meth:`forget`, or stop.
     """
 
     def __init__(self, image: MetadataImage | None = None) -> None:
         self._delta = MetadataDelta(MetadataImage() if image is None else image)
         self._before: MetadataImage | None = None
-        """What holds while a metadata transaction is open."""
+        """The image from before an open metadata transaction."""
         self._offset, self._epoch = self._delta.image.offset, self._delta.image.epoch
         self._shared: dict[
             tuple[int, bytes], tuple[PartitionRegistration | None, PartitionRegistration]
         ] = {}
-        """By what was known of a partition (its identity, of None for a new one) and what a record
-        says: what was known, so that nothing else gets its identity, and what holds then."""
+        """Maps the identity of a partition's registration (of None for a new partition) and a
+        record's content to that registration and the next one. The first keeps the identity from
+        being reused."""
         self.removed: set[UUID] = set()
-        """Topics of which a record has said that they are gone."""
+        """Topics for which a RemoveTopicRecord was replayed."""
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a metadata transaction has begun and not ended."""
+        """Whether a metadata transaction is open."""
         return self._before is not None
 
     def replay(
@@ -74,7 +75,7 @@ class ImageLoader:
         epoch: int,
         records: Iterable[MetadataRecord | None] = repeat(None),
     ) -> None:
-        """Take records that end at ``last_offset``, ``records`` where they are decoded already."""
+        """Replay records up to ``last_offset``; ``records`` has those that are decoded already."""
         said = kind = b""
         partitions: dict[int, PartitionRegistration] = {}
         known: PartitionRegistration | None = None
@@ -91,7 +92,7 @@ class ImageLoader:
                 and value[KIND] == kind
                 and (kind == PARTITION_KIND or partitions.get(index) is known)
             ):
-                # It says of one more partition what the record before said of its own.
+                # The same content as in the previous record, for another partition.
                 partitions[index] = then
                 continue
             kind = value[KIND]
@@ -112,7 +113,7 @@ class ImageLoader:
         self._offset, self._epoch = last_offset, epoch
 
     def _replay_alike(self, alike: Alike) -> None:
-        """Take thousands of records at once: this is most of what a start does."""
+        """Replay thousands of records at once: they make up most of a start."""
         is_new, at = alike.kind == PARTITION_KIND, self._delta.partitions_at
         topic_id = b""
         partitions: dict[int, PartitionRegistration] = {}
@@ -132,10 +133,10 @@ class ImageLoader:
             partitions[index] = then
 
     def change_all(self, change: PartitionChangeRecord, replicas: tuple[int, ...]) -> list[bytes]:
-        """Replay ``change`` for each partition with just these replicas.
+        """Replay ``change`` for each partition that has exactly these replicas.
 
-        Returns the values of the records that say so. Nothing else may have been replayed since the
-        last :meth:`publish`.
+        Returns the values of the corresponding records. No other record may have been replayed
+        since the last :meth:`publish`.
         """
         template, values = Template(change), list[bytes]()
         for topic_id, indexes in self._delta.change_all(change, replicas):
@@ -159,32 +160,32 @@ class ImageLoader:
                 self.removed.add(record.topic_id)
 
     def passed(self, offset: int, epoch: int) -> None:
-        """Take notice of records that say nothing of the image: those of a control batch."""
+        """Advance past records that do not affect the image: those in a control batch."""
         self._offset, self._epoch = offset, epoch
 
     def publish(self) -> MetadataImage:
-        """The image of all that was replayed; that from before an open transaction."""
+        """Return the image of all replayed records, or the one from before an open transaction."""
         return self._settle() if self._before is None else self._before
 
     def forget(self, image: MetadataImage) -> None:
-        """Go on from this image, whatever was replayed."""
+        """Continue from ``image``, and drop everything replayed."""
         self._delta = MetadataDelta(image)
         self._before = None
         self._offset, self._epoch = image.offset, image.epoch
 
     def begin_snapshot(self) -> None:
-        """What is replayed up to :meth:`end_snapshot` is all there is; its offsets say nothing."""
+        """Replace the image by the records up to :meth:`end_snapshot`; ignore their offsets."""
         self._delta = MetadataDelta(self._settle())
         self._delta.begin_snapshot()
         self._before = None
 
     def end_snapshot(self, end_offset: int, epoch: int) -> MetadataImage:
-        """The image of a snapshot of what is below ``end_offset``."""
+        """Return the image of a snapshot that ends before ``end_offset``."""
         self._offset, self._epoch = end_offset - 1, epoch
         return self._settle()
 
     def _settle(self) -> MetadataImage:
-        """The image of all that was replayed, in a transaction or not."""
+        """Return the image of all replayed records, in a transaction or not."""
         image = self._delta.apply(self._offset, self._epoch)
         self._delta = MetadataDelta(image)
         if len(self._shared) > _MAX_SHARED:

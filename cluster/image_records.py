@@ -1,4 +1,4 @@
-"""The fewest records that add up to an image: what a snapshot consists of.
+"""The smallest sequence of records that produces an image: the content of a snapshot.
 
 Source: ``MetadataImage.write`` and the ``write`` of its parts.
 """
@@ -23,23 +23,23 @@ from fencepost.cluster.records import (
 )
 
 METADATA_FEATURE = "metadata.version"
-"""The feature whose level says how records are written; it comes first."""
+"""The feature whose level decides how records are written; it comes first."""
 
 
 def count_of(image: MetadataImage) -> int:
-    """About how many records that are."""
+    """Return the approximate number of records of an image."""
     settings = sum(map(len, image.configs.values()))
     return len(image.topics) + image.partition_count + settings + len(image.acls)
 
 
 def image_values(image: MetadataImage) -> Iterator[bytes]:
-    """The values of the records."""
+    """Yield the values of the records."""
     for record in _before_topics(image):
         yield encode(record)
     templates: dict[int, Template] = {}
     for topic in image.topics.values():
         yield topic_value(topic.name, topic.topic_id)
-    # All of them behind each other: many alike in a row are read at once.
+    # Adjacent records with the same content are replayed together.
     for topic in image.topics.values():
         yield from _partition_values(topic, templates)
     for record in _behind_topics(image):
@@ -68,7 +68,7 @@ def _before_topics(image: MetadataImage) -> Iterator[MetadataRecord]:
 
 
 def _partition_values(topic: TopicImage, templates: dict[int, Template]) -> Iterator[bytes]:
-    """``templates``: those of registrations by their identity."""
+    """Yield a topic's PartitionRecords; ``templates`` holds them by a registration's identity."""
     begin, partitions = 0, topic.partitions
     while begin < len(partitions):
         registration, end = partitions[begin], begin + 1
@@ -85,7 +85,7 @@ def _partition_values(topic: TopicImage, templates: dict[int, Template]) -> Iter
 def partition_record(
     topic_id: UUID, index: int, registration: PartitionRegistration
 ) -> PartitionRecord:
-    """The record of a partition as it is."""
+    """Return the record of a partition's current state."""
     return PartitionRecord(
         topic_id=topic_id,
         partition_id=index,

@@ -1,4 +1,4 @@
-"""What a leader knows of its followers, and the states of an ISR while it is being changed.
+"""The followers' states as their leader knows them, and the states of an ISR change.
 
 Source: ``Replica``, ``ReplicaState``, ``PartitionState``, ``LeaderAndIsr``; KIP-497.
 """
@@ -17,30 +17,30 @@ from fencepost.logcore.values import dataclass
 
 UNKNOWN_OFFSET: Final = -1
 ANY_BROKER_EPOCH: Final = -1
-"""The broker epoch of a fetch that is not compared with the registration's."""
+"""A broker epoch that is not compared with the registration's."""
 NEVER_MS: Final = -(2**62)
-"""A time so long ago that nobody has been caught up since."""
+"""A time before any at which a replica can have been caught up."""
 DEFAULT_REPLICA_LAG_TIME_MAX_MS: Final = 30_000
 LEADER_RECOVERED: Final = 0
 
 
 @dataclass(slots=True)
 class ReplicationView:
-    """What all leaders and followers of one broker look at; the shell keeps it up to date."""
+    """State shared by all leaders and followers of one broker; its owner keeps it up to date."""
 
     broker_id: int
     broker_epoch: int = -1
-    """That of this broker's own registration."""
+    """The epoch of this broker's registration."""
     replica_lag_time_max_ms: int = DEFAULT_REPLICA_LAG_TIME_MAX_MS
     brokers: Mapping[int, BrokerRegistration] = field(default_factory=dict)
-    """Registrations as the latest image has them."""
+    """Broker registrations from the latest image."""
 
 
-# --- the states of an ISR and what moves it between them ---
+# --- the states of an ISR and their transitions ---
 
 
 class IsrState(StrEnum):
-    """Whether the ISR is known, or a change of it is at the controller."""
+    """Whether the ISR is committed, or a change of it is pending at the controller."""
 
     COMMITTED = "CommittedPartitionState"
     PENDING_EXPAND = "PendingExpandIsr"
@@ -48,7 +48,7 @@ class IsrState(StrEnum):
 
 
 class IsrTrigger(Enum):
-    """What happens to an ISR."""
+    """An event that changes the state of an ISR."""
 
     EXPAND = "a replica outside has caught up"
     SHRINK = "members have fallen behind"
@@ -76,8 +76,8 @@ ISR_TRANSITIONS: Final[_IsrTable] = {
         (IsrTrigger.METADATA, False),
     )
 }
-"""The whole table; what is not in it must not happen. A new change is never begun while one is
-pending, whatever else is true."""
+"""The whole table; any other transition violates an invariant. No change begins while another one
+is pending."""
 
 ALTER_PARTITION_ERRORS: Final[Mapping[int, IsrTrigger]] = {
     Errors.OPERATION_NOT_ATTEMPTED: IsrTrigger.REFUSED,
@@ -89,35 +89,36 @@ ALTER_PARTITION_ERRORS: Final[Mapping[int, IsrTrigger]] = {
     Errors.INVALID_REQUEST: IsrTrigger.UNCERTAIN,
     Errors.NEW_LEADER_ELECTED: IsrTrigger.UNCERTAIN,
 }
-"""What an answer's error means; every other one: ask the same again."""
+"""How errors in AlterPartition answers affect the ISR; after any other error the same change is
+sent again."""
 
 
-# --- what goes in and out ---
+# --- inputs and outputs ---
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IsrChange:
-    """One change of an ISR as the controller is asked for it; equal only to itself."""
+    """One ISR change to submit to the controller; equal only to itself."""
 
     topic: str
     topic_id: UUID
     index: int
     leader_epoch: int
     partition_epoch: int
-    """The one that the change expects to find."""
+    """The partition epoch that the controller must have."""
     new_isr: tuple[tuple[int, int], ...]
-    """Members with the broker epoch of the fetch by which each was judged; −1 if it has not fetched
-    in this leader epoch."""
+    """Members, each with the broker epoch of its last fetch; −1 if it has not fetched in this
+    leader epoch."""
     joins: tuple[int, ...]
     leaves: tuple[int, ...]
     reason: str
-    """For people: why."""
+    """An explanation for the history."""
     leader_recovery_state: int = LEADER_RECOVERED
 
 
 @dataclass(frozen=True, slots=True)
 class AlteredPartition:
-    """A partition's answer in AlterPartition without an error."""
+    """One partition of an AlterPartition answer without an error."""
 
     leader_epoch: int
     partition_epoch: int
@@ -126,24 +127,24 @@ class AlteredPartition:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """What the leader knows of one follower, from its fetches (kafka: ``ReplicaState``)."""
+    """A follower's state as its leader knows it from fetches (kafka: ``ReplicaState``)."""
 
     broker_id: int
     log_end_offset: int = UNKNOWN_OFFSET
     log_start_offset: int = UNKNOWN_OFFSET
     last_fetch_leader_log_end_offset: int = 0
-    """Where the leader's log ended when the follower last fetched."""
+    """The leader's log end offset at the follower's last fetch."""
     last_fetch_ms: int = NEVER_MS
     last_caught_up_ms: int = NEVER_MS
-    """The latest time at which the follower held all that the leader held then."""
+    """The latest time at which the follower held every record that the leader held at that time."""
     broker_epoch: int | None = None
-    """That of its last fetch; None: it has not fetched yet."""
+    """The broker epoch of the last fetch; None before the first one."""
 
     def reset(self, now_ms: int, start: int, *, in_isr: bool) -> None:
-        """Begin a leader epoch at ``start``.
+        """Begin a leader epoch at offset ``start``.
 
-        Where it is stays known, if it is. Who is in the ISR counts as caught up until now; who is
-        not does not come back before it has fetched.
+        The follower's known offsets are kept. A member of the ISR counts as caught up now; any
+        other replica only after it has fetched.
         """
         self.last_caught_up_ms = self.last_fetch_ms = now_ms if in_isr else NEVER_MS
         self.last_fetch_leader_log_end_offset = start
@@ -151,7 +152,10 @@ class ReplicaState:
     def fetched(
         self, offset: int, log_start_offset: int, epoch: int, leader_end: int, now_ms: int
     ) -> None:
-        """Note a fetch. Reaching the leader's end of the fetch before counts as of that time."""
+        """Note a fetch.
+
+        A follower that reaches the leader's end of its previous fetch was caught up at that fetch.
+        """
         if offset >= leader_end:
             self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
         elif offset >= self.last_fetch_leader_log_end_offset:
@@ -165,8 +169,9 @@ class ReplicaState:
         self.broker_epoch = epoch
 
     def is_caught_up(self, leader_end: int, now_ms: int, max_lag_ms: int) -> bool:
-        """Whether it holds all, or did within the lag time.
+        """Whether the follower holds every record, or did so within ``max_lag_ms``.
 
-        Who holds all stays caught up for ever: a silent follower of a silent partition is no lag.
+        A follower that holds every record stays caught up without fetching, as long as nothing is
+        appended.
         """
         return self.log_end_offset == leader_end or now_ms - self.last_caught_up_ms <= max_lag_ms

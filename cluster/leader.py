@@ -1,9 +1,9 @@
-"""One partition that this broker leads: what its followers hold, its ISR and its high watermark.
+"""One partition that this broker leads: its followers' offsets, its ISR and its high watermark.
 
-The shell tells it what happened (records appended, a follower's fetch, an image, an answer of the
-controller, time) and does what the :class:`LeaderStep` says. One rule stands above the others:
-while a change of the ISR is on its way to the controller nobody knows which ISR holds, so that the
-high watermark waits for every replica that may be a member of either (KIP-497, the *maximal* ISR).
+The caller reports events (records appended, a follower's fetch, an image, an answer of the
+controller, time) and carries out the returned :class:`LeaderStep`. One rule stands above the
+others: while an ISR change is pending at the controller, either ISR may be the committed one, so
+the high watermark waits for every replica that is in either (KIP-497, the *maximal* ISR).
 
 Source: ``Partition``; KIP-497, KIP-841, KIP-903, KIP-966.
 """
@@ -48,18 +48,18 @@ class AcksVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderStep:
-    """What an event has brought about."""
+    """The effects of an event, for the caller to act on."""
 
     high_watermark_moved: bool = False
     low_watermark_moved: bool = False
     isr_changed: bool = False
-    """The committed ISR is another: writes that wait may have to be refused."""
+    """The committed ISR has changed; waiting writes may have to be refused."""
     send: IsrChange | None = None
-    """To be handed to :class:`~fencepost.cluster.alter_partition.AlterPartitions`."""
+    """A change to submit to :class:`~fencepost.cluster.alter_partition.AlterPartitions`."""
     epoch_entry: tuple[int, int] | None = None
-    """(leader epoch, start offset) for the epoch cache, before anything else is done."""
+    """(leader epoch, start offset) to add to the epoch cache before any other action."""
     is_new_leader: bool = False
-    """This broker did not lead before."""
+    """This broker did not lead the partition before."""
     events: tuple[Event, ...] = ()
 
 
@@ -70,8 +70,8 @@ _HIGH_WATERMARK_MOVED: Final = LeaderStep(high_watermark_moved=True)
 class PartitionLeader:
     """The state machine of one led partition; see the module.
 
-    It may outlive a leadership: :meth:`resign` keeps the epochs, so that an older registration that
-    arrives late is known as such.
+    An instance may outlive a leadership: :meth:`resign` keeps the epochs, so that a late, older
+    registration is recognized.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class PartitionLeader:
         self._view = view
         self.topic, self.topic_id, self.index = topic, topic_id, index
         self.min_insync_replicas = min_insync_replicas
-        """The topic's setting; after a change of it call :meth:`reconsider`."""
+        """The topic's setting; call :meth:`reconsider` after changing it."""
         self.is_leader = False
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.leads_since_epoch = -1
-        """The leader epoch in which this broker began to lead without a break."""
+        """The leader epoch since which this broker has led without interruption."""
         self.epoch_start_offset = UNKNOWN_OFFSET
         self.registration: PartitionRegistration | None = None
-        """The latest one applied; its ISR may be older than :attr:`isr`."""
+        """The registration applied last; its ISR may be older than :attr:`isr`."""
         self.isr: tuple[int, ...] = ()
-        """The committed one."""
+        """The committed ISR."""
         self.pending: IsrChange | None = None
         self.state = IsrState.COMMITTED
         self.maximal_isr: frozenset[int] = frozenset()
-        """Who may be a member: the committed ISR and whoever is on the way into it."""
+        """The committed ISR, and the replicas that a pending change adds."""
         self.replicas: dict[int, ReplicaState] = {}
-        """The other replicas of the assignment."""
+        """The replicas on other brokers."""
         self.log_end_offset = 0
         self.log_start_offset = 0
         self.high_watermark = 0
         self.low_watermark = 0
-        """The lowest log start of this replica and of those on brokers that are up; −1 while one of
-        them has not said (DeleteRecords waits for it)."""
+        """The lowest log start offset of this replica and of those on unfenced brokers, −1 while
+        one of them is unknown (DeleteRecords waits for it)."""
 
     # --- leadership ---
 
@@ -120,14 +120,15 @@ class PartitionLeader:
         high_watermark: int,
         now_ms: int,
     ) -> LeaderStep:
-        """Lead by ``registration``, at once or on with it.
+        """Lead the partition by ``registration``, or update a partition that this broker leads.
 
-        An older partition epoch is ignored, and so is an equal one within the same leader epoch:
-        an answer of the controller has brought it already, and a change that was proposed since is
-        still on its way. The high watermark given counts where this broker did not lead before.
+        A registration with an older partition epoch is ignored. So is one with the same partition
+        epoch while this broker leads: the controller's answer has already brought it, and a change
+        proposed since then is still pending. ``high_watermark`` counts only if this broker did not
+        lead before.
 
-        Where leader epochs lie between, whose images were left out, others may have led: followers
-        may have cut and appended under them, and nothing that is known of them holds any more.
+        If the leader epoch skips a value, other brokers may have led in between, and followers may
+        have truncated and appended under them. All that is known of the followers is then dropped.
         """
         if registration.partition_epoch < self.partition_epoch or (
             self.is_leader and registration.partition_epoch == self.partition_epoch
@@ -175,10 +176,10 @@ class PartitionLeader:
         )
 
     def resign(self, registration: PartitionRegistration | None = None) -> bool:
-        """Lead no more, by that registration or because the partition is gone.
+        """Stop leading, because of ``registration`` or because the partition was removed.
 
-        False, and nothing happens, where the registration is older than what is known. Every
-        operation that waits on the partition has to be looked at afterwards.
+        Returns False, and changes nothing, if the registration is older than the known one. The
+        caller must then check every operation that waits for the partition.
         """
         if registration is not None:
             if registration.partition_epoch < self.partition_epoch:
@@ -198,25 +199,28 @@ class PartitionLeader:
             one: known.get(one) or ReplicaState(one) for one in registration.replicas if one != me
         }
 
-    # --- logs ---
+    # --- log offsets ---
 
     def appended(self, log_end_offset: int, now_ms: int) -> LeaderStep:
-        """The own log ends there now."""
+        """Set this replica's log end offset."""
         self.log_end_offset = log_end_offset
         return _HIGH_WATERMARK_MOVED if self._advance(now_ms) else NOTHING
 
     def log_start_moved(self, log_start_offset: int) -> LeaderStep:
-        """The own log begins there now."""
+        """Set this replica's log start offset."""
         self.log_start_offset = log_start_offset
         return LeaderStep(low_watermark_moved=True) if self._advance_low() else NOTHING
 
     def reconsider(self, now_ms: int) -> LeaderStep:
-        """Try both watermarks again: a setting, a broker's registration or the time has changed."""
+        """Advance both watermarks after a change of a setting, a registration or the time."""
         high, low = self._advance(now_ms), self._advance_low()
         return LeaderStep(high, low) if high or low else NOTHING
 
     def check_replica(self, broker_id: int) -> None:
-        """Refuse who has no replica here, before anything is read for it."""
+        """Raise unless this broker leads the partition and ``broker_id`` has a replica of it.
+
+        Called before anything is read for a follower.
+        """
         if not self.is_leader:
             raise NotLeaderOrFollowerError(f"{self} is not led by this broker")
         if broker_id not in self.replicas:
@@ -233,11 +237,12 @@ class PartitionLeader:
         *,
         is_diverging: bool = False,
     ) -> LeaderStep:
-        """A follower has been read for, up to the leader's end at that moment.
+        """Note a follower's fetch, answered up to ``leader_end_offset``.
 
-        One whose answer is a diverging epoch does not count: its offset says nothing of what the
-        two logs share (KAFKA-13141). Raises :class:`UnknownReplicaError` and
-        :class:`NotLeaderOrFollowerError` (also for a fetch of a broker's former incarnation).
+        A fetch that is answered with a diverging epoch is not counted: its offset does not say how
+        much the two logs share (KAFKA-13141). Raises :class:`UnknownReplicaError` and
+        :class:`NotLeaderOrFollowerError`, the latter also for a fetch by a broker's former
+        incarnation.
         """
         self.check_replica(broker_id)
         known = self._view.brokers.get(broker_id)
@@ -266,7 +271,10 @@ class PartitionLeader:
     # --- the ISR ---
 
     def check_isr(self, now_ms: int) -> LeaderStep:
-        """Propose to leave out who lags; to be called every half of ``replica.lag.time.max.ms``."""
+        """Propose removing lagging replicas from the ISR.
+
+        Call it every half of ``replica.lag.time.max.ms``.
+        """
         if not self.is_leader or self.state is not IsrState.COMMITTED:
             return NOTHING
         late = self._out_of_sync(now_ms)
@@ -301,9 +309,9 @@ class PartitionLeader:
         )
 
     def _maybe_expand(self, replica: ReplicaState) -> IsrChange | None:
-        """A replica joins at the high watermark, but not below the start of the leader's epoch.
+        """Propose adding a replica at the high watermark, but not below the leader epoch's start.
 
-        What lies between the two may be committed, though this leader does not know it yet
+        Records between the two offsets may be committed without this leader knowing it yet
         (KAFKA-7128).
         """
         end = replica.log_end_offset
@@ -313,13 +321,16 @@ class PartitionLeader:
         return self._propose(IsrTrigger.EXPAND, (replica.broker_id,), (), reason)
 
     def _eligible(self, replica: ReplicaState) -> bool:
-        """Whether the controller would take it: active, and the incarnation that fetched."""
+        """Whether the controller would accept the replica into the ISR.
+
+        It must be active and registered with the broker epoch of its last fetch.
+        """
         known = self._view.brokers.get(replica.broker_id)
         return (
             known is not None
             and known.is_active
             and replica.broker_epoch is not None
-            # Brokers that are told by UpdateMetadata do not know the epochs of the others.
+            # Brokers that learn of others by UpdateMetadata do not know their broker epochs.
             and (
                 known.epoch == ANY_BROKER_EPOCH
                 or replica.broker_epoch in (ANY_BROKER_EPOCH, known.epoch)
@@ -357,9 +368,9 @@ class PartitionLeader:
     def alter_partition_answered(
         self, change: IsrChange, answer: int | AlteredPartition, now_ms: int
     ) -> LeaderStep:
-        """The controller's answer to ``change``: an error's code, or the partition as it is now.
+        """Handle the controller's answer to ``change``: an error code, or the altered partition.
 
-        An answer to a change that is not the pending one comes too late and means nothing.
+        An answer to a change that is not the pending one is late and is ignored.
         """
         if self.pending is not change:
             return NOTHING
@@ -404,7 +415,7 @@ class PartitionLeader:
             raise InvariantViolation(f"{self}: {trigger.name} in {self.state}") from None
 
     def _leader_event(self, former: PartitionRegistration) -> Event:
-        """That this broker leads instead of another, and why as far as the registrations tell."""
+        """Build the event of a new leadership, with its cause as far as registrations show it."""
         me, old = self._view.broker_id, former.leader
         reason = "the leader stays, in another epoch"
         if old < 0:
@@ -434,7 +445,7 @@ class PartitionLeader:
         return f"broker {broker_id} shuts down" if known.in_controlled_shutdown else None
 
     def _why_the_controller(self, was: tuple[int, ...]) -> str:
-        """Why it may have taken members out, as far as the registrations tell."""
+        """Return why the controller removed members, as far as the registrations show it."""
         left = (self._what_is_wrong_with(one) for one in was if one not in self.isr)
         told = [one for one in left if one is not None]
         return "; ".join(told) or "the controller decided"
@@ -456,10 +467,11 @@ class PartitionLeader:
     # --- watermarks ---
 
     def _advance(self, now_ms: int) -> bool:
-        """Move the high watermark up as far as all hold what is below it.
+        """Advance the high watermark to the lowest log end offset that counts; return if it moved.
 
-        All: the maximal ISR, and who is caught up and may join, for it would otherwise run after
-        the high watermark for ever. Not while the ISR is too small for a promise (KIP-966).
+        The offsets of the maximal ISR count, and the offsets of caught-up replicas that may join:
+        otherwise the high watermark could stay ahead of them for ever. It does not advance while
+        the ISR is smaller than ``min.insync.replicas`` (KIP-966).
         """
         candidate = self.log_end_offset
         if candidate <= self.high_watermark or not self.is_leader or self.is_under_min_isr:
@@ -491,8 +503,8 @@ class PartitionLeader:
     def acks_verdict(self, required_offset: int, leader_epoch: int) -> AcksVerdict:
         """Whether a write of ``leader_epoch`` that ends at ``required_offset`` may be answered.
 
-        A leader that was another's follower in between may have lost it: who waits from before
-        hears that this broker does not lead.
+        A broker that followed another leader in between may have truncated the write, so a write
+        from before gets NOT_LEADER_OR_FOLLOWER.
         """
         if not self.is_leader or leader_epoch < self.leads_since_epoch:
             return AcksVerdict.NOT_LEADER_OR_FOLLOWER
@@ -502,11 +514,11 @@ class PartitionLeader:
             return AcksVerdict.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return AcksVerdict.DONE
 
-    # --- facts ---
+    # --- metrics and checks ---
 
     @property
     def effective_min_isr(self) -> int:
-        """``min.insync.replicas``, as far as there are replicas."""
+        """``min.insync.replicas``, at most the number of replicas."""
         return min(self.min_insync_replicas, len(self.replicas) + 1)
 
     @property
@@ -516,18 +528,18 @@ class PartitionLeader:
 
     @property
     def is_at_min_isr(self) -> bool:
-        """Whether one more loss would have writes refused."""
+        """Whether writes with acks=all would be refused if one more replica left the ISR."""
         return self.is_leader and len(self.isr) == self.effective_min_isr
 
     @property
     def is_reassigning(self) -> bool:
-        """Whether replicas come or go."""
+        """Whether a reassignment adds or removes replicas."""
         now = self.registration
         return now is not None and bool(now.adding_replicas or now.removing_replicas)
 
     @property
     def replication_factor(self) -> int:
-        """How many replicas there are to be, those that a reassignment adds left out."""
+        """The number of replicas, without those that a reassignment adds."""
         now = self.registration
         if now is None:
             return 0
@@ -535,14 +547,14 @@ class PartitionLeader:
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether fewer replicas are in sync than there are to be."""
+        """Whether the ISR is smaller than the replication factor."""
         return self.is_leader and len(self.isr) < self.replication_factor
 
     @property
     def offsets_are_settled(self) -> bool:
-        """Whether the high watermark has reached the start of the epoch.
+        """Whether the high watermark has reached the start of the leader epoch.
 
-        Only then is it told to clients as the latest offset (otherwise OFFSET_NOT_AVAILABLE).
+        Until then clients that ask for the latest offset get OFFSET_NOT_AVAILABLE.
         """
         return self.high_watermark >= self.epoch_start_offset
 

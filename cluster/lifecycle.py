@@ -1,8 +1,8 @@
 """The life of one broker in a cluster, from its registration to its controlled shutdown.
 
-Whoever drives it sends :meth:`Lifecycle.next_request`, one at a time, hands the answer in, and acts
-on the :class:`Step`s that come out. The two events that only the broker knows are that it has
-recovered its logs (:meth:`Lifecycle.ready_to_unfence`) and that it is to stop
+The caller sends :meth:`Lifecycle.next_request`, one request at a time, passes each answer in, and
+acts on the returned :class:`Step`s. The broker itself reports two events: that it has recovered its
+logs (:meth:`Lifecycle.ready_to_unfence`) and that it must stop
 (:meth:`Lifecycle.begin_controlled_shutdown`).
 
 Source: ``BrokerLifecycleManager``, ``BrokerState``; KIP-631, KIP-841.
@@ -24,22 +24,22 @@ from fencepost.logcore.machine import InvariantViolation
 STALE_BROKER_EPOCH: Final = 77
 
 CATCH_UP_INTERVAL_MS: Final = 10
-"""Between heartbeats while the broker waits to have caught up with the metadata."""
+"""The heartbeat interval while the broker catches up with the metadata."""
 
 UNHEARD_INTERVAL_MS: Final = 100
-"""Between two registrations of which no controller has heard the first."""
+"""The pause before a registration is retried that did not reach a controller."""
 
 SHUTDOWN_INTERVAL_MS: Final = 50
-"""From the first heartbeat that asks for a controlled shutdown to the second."""
+"""The pause between the first and the second heartbeat that ask for a controlled shutdown."""
 
 UNKNOWN_EPOCH: Final = -1
 
 FIRST_WITH_DIRECTORIES: Final = 17
-"""The metadata.version from which on a registration tells of log directories (3.7-IV2)."""
+"""The first metadata.version whose registrations list log directories (3.7-IV2)."""
 
 
 class BrokerState(IntEnum):
-    """How far a broker has come; the numbers are those of Kafka's metric ``BrokerState``."""
+    """The state of a broker; the numbers are those of Kafka's metric ``BrokerState``."""
 
     NOT_RUNNING = 0
     STARTING = 1
@@ -70,7 +70,7 @@ TRANSITIONS: Final[Mapping[tuple[BrokerState, BrokerState], str]] = MappingProxy
 
 
 class Step(StrEnum):
-    """What a broker has to do now, or to know."""
+    """An event that the broker must act on."""
 
     REGISTERED = "the controller has registered the broker"
     CAUGHT_UP = "the broker has caught up with the metadata"
@@ -82,29 +82,29 @@ class Step(StrEnum):
 
 
 FATAL: Final = frozenset({Step.NOT_REGISTERED, Step.EPOCH_LOST})
-"""After these a broker must stop by itself."""
+"""Steps after which the broker must stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a broker says of itself (BrokerRegistration)."""
+    """A broker's registration (BrokerRegistration)."""
 
     broker_id: int
     cluster_id: str
     incarnation_id: UUID
-    """Drawn anew by each process."""
+    """A new random id for each process."""
     listeners: tuple[BrokerEndpoint, ...]
     features: Mapping[str, tuple[int, int]]
-    """Lowest and highest level of each that it supports."""
+    """The lowest and highest supported level of each feature."""
     log_dirs: tuple[UUID, ...]
     rack: str | None = None
     previous_broker_epoch: int = UNKNOWN_EPOCH
-    """Of the run before, if all it had is on the disk; -1 if that is not sure (KIP-966)."""
+    """The epoch of the previous run if that run shut down cleanly, otherwise -1 (KIP-966)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a broker tells again and again (BrokerHeartbeat)."""
+    """A broker's periodic heartbeat (BrokerHeartbeat)."""
 
     broker_id: int
     broker_epoch: int
@@ -112,12 +112,13 @@ class Heartbeat:
     want_fence: bool
     want_shut_down: bool
     cordoned_log_dirs: tuple[UUID, ...] | None
-    """None until the broker has caught up: it does not know yet (KIP-1066)."""
+    """None, which leaves them unchanged, until the broker has caught up with the metadata
+    (KIP-1066)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What the controller says to a heartbeat."""
+    """The controller's answer to a heartbeat."""
 
     error: int = 0
     is_caught_up: bool = False
@@ -127,46 +128,48 @@ class HeartbeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How long things take, in milliseconds."""
+    """Intervals and timeouts in milliseconds."""
 
     heartbeat_ms: int = 2_000
     """``broker.heartbeat.interval.ms``."""
     session_ms: int = 9_000
-    """``broker.session.timeout.ms``; the controller goes by its own."""
+    """``broker.session.timeout.ms``; the controller uses its own setting."""
     initial_registration_ms: int = 60_000
     """``initial.broker.registration.timeout.ms``."""
     controlled_shutdown_ms: int = 300_000
-    """Until then the broker goes, whatever the controller says."""
+    """After this time the broker stops without the controller's consent."""
 
 
 class Lifecycle:
-    """The state of one broker, and what it says to the controller."""
+    """The state of one broker, and its requests to the controller."""
 
     def __init__(self, registration: Registration, intervals: Intervals = Intervals()) -> None:
         self._registration, self._intervals = registration, intervals
         self.state = BrokerState.NOT_RUNNING
         self.broker_epoch = UNKNOWN_EPOCH
         self.is_fenced = True
-        """By the last heartbeat's answer."""
+        """Whether the broker is fenced according to the last heartbeat's answer; True before the
+        first."""
         self._registered = False
         self._metadata_version = 0
         self._ready_to_unfence = False
         self._in_flight = False
         self._due_ms = math.inf
         self._at_once = False
-        """What comes due while a request is under way is not put off."""
+        """Whether the next request must be sent without a pause once the one in flight is
+        answered."""
         self._register_until_ms = math.inf
         self._shut_down_until_ms = math.inf
         self._heard_until_ms = math.inf
-        """A broker that stops waits so long for a controller that does not answer."""
+        """When a broker that is shutting down stops waiting for a silent controller."""
         self._asked_to_shut_down = False
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to say to the controller."""
+        """Whether the broker sends no further request to the controller."""
         return self.state is BrokerState.SHUTTING_DOWN
 
-    # --- what the broker does ---
+    # --- events of the broker ---
 
     def start(self, now_ms: float) -> None:
         """Begin to register."""
@@ -175,22 +178,22 @@ class Lifecycle:
         self._due_ms = now_ms
 
     def ready_to_unfence(self, now_ms: float) -> None:
-        """The logs are recovered, and all that the first image says is done."""
+        """Ask to be unfenced: the logs are recovered, and the first image is applied."""
         self._ready_to_unfence = True
         self._schedule(now_ms, 0)
 
     def register_again(self, registration: Registration, now_ms: float) -> None:
-        """Tell the controller anew what has changed; the same incarnation keeps its epoch."""
+        """Register again with changed values; the same incarnation keeps its broker epoch."""
         epoch = self._registration.previous_broker_epoch
         self._registration = replace(registration, previous_broker_epoch=epoch)
         self._registered = False
         self._schedule(now_ms, 0)
 
     def observed(self, metadata_version: int, log_dirs: Sequence[UUID], now_ms: float) -> bool:
-        """The metadata say this of the cluster and of this registration; whether to tell it anew.
+        """Check the registration in the metadata; return whether the broker registers again.
 
-        A cluster that was upgraded knows nothing yet of the directories of its brokers, and elects
-        nobody whose directory it does not know (kafka: ``BrokerRegistrationTracker``).
+        A cluster that was upgraded does not know its brokers' directories yet, and it elects no
+        replica whose directory is unknown (kafka: ``BrokerRegistrationTracker``).
         """
         rose = metadata_version > self._metadata_version
         self._metadata_version = metadata_version
@@ -200,10 +203,11 @@ class Lifecycle:
         return True
 
     def begin_controlled_shutdown(self, now_ms: float) -> list[Step]:
-        """Ask to be let go; a broker that does not serve yet goes at once.
+        """Ask the controller for a controlled shutdown; a broker that is not RUNNING stops at once.
 
-        One that hears nothing from a controller for the length of a session goes as well: it is
-        fenced by then, and there is nothing left to hand over. Kafka's waits all of the time.
+        A broker that hears from no controller for the length of a session stops as well: it is
+        fenced by then, and has no leadership left to hand over. Kafka's broker waits for the whole
+        timeout.
         """
         if self.state in (BrokerState.PENDING_CONTROLLED_SHUTDOWN, BrokerState.SHUTTING_DOWN):
             return []
@@ -218,9 +222,9 @@ class Lifecycle:
     # --- requests ---
 
     def next_request(self, now_ms: float, applied_offset: int) -> Registration | Heartbeat | float:
-        """What to send now, or the time until which there is nothing to send.
+        """Return the request to send now, or the time at which to call again.
 
-        ``applied_offset`` is the last record of the metadata that the broker has applied.
+        ``applied_offset`` is the last metadata record that the broker has applied.
         """
         if self._in_flight or self.is_over:
             return math.inf
@@ -239,13 +243,13 @@ class Lifecycle:
         )
 
     def deadline_ms(self) -> float:
-        """When :meth:`on_time` has something to say."""
+        """Return the time at which :meth:`on_time` must be called."""
         if self.is_over:
             return math.inf
         return min(self._register_until_ms, self._shut_down_until_ms, self._heard_until_ms)
 
     def on_time(self, now_ms: float) -> list[Step]:
-        """The time has come that :meth:`deadline_ms` named."""
+        """Stop the broker if one of its timeouts has passed."""
         if self.is_over:
             return []
         if now_ms >= min(self._shut_down_until_ms, self._heard_until_ms):
@@ -257,9 +261,10 @@ class Lifecycle:
     # --- answers ---
 
     def on_failure(self, now_ms: float) -> list[Step]:
-        """A request was not answered, or with an error: again after an interval, and not before.
+        """Schedule a retry of a request that failed or got no answer.
 
-        That of a registration which found nobody is short: the broker serves nobody until then.
+        The pause after a failed registration is short, because an unregistered broker serves no
+        client.
         """
         interval_ms = self._intervals.heartbeat_ms
         if not self._registered:
@@ -272,7 +277,7 @@ class Lifecycle:
         return []
 
     def on_registered(self, error: int, broker_epoch: int, now_ms: float) -> list[Step]:
-        """The answer to a registration."""
+        """Handle the answer to a registration."""
         if error:
             return self._again(now_ms, self._intervals.heartbeat_ms)
         self._in_flight = False
@@ -283,7 +288,7 @@ class Lifecycle:
         return [Step.REGISTERED]
 
     def on_heartbeat(self, answer: HeartbeatAnswer, now_ms: float) -> list[Step]:
-        """The answer to a heartbeat."""
+        """Handle the answer to a heartbeat."""
         if answer.error == STALE_BROKER_EPOCH:
             return self._lose_epoch(now_ms)
         if answer.error:
@@ -317,7 +322,10 @@ class Lifecycle:
         return steps
 
     def _lose_epoch(self, now_ms: float) -> list[Step]:
-        """Somebody else has the id. Kafka's brokers go on asking; nothing good comes of it."""
+        """Stop a broker whose id is registered by another process; register again during the start.
+
+        Kafka's broker keeps sending heartbeats, which cannot succeed.
+        """
         if self.state is BrokerState.RUNNING:
             return self._shut_down(Step.EPOCH_LOST)
         if self.state is BrokerState.PENDING_CONTROLLED_SHUTDOWN:

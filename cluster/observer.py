@@ -1,9 +1,9 @@
-"""A broker's view of the metadata log: whom to ask next, and what of the answers is committed.
+"""A broker's replica of the metadata log: where to fetch from, and which records are committed.
 
-The machine holds no log. What is committed is in its image, what is not yet waits in a short tail;
-a broker that starts anew begins at offset 0 and is given a snapshot. Whoever drives it sends
-:meth:`Observer.next_request`, one at a time, hands the answer in, and publishes the images that
-come out, in their order.
+The machine stores no log. Committed records live in its image, uncommitted ones in a short tail; a
+broker that starts fetches from offset 0 and receives a snapshot. The caller sends
+:meth:`Observer.next_request`, one request at a time, passes each answer in, and publishes the
+returned images in order.
 
 Source: ``KafkaRaftClient`` (``buildFetchRequest``, ``handleFetchResponse``,
 ``handleFetchSnapshotResponse``, ``maybeHandleCommonResponse``), ``FollowerState``,
@@ -22,20 +22,20 @@ from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.values import dataclass
 
 FETCH_TIMEOUT_MS: Final = 2_000
-"""``controller.quorum.fetch.timeout.ms``: so long without a good answer, and somebody else is
-asked who leads."""
+"""``controller.quorum.fetch.timeout.ms``: without a successful answer in this time, the observer
+asks another controller for the leader."""
 
 RETRY_BACKOFF_MS: Final = 20
-"""``controller.quorum.retry.backoff.ms``: between two requests of which the first failed."""
+"""``controller.quorum.retry.backoff.ms``: the pause after a failed request."""
 
 MAX_SNAPSHOT_BYTES: Final = 1 << 30
-"""A snapshot that says to be larger is not taken: it is gathered in memory."""
+"""The largest snapshot that is fetched, because a snapshot is assembled in memory."""
 
 NONSENSE_BACKOFF_MS: Final = 100
-"""The same after an answer that made no sense."""
+"""The pause after an answer that could not be parsed or applied."""
 
 MAX_VOTERS: Final = 1_000
-"""Controllers whose addresses are remembered."""
+"""The most controller addresses that an observer keeps."""
 
 UNKNOWN: Final = -1
 
@@ -49,14 +49,14 @@ Address = tuple[str, int]
 
 
 class MetadataDivergedError(Exception):
-    """The controllers have lost what they had committed, or are those of another cluster.
+    """The controllers lost records that they had committed, or belong to another cluster.
 
-    Nothing that has been applied can be taken back, so the broker must not go on.
+    Applied records cannot be undone, so the broker must stop.
     """
 
 
 class OffsetAndEpoch(NamedTuple):
-    """The end of a log, or of a part of it: the next offset, and the epoch of the record before."""
+    """The end of a log or a snapshot: the next offset, and the epoch of the record before it."""
 
     offset: int
     epoch: int
@@ -70,26 +70,27 @@ class MetadataBatch:
     last_offset: int
     epoch: int
     records: tuple[bytes, ...] = ()
-    """Values of its records; a batch of control records has none."""
+    """The values of its records; empty for a control batch."""
     voters: Mapping[int, Address] | None = None
-    """Of a control batch with a VotersRecord: where the controllers listen (KIP-853)."""
+    """The listeners of the controllers, from a control batch with a VotersRecord (KIP-853)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchMetadata:
-    """Fetch from the metadata log at ``to``."""
+    """Fetch from the metadata log of the controller at ``to``."""
 
     to: Address
     offset: int
     last_fetched_epoch: int
     current_leader_epoch: int
     high_watermark: int
-    """What is known of it, -1 for nothing: the answer comes at once if it has moved (KIP-1166)."""
+    """The observer's high watermark, -1 if unknown; the leader answers at once if its own is higher
+    (KIP-1166)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Fetch a piece of a snapshot at ``to``."""
+    """Fetch a chunk of a snapshot from the controller at ``to``."""
 
     to: Address
     snapshot: OffsetAndEpoch
@@ -99,25 +100,25 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LeaderHint:
-    """What an answer says of the leader: ids of -1 say nothing."""
+    """The leader as an answer names it; -1 means unknown."""
 
     leader_id: int = UNKNOWN
     epoch: int = UNKNOWN
     endpoints: Mapping[int, Address] = field(default_factory=dict)
-    """NodeEndpoints, by id."""
+    """NodeEndpoints by controller id."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFetched:
-    """The answer to :class:`FetchMetadata`: of its only partition, or the top level's error."""
+    """The answer to :class:`FetchMetadata`: its only partition's fields, or the top-level error."""
 
     error: int = 0
     hint: LeaderHint = LeaderHint()
     high_watermark: int = UNKNOWN
     diverging: OffsetAndEpoch | None = None
-    """Where the leader's log of that epoch ends: behind it nothing is common."""
+    """The end of that epoch in the leader's log; the two logs share nothing beyond it."""
     snapshot: OffsetAndEpoch | None = None
-    """To be had instead of records."""
+    """The snapshot that must be fetched instead of records."""
     records: bytes = b""
 
 
@@ -128,18 +129,19 @@ class SnapshotFetched:
     error: int = 0
     hint: LeaderHint = LeaderHint()
     size: int = 0
-    """Of the whole snapshot."""
+    """The size of the whole snapshot in bytes."""
     position: int = 0
     piece: bytes = b""
-    """Cut anywhere."""
+    """A chunk that may begin and end in the middle of a batch."""
 
 
 class Observer:
     """Follows the metadata log.
 
-    ``bootstrap`` is asked where no leader is known: the controllers of the configuration.
-    ``read_batches`` parses fetched bytes; it leaves out what is cut off at their end, and raises
-    CorruptRecordError for what is broken. ``choose`` picks one of so many, any at all.
+    ``bootstrap`` lists the configured controllers, which are asked while the leader is unknown.
+    ``read_batches`` parses fetched bytes; it omits a batch that is cut off at the end, and raises
+    CorruptRecordError for a damaged one. ``choose(n)`` returns an index below ``n``, such as a
+    random one.
     """
 
     def __init__(
@@ -157,49 +159,50 @@ class Observer:
         self._fetch_timeout_ms, self._retry_backoff_ms = fetch_timeout_ms, retry_backoff_ms
         self._choose = choose
         self.epoch = 0
-        """The quorum's."""
+        """The quorum's epoch."""
         self._proven_epoch = 0
-        """The last one that a leader was asked in, and has answered."""
+        """The last epoch in which a leader answered a request without an error."""
         self._doubted_since_ms: float | None = None
-        """Since when nobody knows the epoch that somebody has told of."""
+        """Since when controllers have answered UNKNOWN_LEADER_EPOCH for the current epoch."""
         self.leader_id = UNKNOWN
         self.voters: dict[int, Address] = dict(voters or {})
-        """Where controllers listen: of the configuration, of VotersRecords and of answers."""
+        """The controllers' listeners: from the configuration, from VotersRecords and from
+        answers."""
         self._asked: Address | None = None
-        """Whom the last request went to, while no leader is known."""
+        """The controller that is asked while the leader is unknown."""
         self._last_good_ms: float | None = None
         self._not_before_ms = 0.0
         self.log_end = OffsetAndEpoch(0, 0)
-        """Of all that was fetched, committed or not."""
+        """The end of the fetched log, whether committed or not."""
         self.high_watermark = UNKNOWN
         self._tail: list[MetadataBatch] = []
-        """Fetched and not known to be committed."""
+        """Fetched batches that are not known to be committed."""
         self._committed_end = OffsetAndEpoch(0, 0)
         self._snapshot: OffsetAndEpoch | None = None
         self._pieces: list[bytes] = []
         self._position = 0
         self._loader = ImageLoader()
         self.image = MetadataImage()
-        """The newest committed one. It may be ahead of the last published one in the beginning."""
+        """The newest committed image. During catch-up it is ahead of the last published one."""
         self._catch_up_to = UNKNOWN
-        """The first high watermark that a leader told; nothing is published below it."""
+        """The lowest high watermark that a leader has reported; no image below it is published."""
         self._caught_up = False
 
-    # --- who leads ---
+    # --- the leader ---
 
     @property
     def leader(self) -> Address | None:
-        """Where the active controller listens, None while that is not known."""
+        """The active controller's listener, None while it is unknown."""
         return self.voters.get(self.leader_id) if self.leader_id != UNKNOWN else None
 
     def next_request(self, now_ms: float) -> FetchMetadata | FetchSnapshot | float:
-        """What to send now, or the time before which nothing is to be sent."""
+        """Return the request to send now, or the time at which to call again."""
         if now_ms < self._not_before_ms:
             return self._not_before_ms
         if self._last_good_ms is None:
             self._last_good_ms = now_ms
         if now_ms - self._last_good_ms >= self._fetch_timeout_ms:
-            # Somebody else may know more; the one who does not answer keeps its place in the list.
+            # Another controller may know the leader; the silent one stays in the list.
             self._last_good_ms = now_ms
             self._forget_leader()
         to = self.leader or self._somebody()
@@ -214,21 +217,21 @@ class Observer:
         self._asked = None
 
     def _somebody(self) -> Address:
-        """One of the controllers that are known, the same until it has failed."""
+        """Return a known controller, the same one until a request to it fails."""
         if self._asked is None:
             known = self._bootstrap or tuple(self.voters.values())
             self._asked = known[self._choose(len(known))]
         return self._asked
 
     def on_failure(self, now_ms: float) -> None:
-        """No answer: the connection is lost, could not be made, or was silent for too long."""
+        """Handle a request without an answer: the connection failed, broke or timed out."""
         self._forget_leader()
         self._not_before_ms = now_ms + self._retry_backoff_ms
 
     def on_nonsense(self, now_ms: float) -> None:
-        """An answer was not understood, or can not be: go on from what holds, a little later.
+        """Handle an answer that could not be parsed or applied: fetch again from the image's end.
 
-        Whatever was fetched and is not in the image is fetched again.
+        The tail and the chunks of an incomplete snapshot are dropped.
         """
         self._tail.clear()
         self._snapshot, self._pieces, self._position = None, [], 0
@@ -240,9 +243,10 @@ class Observer:
         self._not_before_ms = now_ms + NONSENSE_BACKOFF_MS
 
     def _doubt(self, now_ms: float) -> None:
-        """Nobody answers in the epoch that was told of; in time it is taken for an error.
+        """Note that a controller does not know the current epoch.
 
-        No leader has answered in it, so nothing of it was applied.
+        If controllers keep saying so for the fetch timeout, fall back to the last proven epoch. No
+        leader has answered in the doubted epoch, so no record of it was applied.
         """
         if self._doubted_since_ms is None:
             self._doubted_since_ms = now_ms
@@ -250,7 +254,7 @@ class Observer:
             self._doubted_since_ms, self.epoch = None, self._proven_epoch
 
     def _heed(self, error: int, hint: LeaderHint, now_ms: float) -> bool:
-        """Take what an answer says of leaders; whether it is an answer of the leader."""
+        """Take the leader and the epoch from an answer; return whether the leader sent it."""
         if error == INCONSISTENT_CLUSTER_ID:
             raise MetadataDivergedError("the controllers are those of another cluster")
         asked_in = self.epoch
@@ -269,9 +273,9 @@ class Observer:
             self._proven_epoch = asked_in
             return True
         if error in (FENCED_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER) and self.leader is not None:
-            return False  # the leader is asked at once: there is nothing to wait for
+            return False  # the leader is known, so it is asked without a backoff
         if error != FENCED_LEADER_EPOCH:
-            # Whoever is behind, or shutting down, or in trouble, is no good source: try another.
+            # This controller lags, is shutting down or has failed: try another one.
             self._forget_leader()
         self._not_before_ms = now_ms + self._retry_backoff_ms
         return False
@@ -279,10 +283,10 @@ class Observer:
     # --- fetching ---
 
     def on_fetched(self, answer: MetadataFetched, now_ms: float) -> list[MetadataImage]:
-        """Take an answer; the images to be published.
+        """Handle an answer; return the images to publish.
 
-        Raises MetadataDivergedError, and CorruptRecordError for what is not understood: who does
-        not know a record can not apply what comes behind it.
+        Raises MetadataDivergedError, and CorruptRecordError for a record that cannot be decoded:
+        the records after it cannot be applied either.
         """
         if not self._heed(answer.error, answer.hint, now_ms):
             return []
@@ -319,7 +323,7 @@ class Observer:
         self.log_end = OffsetAndEpoch(batch.last_offset + 1, batch.epoch)
 
     def _truncate(self, diverging: OffsetAndEpoch) -> None:
-        """Drop what the leader does not have."""
+        """Drop the tail's batches that the leader does not have."""
         while self._tail and (
             self._tail[-1].epoch > diverging.epoch or self._tail[-1].last_offset >= diverging.offset
         ):
@@ -336,14 +340,17 @@ class Observer:
             )
 
     def on_snapshot_fetched(self, answer: SnapshotFetched, now_ms: float) -> list[MetadataImage]:
-        """Take a piece of a snapshot; the images to be published. Raises as ``on_fetched`` does."""
+        """Handle a chunk of a snapshot; return the images to publish.
+
+        Raises as ``on_fetched`` does.
+        """
         if not self._heed(answer.error, answer.hint, now_ms):
             if answer.error not in (
                 FENCED_LEADER_EPOCH,
                 NOT_LEADER_OR_FOLLOWER,
                 UNKNOWN_LEADER_EPOCH,
             ):
-                self._snapshot = None  # it is gone; a fetch tells which one there is
+                self._snapshot = None  # it was deleted; the next fetch names the current one
             return []
         if answer.size > MAX_SNAPSHOT_BYTES:
             raise CorruptRecordError(
@@ -363,7 +370,7 @@ class Observer:
         return self._install(snapshot, content)
 
     def _install(self, snapshot: OffsetAndEpoch, content: bytes) -> list[MetadataImage]:
-        """Put the snapshot in the place of all that was there."""
+        """Replace the image and the tail by the snapshot."""
         self._loader.begin_snapshot()
         for batch in self._read_batches(content):
             self._take_voters(batch)
@@ -378,16 +385,16 @@ class Observer:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether an image has gone out."""
+        """Whether an image has been published."""
         return self._caught_up
 
     @property
     def applied_offset(self) -> int:
-        """The last record that the image holds; -1 for none."""
+        """The offset of the last record in the image; -1 if it is empty."""
         return self.image.offset
 
     def _commit(self) -> list[MetadataImage]:
-        """Apply what has come below the high watermark: an image per batch."""
+        """Apply the batches below the high watermark; return an image for each batch."""
         images: list[MetadataImage] = []
         applied = 0
         for batch in self._tail:
@@ -408,9 +415,10 @@ class Observer:
             self.voters = dict(batch.voters)
 
     def _published(self, images: list[MetadataImage]) -> list[MetadataImage]:
-        """What of it goes out: nothing until all is there that was committed when we came.
+        """Return the images to publish, none before the broker has caught up with the metadata.
 
-        The first to go out is the newest one: there is nobody yet who knows a former.
+        Only the newest image is published first, because there is no earlier one to compare it
+        with.
         """
         if self._caught_up:
             return images

@@ -1,9 +1,9 @@
-"""Metadata records as bytes, and back.
+"""Encodes and decodes metadata records.
 
 A record's value is the version of the frame (1), the type's key and its version, each an unsigned
-varint, then the fields in the flexible encoding of KIP-482. What the fields are stands in one table
-per type. An unknown type or version, and bytes left over, are refused: who does not understand a
-record can not go on behind it.
+varint, then the fields in the flexible encoding of KIP-482. One table per type lists the fields. An
+unknown type or version, and trailing bytes, are refused: the records after one that cannot be
+decoded must not be applied.
 
 Source: ``AbstractApiMessageSerde``, ``MetadataRecordSerde``; the schemas ``metadata/*.json``;
 ``MetadataVersion`` for which version is written at which level.
@@ -56,20 +56,20 @@ from fencepost.logcore.errors import CorruptRecordError
 from fencepost.logcore.fields import FieldReader, FieldWriter
 
 FRAME_VERSION: Final = 1
-"""Of the frame around every record."""
+"""The version of the frame around every record."""
 
 METADATA_VERSION: Final = 30
-"""The level 4.3-IV0, whose record versions are written unless another one is finalized."""
+"""Level 4.3-IV0, which decides the written record versions unless another level is finalized."""
 
 
 class Field(NamedTuple):
-    """One field of a structure: its attribute, its type or the class of its parts."""
+    """One field of a structure: its attribute, and its type or the class of its elements."""
 
     name: str
     kind: str | type
     array: bool = False
     since: int = 0
-    """The first version that has it."""
+    """The first version with the field."""
     tag: int | None = None
     nullable: bool = False
 
@@ -306,7 +306,7 @@ _RECORDS: Final[Mapping[type, tuple[int, int, tuple[Field, ...]]]] = {
     ),
     ClearElrRecord: (28, 0, (Field("topic_name", "string"),)),
 }
-"""Key, newest version and fields of each type of record, in the order of the schema."""
+"""Key, newest version and fields of each record type, in the order of the schema."""
 
 _WRITTEN_SINCE: Final[Mapping[type, tuple[tuple[int, int], ...]]] = {
     RegisterBrokerRecord: ((30, 4), (17, 3), (8, 2), (0, 1)),
@@ -314,13 +314,14 @@ _WRITTEN_SINCE: Final[Mapping[type, tuple[tuple[int, int], ...]]] = {
     PartitionChangeRecord: ((23, 2), (17, 1)),
     BrokerRegistrationChangeRecord: ((30, 3), (17, 2), (0, 1)),
 }
-"""From which level of metadata.version on which version is written, newest first; 0 before."""
+"""(metadata.version, record version) pairs, newest first: the record version written from that
+level on; below all of them, version 0."""
 
 _TOPIC_KIND: Final = bytes((FRAME_VERSION, 2, 0))
 _TOPIC_BYTES: Final = 20
-"""A TopicRecord, but for its name."""
+"""The size of a TopicRecord without its name."""
 _ONE_BYTE: Final = 0x80
-"""Unsigned varints below take one byte."""
+"""Unsigned varints below this value take one byte."""
 
 _DOUBLE: Final = struct.Struct(">d")
 _INT16: Final = struct.Struct(">h")
@@ -354,7 +355,7 @@ _PRIMITIVES: Final[Mapping[str, tuple[Read, Write]]] = {
 
 
 class _Step(NamedTuple):
-    """How one field is read and written in one version of a structure."""
+    """The reader and the writer of one field in one version of a structure."""
 
     name: str
     read: Read
@@ -364,16 +365,16 @@ class _Step(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """How one version of a structure is read and written."""
+    """The readers and writers of one version of a structure."""
 
     build: Callable[..., Any]
     plain: tuple[_Step, ...]
     tagged: Mapping[int, _Step]
     absent: tuple[_Step, ...]
-    """Fields that only newer versions have; they must be as if never set."""
+    """Fields that only newer versions have; they must have their default."""
 
     def read(self, data: FieldReader) -> Any:
-        """Read the fields and the tags behind them."""
+        """Read the fields and the tagged fields after them."""
         values = {step.name: step.read(data) for step in self.plain}
         for tag, raw in data.tags().items():
             step = self.tagged.get(tag)
@@ -384,7 +385,7 @@ class Structure(NamedTuple):
         return self.build(**values)
 
     def write(self, out: FieldWriter, value: object) -> None:
-        """Write the fields, and of the tags those that say something."""
+        """Write the fields, and the tagged fields that differ from their default."""
         for step in self.absent:
             if getattr(value, step.name) != step.default:
                 raise ValueError(f"this version of {type(value).__name__} has no {step.name}")
@@ -419,7 +420,7 @@ def _structure(kind: type, layout: tuple[Field, ...], version: int) -> Structure
 
 
 def _way(field: Field, version: int) -> tuple[Read, Write]:
-    """Reading and writing of a field, its array and its null."""
+    """Return the reader and the writer of a field, including arrays and nulls."""
     if isinstance(field.kind, str):
         if field.kind == "string" and field.nullable:
             return FieldReader.nullable_string, FieldWriter.string
@@ -451,7 +452,7 @@ def _array(read: Read, write: Write, field: Field) -> tuple[Read, Write]:
 
 
 _STRUCTURES: Final[dict[tuple[int, int], Structure]] = {}
-"""What was needed so far, by key and version."""
+"""The structures used so far, by key and version."""
 _BY_KEY: Final = {key: (kind, newest, layout) for kind, (key, newest, layout) in _RECORDS.items()}
 
 
@@ -470,7 +471,7 @@ def _structure_of(key: int, version: int) -> Structure:
 
 
 def record_version(kind: type[MetadataRecord], metadata_version: int = METADATA_VERSION) -> int:
-    """The version in which a type of record is written at that level."""
+    """Return the version in which a record type is written at that metadata.version."""
     for level, version in _WRITTEN_SINCE.get(kind, ()):
         if metadata_version >= level:
             return version
@@ -478,7 +479,7 @@ def record_version(kind: type[MetadataRecord], metadata_version: int = METADATA_
 
 
 def encode(record: MetadataRecord, metadata_version: int = METADATA_VERSION) -> bytes:
-    """The value of the record. ValueError for what the level's version can not say."""
+    """Encode a record. Raises ValueError for a field that the level's version lacks."""
     kind = type(record)
     key = _RECORDS[kind][0]
     version = record_version(kind, metadata_version)
@@ -491,7 +492,7 @@ def encode(record: MetadataRecord, metadata_version: int = METADATA_VERSION) -> 
 
 
 def decode(value: bytes) -> MetadataRecord:
-    """The record of a value. CorruptRecordError for what is not understood to its last byte."""
+    """Decode a record's value. Raises CorruptRecordError unless every byte is understood."""
     if value.startswith(_TOPIC_KIND):
         topic = _plain_topic(value)
         if topic is not None:
@@ -500,7 +501,7 @@ def decode(value: bytes) -> MetadataRecord:
 
 
 def _plain_topic(value: bytes) -> TopicRecord | None:
-    """A topic whose name and tags take one byte to count: a start reads thousands of them."""
+    """Decode a topic with a one-byte name length and no tags: a start reads thousands of them."""
     size = value[3] if len(value) > _TOPIC_BYTES else 0
     if not 0 < size < _ONE_BYTE or len(value) != _TOPIC_BYTES + size or value[-1]:
         return None
@@ -512,7 +513,7 @@ def _plain_topic(value: bytes) -> TopicRecord | None:
 
 
 def topic_value(name: str, topic_id: UUID) -> bytes:
-    """The value of a TopicRecord, as :func:`encode` has it."""
+    """Encode a TopicRecord, with the same result as :func:`encode`."""
     raw = name.encode()
     if len(raw) >= _ONE_BYTE - 1:
         return encode(TopicRecord(name, topic_id))
@@ -520,7 +521,10 @@ def topic_value(name: str, topic_id: UUID) -> bytes:
 
 
 def decode_framed(value: bytes) -> tuple[MetadataRecord, int, Structure]:
-    """The same with the version in which it is written, and with what that has."""
+    """Decode a record's value; return the record, its version and that version's structure.
+
+    Raises as :func:`decode` does.
+    """
     data = FieldReader(value, flexible=True)
     frame = data.uvarint()
     if frame != FRAME_VERSION:
@@ -535,44 +539,44 @@ def decode_framed(value: bytes) -> tuple[MetadataRecord, int, Structure]:
 # --- many partitions at once ---
 
 KIND: Final = slice(0, 3)
-"""Where frame, key and version stand in a value, where key and version are small."""
+"""The position of frame, key and version in a value, if each takes one byte."""
 PARTITION: Final = slice(3, 7)
-"""Where the number of the partition stands in the value of a record of :data:`OF_ONE_PARTITION`."""
+"""The position of the partition index in a record of :data:`OF_ONE_PARTITION`."""
 SAID: Final = slice(7, None)
-"""Topic and all else: equal for records that say the same of different partitions of a topic."""
+"""The topic and the rest: equal for records with the same content for partitions of one topic."""
 SAID_OF_ANY: Final = slice(23, None)
-"""All else: equal for records that say the same of partitions of any topic."""
+"""The rest: equal for records with the same content for partitions of any topic."""
 TOPIC_ID: Final = slice(7, 23)
 
 PARTITION_KIND: Final = bytes((FRAME_VERSION, 3, 2))
 PARTITION_CHANGE_KIND: Final = bytes((FRAME_VERSION, 5, 2))
 OF_ONE_PARTITION: Final = frozenset({PARTITION_KIND, PARTITION_CHANGE_KIND})
-"""The newest versions of PartitionRecord and PartitionChangeRecord; of these there are many."""
+"""The newest versions of PartitionRecord and PartitionChangeRecord, the most frequent records."""
 
 
 class Alike(NamedTuple):
-    """Values of :data:`OF_ONE_PARTITION` that say the same of different partitions."""
+    """Values of :data:`OF_ONE_PARTITION` with the same content for different partitions."""
 
     kind: bytes
-    """Their :data:`KIND`."""
+    """The common :data:`KIND`."""
     said: bytes
-    """Their :data:`SAID_OF_ANY`."""
+    """The common :data:`SAID_OF_ANY`."""
     places: Iterable[tuple[int, bytes]]
-    """Partition and id of the topic of each."""
+    """The partition index and the topic id of each value."""
 
     def value_at(self, partition: int, topic_id: bytes) -> bytes:
-        """The value for that place."""
+        """Return the value for one partition."""
         return self.kind + _INT32.pack(partition) + topic_id + self.said
 
 
 class Template:
-    """The value of a record, for others that say the same of other partitions."""
+    """A record's value, from which the same record for other partitions is built."""
 
     def __init__(self, record: PartitionRecord | PartitionChangeRecord) -> None:
         value = encode(record)
         self._kind, self._said = value[KIND], value[SAID_OF_ANY]
 
     def at(self, topic_id: UUID, partitions: Iterable[int]) -> list[bytes]:
-        """The values for these partitions of a topic."""
+        """Return the values for these partitions of a topic."""
         kind, said, pack = self._kind, topic_id.bytes + self._said, _INT32.pack
         return [kind + pack(partition) + said for partition in partitions]

@@ -1,4 +1,4 @@
-"""Metadata records in words: as Apache Kafka's tools write them, in JSON.
+"""Metadata records as JSON, in the form that Apache Kafka's tools print.
 
 Source: ``MetadataRecordJsonConverters`` and what they make of each field.
 """
@@ -17,9 +17,9 @@ _WORDS = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 def described(value: bytes) -> dict[str, Any]:
-    """Type, version and fields of a record's value. CorruptRecordError for what is no record's.
+    """Return the type, version and fields of a record's value. Raises CorruptRecordError.
 
-    A tagged field that says nothing is left out.
+    A tagged field with its default is omitted.
     """
     record, version, structure = decode_framed(value)
     name = _WORDS.sub("_", type(record).__name__).upper()

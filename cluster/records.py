@@ -1,6 +1,6 @@
-"""The records of ``__cluster_metadata``: all 26 types of Apache Kafka 4.3, as values.
+"""The records of ``__cluster_metadata``: all 26 types of Apache Kafka 4.3.
 
-Their form as bytes: ``record_codec.py``. What they do to the image: ``image.py``.
+``record_codec.py`` encodes and decodes them; ``delta.py`` applies them to the image.
 
 Source: the schemas ``metadata/*.json`` of kafka-metadata.
 """
@@ -14,7 +14,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """Where a broker listens.
+    """A listener of a broker.
 
     ``security_protocol``: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL.
     """
@@ -27,7 +27,7 @@ class BrokerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFeature:
-    """Which levels of a feature a broker supports."""
+    """The levels of a feature that a broker supports."""
 
     name: str
     min_supported_version: int
@@ -36,7 +36,7 @@ class BrokerFeature:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerRecord:
-    """A broker came, with all that it says of itself."""
+    """A broker has registered, with these values."""
 
     broker_id: int
     incarnation_id: UUID
@@ -53,7 +53,7 @@ class RegisterBrokerRecord:
 
 @dataclass(frozen=True, slots=True)
 class UnregisterBrokerRecord:
-    """A broker is forgotten."""
+    """A broker was unregistered."""
 
     broker_id: int
     broker_epoch: int
@@ -61,7 +61,7 @@ class UnregisterBrokerRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic is there."""
+    """A topic was created."""
 
     name: str
     topic_id: UUID
@@ -69,7 +69,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A partition is there, with its state."""
+    """A partition was created, with this state."""
 
     topic_id: UUID
     replicas: tuple[int, ...]
@@ -98,7 +98,7 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """What changed of a partition: None, or a default of its own, stands for what did not."""
+    """Changes of a partition: None, or a field's default, leaves the field unchanged."""
 
     topic_id: UUID
     partition_id: int = -1
@@ -131,7 +131,7 @@ class UnfenceBrokerRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
-    """A topic is gone."""
+    """A topic was deleted."""
 
     topic_id: UUID
 
@@ -151,7 +151,7 @@ class DelegationTokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class UserScramCredentialRecord:
-    """What a user's password became."""
+    """A user's SCRAM credential."""
 
     name: str
     mechanism: int
@@ -163,7 +163,7 @@ class UserScramCredentialRecord:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevelRecord:
-    """The finalized level of a feature; 0 is off."""
+    """The finalized level of a feature; 0 turns it off."""
 
     name: str
     feature_level: int
@@ -171,7 +171,7 @@ class FeatureLevelRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntityData:
-    """One part of the entity of a quota; a name of None is the default."""
+    """One type and name of a quota's entity; a name of None is the default."""
 
     entity_type: str
     entity_name: str | None = None
@@ -189,7 +189,7 @@ class ClientQuotaRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdsRecord:
-    """The first producer id that no block has."""
+    """The first producer id that no block contains."""
 
     broker_id: int
     next_producer_id: int
@@ -198,7 +198,7 @@ class ProducerIdsRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistrationChangeRecord:
-    """What changed of a registration: fenced is 1 to fence, -1 to unfence."""
+    """Changes of a registration; ``fenced`` is 1 to fence and -1 to unfence."""
 
     broker_id: int
     broker_epoch: int
@@ -210,7 +210,7 @@ class BrokerRegistrationChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class AccessControlEntryRecord:
-    """A rule."""
+    """An ACL was created."""
 
     id: UUID
     resource_type: int
@@ -224,26 +224,26 @@ class AccessControlEntryRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAccessControlEntryRecord:
-    """A rule is gone."""
+    """An ACL was deleted."""
 
     id: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class NoOpRecord:
-    """Nothing; it lets the high watermark move."""
+    """No change; it lets the high watermark advance."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZkMigrationStateRecord:
-    """How far a migration from ZooKeeper has come."""
+    """The state of a migration from ZooKeeper."""
 
     zk_migration_state: int
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveUserScramCredentialRecord:
-    """A user's credential is gone."""
+    """A user's credential was deleted."""
 
     name: str
     mechanism: int
@@ -251,33 +251,33 @@ class RemoveUserScramCredentialRecord:
 
 @dataclass(frozen=True, slots=True)
 class BeginTransactionRecord:
-    """What follows takes effect as a whole."""
+    """A metadata transaction begins; the records after it take effect together."""
 
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndTransactionRecord:
-    """It does now."""
+    """The metadata transaction ends, and its records take effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortTransactionRecord:
-    """It never does."""
+    """The metadata transaction is aborted, and its records have no effect."""
 
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveDelegationTokenRecord:
-    """A delegation token is gone."""
+    """A delegation token was removed."""
 
     token_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerEndpoint:
-    """Where a controller listens."""
+    """A listener of a controller."""
 
     name: str
     host: str
@@ -287,7 +287,7 @@ class ControllerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ControllerFeature:
-    """Which levels of a feature a controller supports."""
+    """The levels of a feature that a controller supports."""
 
     name: str
     min_supported_version: int
@@ -296,7 +296,7 @@ class ControllerFeature:
 
 @dataclass(frozen=True, slots=True)
 class RegisterControllerRecord:
-    """A controller came."""
+    """A controller has registered."""
 
     controller_id: int
     incarnation_id: UUID
@@ -307,7 +307,7 @@ class RegisterControllerRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClearElrRecord:
-    """All eligible leader replicas of a topic are forgotten; of all topics without a name."""
+    """The eligible leader replicas of a topic are cleared; of all topics if the name is empty."""
 
     topic_name: str
 
@@ -340,4 +340,4 @@ MetadataRecord = (
     | RegisterControllerRecord
     | ClearElrRecord
 )
-"""Any of them."""
+"""A record of any type."""

@@ -1,4 +1,4 @@
-"""What a topic may be called, and who counts partitions: what is needed before any is created.
+"""The rules for topic names, and the quota on created and deleted partitions.
 
 Source: ``Topic.validate``, ``ControllerMutationQuota``.
 """
@@ -12,20 +12,20 @@ from typing import Final
 from fencepost.cluster.controller.errors import InvalidTopicError
 
 MAX_NAME_CHARACTERS: Final = 249
-"""Characters of a topic name: with partition number and suffix it still fits a file name of 255."""
+"""The longest topic name: with partition index and suffix it fits into a file name of 255 bytes."""
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 Take = Callable[[int], None]
-"""Counts partitions that are about to be created or deleted; raises where they may not be."""
+"""Counts partitions that are about to be created or deleted; raises if the quota is exceeded."""
 
 
 def unlimited(_partitions: int) -> None:
-    """Nobody counts."""
+    """Count no partitions: the quota for callers without one."""
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidTopicError unless ``name`` may name a topic."""
+    """Raise InvalidTopicError unless ``name`` is a valid topic name."""
     if not name:
         raise InvalidTopicError("the topic name is empty")
     if len(name) > MAX_NAME_CHARACTERS:
@@ -37,7 +37,7 @@ def check_name(name: str) -> None:
 
 
 def hint(name: str, topics: Iterable[str]) -> str:
-    """The end of a sentence about a missing topic: which one may be meant, or nothing."""
+    """Return the end of a message about a missing topic: a similar topic name, or nothing."""
     import difflib  # noqa: PLC0415 - only errors need it
 
     close = difflib.get_close_matches(name, list(topics), n=1)

@@ -1,7 +1,7 @@
-"""The records of a topic's new partitions: many, and alike but for the partition's number.
+"""The records of a topic's new partitions, most of which differ only in the partition index.
 
-A request may create 10,000 partitions. As records of their own they would take 50 ms to make and
-70 ms to encode, in one turn of the event loop. So they are kept as forms, and encoded by template.
+A request may create 10,000 partitions. Creating that many records takes 50 ms and encoding them 70
+ms, in one turn of the event loop, so they are kept as forms and encoded by template.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fencepost.cluster.records import MetadataRecord, PartitionRecord
 
 
 class TopicRecords(Sequence[MetadataRecord]):
-    """Records of any kind, ``head``, and behind them one PartitionRecord for each of ``forms``.
+    """The records in ``head``, and after them one PartitionRecord for each of ``forms``.
 
-    A form is a partition's record; its topic and number do not matter. Partitions with the same
-    replicas share one. The first partition is number ``first`` of the topic.
+    A form is a partition's record whose topic and index are ignored. Partitions with the same
+    replicas share one form. The first partition has the index ``first``.
     """
 
     def __init__(
@@ -79,5 +79,5 @@ def encode_all(records: Sequence[MetadataRecord]) -> list[bytes]:
 
 
 def apart_from_partitions(records: Sequence[MetadataRecord]) -> Iterable[MetadataRecord]:
-    """Return the records before a topic's new partitions, where these are kept as forms."""
+    """Return the records before a topic's new partitions, if those are kept as forms."""
     return records.head if isinstance(records, TopicRecords) else records

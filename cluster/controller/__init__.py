@@ -1,1 +1,1 @@
-"""The controller machine: what is asked of the cluster's state, and what becomes of it."""
+"""The controller machine: decisions on the cluster's state, and the records that follow."""

@@ -1,8 +1,9 @@
-"""The records that a new cluster begins with, and the registration of a broker that decides alone.
+"""The first records of a new cluster, and the registration of a standalone broker.
 
-Such a broker registers itself in its own metadata log. It leads all of its partitions, and begins
-a new leader epoch of each at every start: a power loss may have cut off records of the previous
-epoch, which consumers then detect. Every start loads this module, so it imports no other rules.
+A standalone broker registers itself in its own metadata log. It leads all of its partitions, and
+begins a new leader epoch of each at every start: a power loss may have cut off records of the
+previous epoch, which consumers then detect. Every start loads this module, so it imports no other
+rules.
 
 Source: ``ActivationRecordsGenerator``, ``ClusterControlManager.registerBroker``.
 """
@@ -26,7 +27,7 @@ from fencepost.cluster.records import (
 from fencepost.logcore.values import dataclass
 
 METADATA_VERSION: Final = "metadata.version"
-"""The feature that every cluster has a level of."""
+"""The feature for which every cluster has a finalized level."""
 ELR_VERSION: Final = "eligible.leader.replicas.version"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 """The in-sync replicas that a Produce request with acks=all needs."""
@@ -78,5 +79,5 @@ def registration(broker: LocalBroker, offset: int) -> RegisterBrokerRecord:
 
 
 def leads_again(broker_id: int) -> PartitionChangeRecord:
-    """Return the form of the records that begin a leader epoch of each partition it alone has."""
+    """Return the form of the records that begin a leader epoch of each standalone partition."""
     return PartitionChangeRecord(_ANY_TOPIC, 0, leader=broker_id)

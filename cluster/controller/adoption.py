@@ -30,7 +30,7 @@ class AdoptedTopic:
 
 
 def adopt_topic(view: View, topic: AdoptedTopic) -> Outcome[None]:
-    """Create a topic from directories of the node's own broker. Raises PolicyViolationError."""
+    """Create a topic from directories of this node's broker. Raises PolicyViolationError."""
     check_room(view, 1, topic.partitions)
     node_id = view.settings.node_id
     state = local_partition(node_id, view.default_directory(node_id), topic.leader_epoch)

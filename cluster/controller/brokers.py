@@ -1,4 +1,4 @@
-"""Brokers come, are heard, are fenced and go.
+"""Registration, heartbeats, fencing and controlled shutdown of brokers.
 
 Source: ``ClusterControlManager``, ``ReplicationControlManager.processBrokerHeartbeat``; KIP-631,
 KIP-841, KIP-858, KIP-966.
@@ -46,16 +46,17 @@ from fencepost.logcore.values import dataclass
 
 _FENCE, _UNFENCE = 1, -1
 MAX_CHANGES: Final = 1_000
-"""Partitions that one decision changes for the sake of a broker. Where it has more, what can be
-done ahead comes in decisions of its own, and the one that ends it last: the network may ask for it,
-and nobody else is served meanwhile. Apache Kafka's controller has no such bound."""
+"""The most partitions that one decision about a broker changes. An operation with more changes
+makes them in several decisions, and the one that completes it comes last. Clients can cause such
+operations, and other requests wait during a decision. Apache Kafka's controller has no such
+limit."""
 _RESERVED_DIRECTORIES: Final = 100
-"""Directory ids below this number stand for something else (kafka: ``DirectoryId``)."""
+"""Directory ids below this number are reserved (kafka: ``DirectoryId``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A broker wants to join (kafka: ``BrokerRegistrationRequest``)."""
+    """A broker's registration request (kafka: ``BrokerRegistrationRequest``)."""
 
     broker_id: int
     cluster_id: str
@@ -65,13 +66,13 @@ class Registration:
     log_dirs: tuple[UUID, ...]
     rack: str | None = None
     previous_broker_epoch: int = -1
-    """The epoch of its last life, if that ended in order; its logs are whole then."""
+    """The epoch of the previous run if it shut down cleanly; its logs are complete then."""
     is_migrating_zk_broker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerRegistration:
-    """A controller tells where it listens (kafka: ``ControllerRegistrationRequest``)."""
+    """A controller's registration request (kafka: ``ControllerRegistrationRequest``)."""
 
     controller_id: int
     incarnation_id: UUID
@@ -88,20 +89,20 @@ class HeartbeatReply:
     is_fenced: bool
     should_shut_down: bool
     is_more: bool = False
-    """Whether the same is to be asked again at once: there is more to change."""
+    """Whether the caller must decide on the same heartbeat again, because more changes remain."""
 
 
-# --- coming ---
+# --- registration ---
 
 
 def register(
     view: View, heartbeats: Heartbeats, request: Registration, next_offset: int, now_ms: int
 ) -> Outcome[int | None]:
-    """Let a broker join; the answer is its epoch, None where there is more to do before.
+    """Register a broker; the answer is its epoch, None if further decisions must come first.
 
-    ``next_offset`` is that of the first record that will be written, and a new epoch. Raises
-    InconsistentClusterIdError, DuplicateBrokerRegistrationError, BrokerIdNotRegisteredError,
-    InvalidRegistrationError, UnsupportedFeatureLevelError.
+    ``next_offset`` is the offset of the first record that will be written, and becomes the epoch of
+    a new registration. Raises InconsistentClusterIdError, DuplicateBrokerRegistrationError,
+    BrokerIdNotRegisteredError, InvalidRegistrationError, UnsupportedFeatureLevelError.
     """
     if request.cluster_id != view.settings.cluster_id:
         raise InconsistentClusterIdError(
@@ -174,7 +175,7 @@ def _check_directories(view: View, request: Registration) -> None:
 
 
 def _check_features(view: View, request: Registration) -> None:
-    """Every finalized level must lie in the broker's range; a range that is not given is 0-0."""
+    """Raise unless every finalized level is in the broker's range, by default 0-0."""
     ranges = {
         one.name: (one.min_supported_version, one.max_supported_version) for one in request.features
     }
@@ -192,7 +193,7 @@ def _check_features(view: View, request: Registration) -> None:
 
 
 def register_controller(request: ControllerRegistration) -> Outcome[None]:
-    """Write down where a controller listens and what it supports."""
+    """Record a controller's listeners and supported features."""
     record = RegisterControllerRecord(
         request.controller_id,
         request.incarnation_id,
@@ -203,13 +204,13 @@ def register_controller(request: ControllerRegistration) -> Outcome[None]:
     return Outcome(None, (record,))
 
 
-# --- being heard ---
+# --- heartbeats ---
 
 
 def heartbeat(
     view: View, heartbeats: Heartbeats, request: Heartbeat, now_ms: int
 ) -> Outcome[HeartbeatReply]:
-    """Take a sign of life; raises StaleBrokerEpochError."""
+    """Process a heartbeat; raises StaleBrokerEpochError."""
     broker = view.registered(request.broker_id, request.broker_epoch)
     leads = request.want_shut_down and any(
         partition.leader == broker.broker_id for _, _, partition in view.partitions()
@@ -217,7 +218,7 @@ def heartbeat(
     following = heartbeats.next_state(view.image, request, leads=leads)
     outcome = _directories_offline(view, broker, request.offline_log_dirs)
     if outcome.records:
-        # The next step must see what this one changes: it is taken with the next heartbeat.
+        # The state may change only after these records: the next heartbeat decides it.
         following = state_of(broker)
     else:
         now = state_of(broker)
@@ -226,7 +227,7 @@ def heartbeat(
         else:
             outcome = _STEPS[step(now, following)](view, heartbeats, request)
         if outcome.answer and following is not BrokerControlState.CONTROLLED_SHUTDOWN:
-            following = now  # there is more to do before
+            following = now  # further changes must come first
     cordoned = _directories_cordoned(broker, request.cordoned_log_dirs)
     heartbeats.touch(request.broker_id, request.current_metadata_offset, now_ms)
     is_fenced = following in (BrokerControlState.FENCED, BrokerControlState.SHUTDOWN_NOW)
@@ -256,7 +257,7 @@ def _unfence(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[
 def unfence(
     view: View, heartbeats: Heartbeats, broker: BrokerRegistration, why: str
 ) -> Outcome[bool]:
-    """Let a broker lead where nobody does, and say that it is fenced no more."""
+    """Unfence a broker, and elect it leader of partitions that have none."""
     leaderless = [
         (topic, index)
         for topic, index, partition in view.partitions()
@@ -279,9 +280,10 @@ def _begin_shutdown(view: View, _: Heartbeats, request: Heartbeat) -> Outcome[bo
 
 
 def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
-    """Hand over what a broker leads, and take it out of every ISR; the answer says there is more.
+    """Move leadership away from a broker and remove it from every ISR.
 
-    The last record that says so is the one whose offset others have to reach.
+    The answer says whether partitions remain. Every active broker must apply the last of these
+    records before the broker may stop.
     """
     cause = f"broker {broker.broker_id} is in controlled shutdown"
     inside = _in_isr(view, broker.broker_id)
@@ -303,13 +305,13 @@ def begin_shutdown(view: View, broker: BrokerRegistration) -> Outcome[bool]:
 
 
 def _has_another(view: View, topic: TopicImage, index: int, broker_id: int) -> bool:
-    """Whether somebody else may lead. Else it goes on, in ZooKeeper mode, until it is gone."""
+    """Whether another active replica may lead. If not, the broker leads on (ZooKeeper)."""
     isr = topic.partitions[index].isr
     return any(one != broker_id and view.is_active(one) for one in isr)
 
 
 def led_by(view: View, broker_id: int) -> list[tuple[str, int]]:
-    """What a broker leads that has other replicas.
+    """Return the partitions that a broker leads and that have other replicas.
 
     Source: ``ControllerContext.partitionLeadersOnBroker``.
     """
@@ -321,7 +323,7 @@ def led_by(view: View, broker_id: int) -> list[tuple[str, int]]:
 
 
 def _go_on_shutting_down(view: View, heartbeats: Heartbeats, request: Heartbeat) -> Outcome[bool]:
-    """What its first heartbeat of that kind has left, or what has come since."""
+    """Move partitions that earlier heartbeats left, or that the broker has got since."""
     some = next(_in_isr(view, request.broker_id), None)
     return Outcome(False) if some is None else _begin_shutdown(view, heartbeats, request)
 
@@ -372,16 +374,16 @@ _STEPS: Final[Mapping[Step, Callable[[View, Heartbeats, Heartbeat], Outcome[bool
 }
 
 
-# --- seen elsewhere ---
+# --- brokers discovered in ZooKeeper ---
 
 
 def appeared(
     view: View, heartbeats: Heartbeats, seen: RegisterBrokerRecord, where: str
 ) -> Outcome[bool]:
-    """A broker lives, as somebody else has found out; the answer says to ask again.
+    """Handle a broker that was discovered in ZooKeeper; the answer says whether to call again.
 
-    One that is known in another epoch was away in between, whether that was noticed or not: it is
-    taken for dead first (KAFKA-7235).
+    A broker whose known epoch differs was away in between, whether that was noticed or not, so it
+    is fenced first (KAFKA-7235).
     """
     known = view.image.brokers.get(seen.broker_id)
     if known is not None and known.epoch != seen.broker_epoch and not known.fenced:
@@ -397,23 +399,23 @@ def appeared(
 
 
 def never_seen(view: View, broker_id: int, cause: str) -> Outcome[bool]:
-    """A broker that is in ISRs lives no more, and nobody knows when it did; the answer as above."""
+    """Remove an unregistered broker from every ISR; the answer says whether to call again."""
     changes = view.leader_and_isr_updates(
         _in_isr(view, broker_id), cause, removed=broker_id, at_most=MAX_CHANGES
     )
     return replace(_with(changes, events=()), answer=len(changes) == MAX_CHANGES)
 
 
-# --- going ---
+# --- fencing and unregistration ---
 
 
 def fence(
     view: View, broker: BrokerRegistration, cause: str, *, forgets: bool = False
 ) -> Outcome[bool]:
-    """Take a broker out of every ISR, elect others where it led, and say that it is fenced.
+    """Remove a broker from every ISR, elect other leaders for its partitions, and fence it.
 
-    The answer says that there is more: it is not yet fenced then. ``forgets``: nor is it known any
-    more.
+    The answer says whether more changes must come first; the broker is not fenced then. With
+    ``forgets`` the broker is unregistered instead.
     """
     broker_id = broker.broker_id
     changes = view.leader_and_isr_updates(
@@ -436,10 +438,10 @@ def fence(
 
 
 def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
-    """Fence the broker whose session ended first.
+    """Fence the broker whose session expired first.
 
-    One at a time, so that the next one is judged by what this one left; the answer says whether to
-    ask again at once.
+    Sessions expire one at a time, so that each decision sees the result of the previous one. The
+    answer says whether to call again at once.
     """
     broker_id = heartbeats.expired(now_ms)
     if broker_id is None:
@@ -455,7 +457,7 @@ def expire(view: View, heartbeats: Heartbeats, now_ms: int) -> Outcome[bool]:
 
 
 def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
-    """Let somebody lead where a broker that has come back may; the answer says that it did so."""
+    """Elect leaders for queued partitions without one; the answer says whether any were queued."""
     asked, cause = heartbeats.take_elections(MAX_CHANGES)
     leaderless = [
         (topic, index)
@@ -468,9 +470,10 @@ def elect_leaderless(view: View, heartbeats: Heartbeats) -> Outcome[bool]:
 
 
 def unregister(view: View, broker_id: int) -> Outcome[bool]:
-    """Forget a broker; raises BrokerIdNotRegisteredError. The answer says that there is more.
+    """Unregister a broker; the answer says whether more changes must come first.
 
-    What it had counts no longer: it leaves the eligible leader replicas as well.
+    Raises BrokerIdNotRegisteredError. The broker's logs no longer count, so it leaves the eligible
+    leader replicas as well.
     """
     broker = view.image.brokers.get(broker_id)
     if broker is None:
@@ -490,7 +493,7 @@ def unregister(view: View, broker_id: int) -> Outcome[bool]:
 
 
 def _shut_down(view: View, broker_id: int, *, is_clean: bool) -> list[Change]:
-    """What a former life of a broker leaves behind (kafka: ``handleBrokerShutdown``)."""
+    """Return the changes that a broker's previous run leaves (kafka: ``handleBrokerShutdown``)."""
     is_unclean = view.elr_enabled and not is_clean
     return view.leader_and_isr_updates(
         _in_isr(view, broker_id, with_elr=is_unclean),
@@ -505,9 +508,10 @@ def _shut_down(view: View, broker_id: int, *, is_clean: bool) -> list[Change]:
 def _in_isr(
     view: View, broker_id: int, *, with_elr: bool = False
 ) -> Iterator[tuple[TopicImage, int]]:
-    """Where it is in the ISR; but for those that keep it there as the last one, without a leader.
+    """Yield the partitions whose ISR contains the broker.
 
-    ``with_elr``: those as well, and where it is an eligible leader replica.
+    Partitions without a leader that keep the broker as the last member of their ISR are omitted.
+    ``with_elr`` includes them, and partitions where the broker is an eligible leader replica.
     """
     keeps_last = not (view.elr_enabled or with_elr)
     for topic, index, partition in view.partitions():
@@ -519,7 +523,7 @@ def _in_isr(
 
 
 def _first_of(changes: Sequence[Change]) -> Outcome[bool]:
-    """As many as one decision takes, ahead of the one that ends it."""
+    """Return as many changes as one decision may make, ahead of the completing decision."""
     return replace(_with(changes[:MAX_CHANGES], events=()), answer=True)
 
 

@@ -1,7 +1,7 @@
-"""Dynamic settings change.
+"""Changes of dynamic settings.
 
-What a key may have is for others to say; here stands what becomes of the values, and what eligible
-leader replicas ask of ``min.insync.replicas``.
+``check_configs`` decides which values are valid. This module computes the new values, and applies
+the rules of eligible leader replicas for ``min.insync.replicas``.
 
 Source: ``ConfigurationControlManager``; KIP-339, KIP-966.
 """
@@ -24,15 +24,16 @@ from fencepost.cluster.image import BROKER_RESOURCE, GROUP_RESOURCE, TOPIC_RESOU
 from fencepost.cluster.records import ClearElrRecord, ConfigRecord, MetadataRecord
 
 Resource = tuple[int, str]
-"""Type and name of what settings belong to; the name "" of a broker stands for all."""
+"""The type and the name of a resource with settings; "" as a broker's name stands for all
+brokers."""
 
 CheckConfigs = Callable[[int, str, Mapping[str, str], Mapping[str, str]], None]
-"""Raises a DomainError unless a resource (type, name) can have all of these settings, where it had
-those."""
+"""Raises a DomainError unless a resource (type, name) may have these settings, given the previous
+ones."""
 
 
 class OpType(IntEnum):
-    """What to do with a setting (kafka: ``AlterConfigOp.OpType``)."""
+    """The operation on a setting (kafka: ``AlterConfigOp.OpType``)."""
 
     SET = 0
     DELETE = 1
@@ -41,7 +42,7 @@ class OpType(IntEnum):
 
 
 class AlterConfig(NamedTuple):
-    """One setting's change."""
+    """The change of one setting."""
 
     name: str
     op: OpType
@@ -59,9 +60,9 @@ def incremental_alter_configs(
 ) -> Outcome[None]:
     """Change some settings of a resource, or with ``validate_only`` only check the change.
 
-    ``list_default`` has the default of a list, by type of resource and key, and None for a setting
-    that is no list. Raises what ``check_configs`` does, InvalidConfigError,
-    UnknownTopicOrPartitionError, and PolicyViolationError for one group too many.
+    ``list_default`` returns the default of a list by resource type and key, and None for a setting
+    that is not a list. Raises what ``check_configs`` does, InvalidConfigError,
+    UnknownTopicOrPartitionError, and PolicyViolationError if too many groups have settings.
     """
     current = view.image.configs.get(resource, {})
     wanted: dict[str, str | None] = {}
@@ -92,9 +93,9 @@ def legacy_alter_configs(
     check_configs: CheckConfigs,
     validate_only: bool = False,
 ) -> Outcome[None]:
-    """Replace all settings of a resource: those that are not named are removed.
+    """Replace all settings of a resource; settings that are not named are removed.
 
-    With ``validate_only`` nothing is changed. Raises what :func:`incremental_alter_configs` does.
+    With ``validate_only`` nothing changes. Raises what :func:`incremental_alter_configs` does.
     """
     current = view.image.configs.get(resource, {})
     gone: dict[str, str | None] = {name: None for name in current if name not in configs}
@@ -122,12 +123,12 @@ def _altered(
     records: list[MetadataRecord] = [
         ConfigRecord(kind, name, key, value)
         for key, value in wanted.items()
-        # Files that a broker's setting names may have changed (KAFKA-14136).
+        # A file that a broker's setting names may have changed (KAFKA-14136).
         if current.get(key) != value or kind == BROKER_RESOURCE
     ]
     is_min_isr_new = current.get(MIN_INSYNC_REPLICAS) != after.get(MIN_INSYNC_REPLICAS)
     if is_min_isr_new and view.elr_enabled:
-        # Who is eligible was decided by the former number.
+        # The eligible leader replicas depend on the previous value.
         records.append(ClearElrRecord(name if kind == TOPIC_RESOURCE else ""))
     return Outcome(None, tuple(records))
 
@@ -143,7 +144,7 @@ def _check_group_room(view: View, resource: Resource, after: Mapping[str, str]) 
 def _check_min_isr(
     view: View, resource: Resource, after: Mapping[str, str], wanted: Mapping[str, str | None]
 ) -> None:
-    """All brokers must agree on the number that eligible leader replicas are kept by."""
+    """Raise if brokers would differ in the value that eligible leader replicas depend on."""
     kind, name = resource
     if kind != BROKER_RESOURCE or MIN_INSYNC_REPLICAS not in wanted or not view.elr_enabled:
         return

@@ -1,4 +1,4 @@
-"""Elections that somebody asks for, and those that the controller holds by itself.
+"""Elections that a request asks for, and those that the controller holds by itself.
 
 Source: ``ReplicationControlManager.electLeaders``/``maybeBalancePartitionLeaders``/
 ``maybeElectUncleanLeaders``; KIP-460.
@@ -31,7 +31,7 @@ def elect_leaders(
 ) -> Outcome[list[tuple[Partition, DomainError | None]]]:
     """Hold the election, PREFERRED or UNCLEAN, for each partition; None means all.
 
-    Asked for all, those that have the leader they should have are not in the answer.
+    For all partitions, the answer omits those that need no election.
     """
     asked = (
         [(topic.name, index) for topic, index, _ in view.partitions()]
@@ -56,7 +56,7 @@ def elect_leaders(
 def _elect(view: View, name: str, index: int, election: Election, cause: str) -> list[Change]:
     topic = view.image.topics.get(name)
     if topic is None or not 0 <= index < len(topic.partitions):
-        # Not with the name: that may be long, and one request may ask thousands of times.
+        # Without the name: it may be long, and one request may name thousands of partitions.
         raise UnknownTopicOrPartitionError(f"there is no partition {index} of this topic")
     partition = topic.partitions[index]
     is_preferred = election is Election.PREFERRED
@@ -79,11 +79,11 @@ def _has_preferred_leader(partition: PartitionRegistration) -> bool:
 
 
 def balance_leaders(view: View) -> Outcome[bool]:
-    """Elect the preferred leader wherever another one leads.
+    """Elect the preferred leader of partitions that another broker leads.
 
-    With a percentage, only for brokers that miss a larger share of the partitions whose preferred
-    leader they are. The answer says whether there is more to do. Source:
-    ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
+    With ``leader_imbalance_percentage``, a broker is skipped unless others lead more than that
+    share of the partitions whose preferred leader it is. The answer says whether more elections
+    remain. Source: ``KafkaController.checkAndTriggerAutoLeaderRebalance``.
     """
     balanced = _balanced_brokers(view)
     return _swept(
@@ -115,9 +115,9 @@ def _balanced_brokers(view: View) -> set[int]:
 
 
 def elect_unclean_leaders(view: View) -> Outcome[bool]:
-    """Elect any replica where there is no leader and the topic allows an unclean election.
+    """Elect any replica of a leaderless partition whose topic allows an unclean election.
 
-    The answer says whether there is more to do.
+    The answer says whether more elections remain.
     """
     return _swept(
         view,

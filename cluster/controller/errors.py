@@ -1,6 +1,6 @@
-"""What a controller refuses. No class here knows a wire number.
+"""The errors that the controller raises. None of them contains a protocol error code.
 
-The name in parentheses is Kafka's error; ``coordinator/error_codes.py`` holds the map.
+The name in parentheses is Kafka's error; ``coordinator/error_codes.py`` maps the classes to codes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from fencepost.logcore.machine import DomainError
 
 
 class ClusterError(DomainError):
-    """Base of everything that the state of the cluster forbids."""
+    """Base of every error that the state of the cluster causes."""
 
 
 # --- topics and partitions ---
 
 
 class UnknownTopicOrPartitionError(ClusterError):
-    """There is no such topic, or it has no such partition (UNKNOWN_TOPIC_OR_PARTITION)."""
+    """The topic or the partition does not exist (UNKNOWN_TOPIC_OR_PARTITION)."""
 
 
 class UnknownTopicIdError(ClusterError):
@@ -24,7 +24,7 @@ class UnknownTopicIdError(ClusterError):
 
 
 class TopicAlreadyExistsError(ClusterError):
-    """The name is taken (TOPIC_ALREADY_EXISTS)."""
+    """A topic of this name exists (TOPIC_ALREADY_EXISTS)."""
 
 
 class InvalidTopicError(ClusterError):
@@ -32,15 +32,15 @@ class InvalidTopicError(ClusterError):
 
 
 class InvalidPartitionsError(ClusterError):
-    """The number of partitions is not possible (INVALID_PARTITIONS)."""
+    """The number of partitions is invalid (INVALID_PARTITIONS)."""
 
 
 class InvalidReplicationFactorError(ClusterError):
-    """The number of replicas is not possible (INVALID_REPLICATION_FACTOR)."""
+    """The number of replicas is invalid (INVALID_REPLICATION_FACTOR)."""
 
 
 class InvalidReplicaAssignmentError(ClusterError):
-    """Replicas can not be placed as asked for (INVALID_REPLICA_ASSIGNMENT)."""
+    """Replicas cannot be placed as requested (INVALID_REPLICA_ASSIGNMENT)."""
 
 
 class InvalidRequestError(ClusterError):
@@ -48,31 +48,31 @@ class InvalidRequestError(ClusterError):
 
 
 class PolicyViolationError(ClusterError):
-    """A bound or the topic's configuration forbids it (POLICY_VIOLATION)."""
+    """A limit or the topic's configuration forbids the request (POLICY_VIOLATION)."""
 
 
 class UnacceptableCredentialError(ClusterError):
-    """A credential has another form than logins need (UNACCEPTABLE_CREDENTIAL)."""
+    """A credential is not in the form that logins need (UNACCEPTABLE_CREDENTIAL)."""
 
 
 class UnsupportedSaslMechanismError(ClusterError):
-    """There is no such mechanism (UNSUPPORTED_SASL_MECHANISM)."""
+    """The mechanism does not exist (UNSUPPORTED_SASL_MECHANISM)."""
 
 
 class DuplicateResourceError(ClusterError):
-    """A request names the same thing twice (DUPLICATE_RESOURCE)."""
+    """A request names the same resource twice (DUPLICATE_RESOURCE)."""
 
 
 class ResourceNotFoundError(ClusterError):
-    """There is no such thing (RESOURCE_NOT_FOUND)."""
+    """The resource does not exist (RESOURCE_NOT_FOUND)."""
 
 
 class InvalidConfigError(ClusterError):
-    """A setting can not have this value (INVALID_CONFIG)."""
+    """A setting cannot have this value (INVALID_CONFIG)."""
 
 
 class InvalidUpdateVersionError(ClusterError):
-    """A partition has another epoch, a feature not that level (INVALID_UPDATE_VERSION)."""
+    """The partition epoch or feature level does not allow the update (INVALID_UPDATE_VERSION)."""
 
 
 # --- brokers ---
@@ -87,7 +87,7 @@ class DuplicateBrokerRegistrationError(ClusterError):
 
 
 class InvalidRegistrationError(ClusterError):
-    """What a broker says of itself can not be (INVALID_REGISTRATION)."""
+    """A broker's registration is not valid (INVALID_REGISTRATION)."""
 
 
 class UnsupportedFeatureLevelError(ClusterError):
@@ -110,23 +110,23 @@ class NotControllerError(ClusterError):
 
 
 class IneligibleReplicaError(ClusterError):
-    """A replica may not join the ISR: it is fenced, gone, or another one (INELIGIBLE_REPLICA)."""
+    """A broker that is inactive or has restarted may not join the ISR (INELIGIBLE_REPLICA)."""
 
 
 class NewLeaderElectedError(ClusterError):
-    """The change was made, and with it came another leader (NEW_LEADER_ELECTED)."""
+    """The change was made, and it elected another leader (NEW_LEADER_ELECTED)."""
 
 
 class NotAReplicaError(ClusterError):
-    """A broker speaks of a partition whose replica it is not (NOT_LEADER_OR_FOLLOWER)."""
+    """The broker has no replica of the partition that it names (NOT_LEADER_OR_FOLLOWER)."""
 
 
 class ElectionNotNeededError(ClusterError):
-    """The partition has the leader that was asked for (ELECTION_NOT_NEEDED)."""
+    """The partition already has the requested leader (ELECTION_NOT_NEEDED)."""
 
 
 class PreferredLeaderNotAvailableError(ClusterError):
-    """The first replica can not lead (PREFERRED_LEADER_NOT_AVAILABLE)."""
+    """The first replica cannot lead (PREFERRED_LEADER_NOT_AVAILABLE)."""
 
 
 class EligibleLeadersNotAvailableError(ClusterError):
@@ -134,8 +134,8 @@ class EligibleLeadersNotAvailableError(ClusterError):
 
 
 class NoReassignmentInProgressError(ClusterError):
-    """There is nothing to be called off (NO_REASSIGNMENT_IN_PROGRESS)."""
+    """No reassignment is in progress that could be cancelled (NO_REASSIGNMENT_IN_PROGRESS)."""
 
 
 class ProducerIdsExhaustedError(ClusterError):
-    """All producer ids have been given out (UNKNOWN_SERVER_ERROR)."""
+    """All producer ids have been allocated (UNKNOWN_SERVER_ERROR)."""

@@ -1,4 +1,4 @@
-"""Raising and lowering the finalized level of a feature: what is allowed, and in which words.
+"""Changes of the finalized level of a feature: which are allowed, and Kafka's error messages.
 
 Source: ``FeatureControlManager.updateFeatures``, ``QuorumFeatures.reasonNotSupported``; KIP-584,
 KIP-778, KIP-966.
@@ -24,7 +24,7 @@ from fencepost.logcore.values import dataclass
 
 
 class UpgradeType(IntEnum):
-    """Which way the sender means to go; anything else is UNKNOWN."""
+    """The direction of the update; an unknown number is UNKNOWN."""
 
     UNKNOWN = 0
     UPGRADE = 1
@@ -44,10 +44,10 @@ class FeatureUpdate:
 def update_features(
     view: View, updates: Sequence[FeatureUpdate], *, validate_only: bool = False
 ) -> Outcome[Mapping[str, int]]:
-    """Check all of ``updates``, then make them, all or none; of one name the last one counts.
+    """Check all ``updates``, then make all or none; the last one of each name counts.
 
-    A level that a feature has already is no change; the answer holds those that change. With
-    ``validate_only`` nothing is made. Raises InvalidUpdateVersionError.
+    A level that the feature already has is not a change; the answer contains only changed levels.
+    With ``validate_only`` nothing changes. Raises InvalidUpdateVersionError.
     """
     wanted = {update.name: update for update in updates}
     for update in wanted.values():
@@ -113,7 +113,7 @@ def _unsupported(who: str, supported: tuple[int, int] | None, level: int) -> Ite
 
 
 def _one_min_isr(view: View) -> Iterator[ConfigRecord]:
-    """With eligible leader replicas there is one ``min.insync.replicas`` for all brokers."""
+    """Yield records that give all brokers one ``min.insync.replicas``, as the ELR requires."""
     configs = view.image.configs
     if MIN_INSYNC_REPLICAS not in configs.get((BROKER_RESOURCE, ""), {}):
         value = view.settings.topic_defaults.get(MIN_INSYNC_REPLICAS, "1")

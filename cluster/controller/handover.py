@@ -1,8 +1,8 @@
-"""The metadata of a broker that stood alone, as the controllers of a cluster are to find them.
+"""Converts the metadata of a standalone broker for the controllers of a cluster, and back.
 
-And the way back. The controllers find what they would have left behind had that broker been theirs,
-the only one, and shut down in an orderly way: it is fenced, and its partitions have no leader until
-it comes. The first leader epoch that they begin is above any that is in its logs.
+The controllers find the metadata that they would have if the broker had been the only one of their
+cluster and had shut down cleanly: it is fenced, and its partitions have no leader until it
+registers. The first leader epoch that they begin is above every epoch in its logs.
 
 Source: ``ReplicationControlManager.handleBrokerFenced`` with one broker.
 """
@@ -27,9 +27,9 @@ _FENCED = 1
 
 
 def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
-    """The image without its only broker, which may come back at any time.
+    """Return the image with its only broker fenced and its partitions without a leader.
 
-    Raises CorruptRecordError if there is no such broker.
+    Raises CorruptRecordError if the broker is not registered.
     """
     delta = MetadataDelta(image)
     own = image.brokers.get(broker_id)
@@ -42,11 +42,11 @@ def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
 
 
 def left_behind(before: MetadataImage, after: MetadataImage) -> list[str]:
-    """Why ``after`` can not be what became of ``before``; nothing if it can.
+    """Return the reasons why ``after`` cannot have developed from ``before``; none if it can.
 
-    ``before`` are the metadata of a broker that stood alone, ``after`` those of the cluster that it
-    is about to join for the first time: all of its topics are there, none of their leader epochs is
-    one that the broker has begun itself, and no producer id is given out twice.
+    ``before`` is the metadata of a standalone broker, ``after`` that of the cluster that the broker
+    is about to join for the first time: it must contain all of the broker's topics with higher
+    leader epochs than the broker began, and must not allocate a producer id twice.
     """
     reasons: list[str] = []
     if after.next_producer_id < before.next_producer_id:
@@ -77,11 +77,11 @@ def taken_back(
     directory_id: UUID,
     features: Mapping[str, tuple[int, int]],
 ) -> tuple[MetadataImage, list[str]]:
-    """The image with this broker as the only one, and why it can not be that; nothing if it can.
+    """Return the image with this broker as the only one, and the reasons why it cannot be.
 
-    ``features`` are those that a broker supports which stands alone. It has to be in the ISR of
-    every partition; replicas elsewhere, other brokers and the controllers are forgotten, and so are
-    features that are switched off without loss: those of share groups and streams groups.
+    ``features`` are the ranges that a standalone broker supports. The broker must be in the ISR of
+    every partition. Replicas elsewhere, other brokers and the controllers are removed, as are
+    features that can be turned off without loss: those for share groups and streams groups.
     """
     reasons: list[str] = []
     levels = {name: level for name, level in image.features.items() if name in features}

@@ -1,4 +1,4 @@
-"""What the controller hears of brokers, and what it makes of it: soft state, lost with a restart.
+"""The brokers' sessions and heartbeats: soft state that the controller loses with a restart.
 
 Source: ``BrokerHeartbeatManager``, ``BrokerHeartbeatTracker``, ``BrokerControlState``.
 """
@@ -16,7 +16,7 @@ from fencepost.logcore.values import dataclass
 
 
 class BrokerControlState(Enum):
-    """What the controller thinks of a broker (kafka: ``BrokerControlState``)."""
+    """A broker's state at the controller (kafka: ``BrokerControlState``)."""
 
     FENCED = "FENCED"
     UNFENCED = "UNFENCED"
@@ -25,7 +25,7 @@ class BrokerControlState(Enum):
 
 
 class Step(Enum):
-    """What has to be written for a broker to come from one state to the next."""
+    """The change that must be written when a broker's state changes."""
 
     NOTHING = "nothing"
     UNFENCE = "unfence"
@@ -47,11 +47,15 @@ TRANSITIONS: Final[Mapping[tuple[BrokerControlState, BrokerControlState], Step]]
     (_S.CONTROLLED_SHUTDOWN, _S.FENCED): Step.FENCE,
     (_S.CONTROLLED_SHUTDOWN, _S.SHUTDOWN_NOW): Step.FENCE,
 }
-"""Every step there is; SHUTDOWN_NOW is FENCED for who asks again."""
+"""Every allowed transition. A broker in SHUTDOWN_NOW that sends another heartbeat counts as
+FENCED."""
 
 
 def step(current: BrokerControlState, following: BrokerControlState) -> Step:
-    """What a step needs; raises InvariantViolation for one that is not in the table."""
+    """Return the change to write for a transition.
+
+    Raises InvariantViolation for a transition that is not in the table.
+    """
     try:
         return TRANSITIONS[current, following]
     except KeyError:
@@ -59,7 +63,7 @@ def step(current: BrokerControlState, following: BrokerControlState) -> Step:
 
 
 def state_of(broker: BrokerRegistration) -> BrokerControlState:
-    """The state that the image tells of."""
+    """Return a broker's state according to its registration."""
     if broker.fenced:
         return BrokerControlState.FENCED
     return _S.CONTROLLED_SHUTDOWN if broker.in_controlled_shutdown else _S.UNFENCED
@@ -67,37 +71,38 @@ def state_of(broker: BrokerRegistration) -> BrokerControlState:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A broker says that it lives (kafka: ``BrokerHeartbeatRequest``)."""
+    """A broker's heartbeat (kafka: ``BrokerHeartbeatRequest``)."""
 
     broker_id: int
     broker_epoch: int
     current_metadata_offset: int
-    """The last metadata record that it has applied."""
+    """The last metadata record that the broker has applied."""
     want_fence: bool = False
     want_shut_down: bool = False
     offline_log_dirs: tuple[UUID, ...] = ()
     cordoned_log_dirs: tuple[UUID, ...] | None = None
-    """Directories that take no new partitions (KIP-1066); None tells nothing."""
+    """Directories that take no new partitions (KIP-1066); None leaves them unchanged."""
 
 
 @dataclass(slots=True)
 class _Contact:
-    """What is known of one registration."""
+    """The soft state of one registration."""
 
     epoch: int
     registration_offset: int
     last_contact_ms: int | None = None
-    """When it spoke last; None before its first heartbeat, and after its session ended."""
+    """The time of the last heartbeat; None before the first one, and after the session ended."""
     metadata_offset: int = -1
     shutdown_offset: int = -1
-    """End of what its controlled shutdown wrote; others must have applied that."""
+    """The last record of its controlled shutdown, which every active broker must apply before it
+    stops."""
 
 
 class Heartbeats:
-    """Sessions of brokers, how far each has applied metadata, and what they may do next.
+    """The brokers' sessions, the metadata offset of each, and the states they may enter next.
 
-    Built from the image when the controller becomes active: who is unfenced then has a whole
-    session's time to be heard.
+    Built from the image when the controller becomes active: every unfenced broker then has a whole
+    session timeout to send its first heartbeat.
     """
 
     def __init__(self, image: MetadataImage, session_timeout_ms: int, now_ms: int) -> None:
@@ -108,7 +113,7 @@ class Heartbeats:
         self.restart(image, now_ms)
 
     def restart(self, image: MetadataImage, now_ms: int) -> None:
-        """Know no more than the image tells."""
+        """Reset the soft state to what the image contains."""
         self._contacts.clear()
         self._elections.clear()
         for broker in image.brokers.values():
@@ -117,7 +122,7 @@ class Heartbeats:
                 self._contacts[broker.broker_id].last_contact_ms = now_ms
 
     def register(self, broker_id: int, epoch: int, offset: int) -> None:
-        """A RegisterBrokerRecord was written at that offset. Another epoch ends the session."""
+        """Note a RegisterBrokerRecord at ``offset``. A new broker epoch ends the session."""
         known = self._contacts.get(broker_id)
         if known is None or known.epoch != epoch:
             self._contacts[broker_id] = _Contact(epoch, offset)
@@ -125,60 +130,60 @@ class Heartbeats:
             known.registration_offset = offset
 
     def unregister(self, broker_id: int) -> None:
-        """The broker is forgotten."""
+        """Forget an unregistered broker."""
         self._contacts.pop(broker_id, None)
 
     def touch(self, broker_id: int, metadata_offset: int, now_ms: int) -> None:
-        """A broker with the epoch that it is registered with has spoken."""
+        """Note a heartbeat from a broker with its registered epoch."""
         contact = self._contacts[broker_id]
         contact.last_contact_ms = now_ms
         contact.metadata_offset = metadata_offset
 
     def keep(self, broker_id: int, metadata_offset: int) -> None:
-        """A broker in the controller's own process needs no session, and has applied that much."""
+        """Note the metadata offset of the broker in the controller's process; it has no session."""
         contact = self._contacts[broker_id]
         contact.last_contact_ms, contact.metadata_offset = None, metadata_offset
 
     def fence(self, broker_id: int) -> None:
-        """A fenced broker leaves its controlled shutdown: what it asks for next, it gets."""
+        """End a fenced broker's controlled shutdown; its next request to shut down is granted."""
         self._contacts[broker_id].shutdown_offset = -1
 
     def shuts_down(self, broker_id: int, offset: int) -> None:
-        """The records of a controlled shutdown end at that offset, as far as there are any yet."""
+        """Note the offset of the last record that a controlled shutdown has written so far."""
         self._contacts[broker_id].shutdown_offset = offset
 
     def lapse(self, broker_id: int) -> None:
-        """Its process is known to have ended: its session is over, and the next may come."""
+        """Expire the session of a broker whose process has ended; a new one may register."""
         self._contacts[broker_id].last_contact_ms = -self._session_timeout_ms - 1
 
-    # --- elections that wait for their turn ---
+    # --- pending elections ---
 
     @property
     def has_elections(self) -> bool:
-        """Whether there are partitions that may get a leader."""
+        """Whether partitions wait for an election."""
         return bool(self._elections)
 
     def elect_soon(self, partitions: Iterable[tuple[TopicImage, int]], cause: str) -> None:
-        """Partitions without a leader that may have one now: too many for one decision."""
+        """Queue leaderless partitions that may get a leader; one decision takes some of them."""
         more = [(topic.topic_id, index) for topic, index in partitions]
         if more:
             self._elections += more
             self._elections_cause = cause
 
     def take_elections(self, count: int) -> tuple[list[tuple[UUID, int]], str]:
-        """Some of them, and why."""
+        """Remove up to ``count`` partitions from the queue; return them and the cause."""
         taken, self._elections = self._elections[:count], self._elections[count:]
         return taken, self._elections_cause
 
     def has_valid_session(self, broker_id: int, now_ms: int) -> bool:
-        """Whether the registered process was heard of within the session's time."""
+        """Whether the registered process sent a heartbeat within the session timeout."""
         contact = self._contacts.get(broker_id)
         if contact is None or contact.last_contact_ms is None:
             return False
         return contact.last_contact_ms + self._session_timeout_ms >= now_ms
 
     def next_expiry_ms(self) -> int | None:
-        """The first moment at which a session may have run out; None if there is none."""
+        """Return the first time at which a session may have expired; None without sessions."""
         times = [
             one.last_contact_ms
             for one in self._contacts.values()
@@ -187,7 +192,7 @@ class Heartbeats:
         return min(times) + self._session_timeout_ms + 1 if times else None
 
     def expired(self, now_ms: int) -> int | None:
-        """The broker whose session ended first, None if all are valid."""
+        """Return the broker whose session expired first, None if all are valid."""
         stale = [
             (one.last_contact_ms, broker_id)
             for broker_id, one in self._contacts.items()
@@ -196,11 +201,11 @@ class Heartbeats:
         return min(stale)[1] if stale else None
 
     def end_session(self, broker_id: int) -> None:
-        """Its time is over; nobody waits for it any more."""
+        """End a broker's expired session."""
         self._contacts[broker_id].last_contact_ms = None
 
     def extend(self, lost_ms: int) -> None:
-        """The controller itself stood still so long: that counts against nobody."""
+        """Extend every session by ``lost_ms``, during which the controller itself was stopped."""
         for one in self._contacts.values():
             if one.last_contact_ms is not None:
                 one.last_contact_ms += lost_ms
@@ -211,12 +216,12 @@ class Heartbeats:
         return heartbeat.current_metadata_offset >= contact.registration_offset
 
     def metadata_offset(self, broker_id: int) -> int:
-        """The last metadata record that a broker says it has applied; -1 if it never spoke."""
+        """Return the last metadata record that a broker has applied; -1 if it is unknown."""
         contact = self._contacts.get(broker_id)
         return -1 if contact is None else contact.metadata_offset
 
     def last_contact_ms(self, broker_id: int) -> int | None:
-        """When the broker was heard of last."""
+        """Return the time of a broker's last heartbeat; None without a session."""
         contact = self._contacts.get(broker_id)
         return None if contact is None else contact.last_contact_ms
 
@@ -233,16 +238,16 @@ class Heartbeats:
     def next_state(
         self, image: MetadataImage, heartbeat: Heartbeat, *, leads: bool
     ) -> BrokerControlState:
-        """What a heartbeat makes of its sender (kafka: ``calculateNextBrokerState``).
+        """Return the state that a heartbeat's sender enters (kafka: ``calculateNextBrokerState``).
 
-        ``leads`` says whether it leads any partition.
+        ``leads`` says whether the broker leads any partition.
         """
         broker = image.brokers[heartbeat.broker_id]
         current = state_of(broker)
         if current is _S.FENCED:
             if heartbeat.want_shut_down:
                 return _S.SHUTDOWN_NOW
-            # Who has announced its end does not come back: another process of it may.
+            # A process in controlled shutdown is not unfenced again; a new process may be.
             unfences = not heartbeat.want_fence and not broker.in_controlled_shutdown
             return _S.UNFENCED if unfences and self.is_caught_up(heartbeat) else _S.FENCED
         if current is _S.UNFENCED:
@@ -255,7 +260,7 @@ class Heartbeats:
             return _S.CONTROLLED_SHUTDOWN
         contact = self._contacts[heartbeat.broker_id]
         if contact.shutdown_offset < 0:
-            # Another controller let it begin; what that wrote is in this one's image.
+            # It began under another controller, whose records this controller's image contains.
             contact.shutdown_offset = image.offset
         moved = contact.shutdown_offset <= self._lowest_active_offset(image)
         return _S.SHUTDOWN_NOW if moved else _S.CONTROLLED_SHUTDOWN

@@ -1,4 +1,4 @@
-"""Leaders change the ISR of their partitions, brokers tell in which directory a replica lies.
+"""ISR changes by leaders, and the log directories of replicas as brokers report them.
 
 Source: ``ReplicationControlManager.alterPartition``/``validateAlterPartitionData``/
 ``handleAssignReplicasToDirs``; KIP-497, KIP-841, KIP-858, KIP-903.
@@ -42,25 +42,25 @@ Place = tuple[UUID, int]
 
 @dataclass(frozen=True, slots=True)
 class AlterIsr:
-    """A leader wants another ISR (kafka: ``AlterPartitionRequest.PartitionData``)."""
+    """A leader's proposed ISR (kafka: ``AlterPartitionRequest.PartitionData``)."""
 
     topic_id: UUID
     index: int
     leader_epoch: int
     partition_epoch: int
-    """What the leader knows of the partition; a change in between refuses the request."""
+    """The partition epoch that the leader knows; the request is refused if it has changed."""
     new_isr: tuple[tuple[int, int], ...]
-    """Brokers and the epochs they fetched with; an epoch of -1 is not checked."""
+    """Members and their broker epochs; an epoch of -1 is not checked."""
     leader_recovery_state: int = RECOVERED
 
 
 def alter_partition(
     view: View, broker_id: int, broker_epoch: int, items: Sequence[AlterIsr]
 ) -> Outcome[list[PartitionRegistration | DomainError]]:
-    """Change the ISR of each partition; the answers come in the order of the items.
+    """Change the ISR of each partition; the answers are in the order of the items.
 
-    Raises StaleBrokerEpochError. The answer NewLeaderElectedError comes with a record: the change
-    ended a reassignment whose target does not have the sender.
+    Raises StaleBrokerEpochError. NewLeaderElectedError is the one error whose change is made: the
+    change ended a reassignment that removes the sender.
     """
     view.registered(broker_id, broker_epoch)
     answers: list[PartitionRegistration | DomainError] = []
@@ -89,7 +89,7 @@ def alter_partition(
 
 
 def _validated(view: View, broker_id: int, item: AlterIsr) -> TopicImage:
-    """The topic of a change that may be made; the order of the checks is Kafka's."""
+    """Return the topic of a valid change; the order of the checks is Kafka's."""
     topic = view.image.topics_by_id.get(item.topic_id)
     if topic is None:
         raise UnknownTopicIdError(f"there is no topic {item.topic_id}")
@@ -97,7 +97,7 @@ def _validated(view: View, broker_id: int, item: AlterIsr) -> TopicImage:
     if known is None:
         raise UnknownTopicOrPartitionError(f"there is no partition {topic.name}-{item.index}")
     if item.leader_epoch > known.leader_epoch or item.partition_epoch > known.partition_epoch:
-        # The sender knows more than this controller, which can not be the active one.
+        # The sender has newer metadata than this controller, which cannot be active then.
         raise NotControllerError("this controller is behind the partition's leader")
     if item.leader_epoch < known.leader_epoch:
         raise FencedLeaderEpochError(
@@ -151,7 +151,7 @@ def _ineligible(view: View, item: AlterIsr) -> list[tuple[int, str]]:
 def replicas_found(
     view: View, broker_id: int, lost: Iterable[Place], found: Iterable[Place]
 ) -> Outcome[None]:
-    """A broker can not read some replicas, and others again, as its answers to LeaderAndIsr say.
+    """Take a broker's lost and recovered replicas from its answers to LeaderAndIsr.
 
     Source: ``KafkaController.processLeaderAndIsrResponseReceived``.
     """
@@ -184,7 +184,7 @@ def _with(broker_id: int, others: Callable[[int], bool], one: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AssignDirectory:
-    """A replica lies in a directory (kafka: ``AssignReplicasToDirsRequest``)."""
+    """The log directory of a replica (kafka: ``AssignReplicasToDirsRequest``)."""
 
     directory: UUID
     topic_id: UUID
@@ -194,9 +194,9 @@ class AssignDirectory:
 def assign_replicas_to_dirs(
     view: View, broker_id: int, broker_epoch: int, items: Sequence[AssignDirectory]
 ) -> Outcome[list[DomainError | None]]:
-    """Note where the replicas of a broker lie; one in a directory that is offline can not lead.
+    """Record the directories of a broker's replicas; one in an offline directory cannot lead.
 
-    Raises StaleBrokerEpochError. The answers come in the order of the items.
+    Raises StaleBrokerEpochError. The answers are in the order of the items.
     """
     broker = view.registered(broker_id, broker_epoch)
     answers: list[DomainError | None] = []

@@ -1,9 +1,9 @@
-"""The active controller: it decides on what is asked of it, and by itself when time has passed.
+"""The active controller: it decides on requests, and by itself when time has passed.
 
-Who drives it appends an outcome's records, hands them to :meth:`Controller.replay`, and answers
-when they are committed. Decisions look at the image and change no more than soft state: sessions,
-which a restart gives anew, and the times of periodic tasks. So a decision whose records could not
-be written leaves nothing behind but a later heartbeat's time.
+The caller appends an outcome's records, passes them to :meth:`Controller.replay`, and answers once
+they are committed. Decisions read the image and change only soft state: sessions, which a restart
+rebuilds, and the times of periodic tasks. If the records of a decision cannot be written, it leaves
+at most the time of a heartbeat behind.
 
 Source: ``QuorumController``.
 """
@@ -50,27 +50,27 @@ from fencepost.logcore.steps import Steps
 
 
 class Controller:
-    """One machine for the whole cluster; ``now_ms`` is a monotonic time."""
+    """The controller of the whole cluster; ``now_ms`` is a monotonic time."""
 
     def __init__(self, settings: ControllerSettings, image: MetadataImage, now_ms: int) -> None:
         self.settings = settings
         self.image = image
         self.heartbeats = Heartbeats(image, settings.session_timeout_ms, now_ms)
         self.has_listeners = False
-        """Whether anybody reads the metadata log, whose high watermark NoOpRecords then move."""
+        """Whether the metadata log has readers; NoOpRecords then advance its high watermark."""
         self._balance_ms = now_ms + settings.leader_imbalance_check_interval_ms
         self._unclean_ms = now_ms + settings.unclean_check_interval_ms
         self._idle_ms = now_ms + settings.max_idle_interval_ms
 
     @property
     def view(self) -> View:
-        """What the rules look at now."""
+        """The image and the settings for a decision."""
         return View(self.image, self.settings)
 
     def replay(
         self, records: Sequence[MetadataRecord], base_offset: int, epoch: int, now_ms: int
     ) -> MetadataImage:
-        """Take records that were written from ``base_offset`` on; returns the next image."""
+        """Apply records that were written from ``base_offset`` on; return the next image."""
         image = replayed(self.image, records, base_offset + len(records) - 1, epoch)
         self.install(image, records, base_offset, now_ms)
         return image
@@ -82,7 +82,7 @@ class Controller:
         base_offset: int,
         now_ms: int,
     ) -> None:
-        """As :meth:`replay`, where somebody else has made the image of those records."""
+        """Take records as :meth:`replay` does, with the image that the caller built from them."""
         self.image = image
         self._idle_ms = now_ms + self.settings.max_idle_interval_ms
         last = base_offset + len(records) - 1
@@ -121,7 +121,7 @@ class Controller:
         return brokers.appeared(self.view, self.heartbeats, seen, where)
 
     def broker_gone(self, broker_id: int, cause: str) -> Outcome[bool]:
-        """A broker lives no more, as somebody else has found out; the answer says to ask again."""
+        """Unregister a broker that left ZooKeeper; the answer says whether to call again."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return brokers.never_seen(self.view, broker_id, cause)
@@ -136,7 +136,7 @@ class Controller:
         return brokers.led_by(self.view, broker_id)
 
     def begin(self, now_ms: int) -> None:
-        """It has become active: know of brokers no more than the image tells."""
+        """Become active: reset soft state to the image, and queue leaderless partitions."""
         self.heartbeats.restart(self.image, now_ms)
         leaderless = ((topic, at) for topic, at, one in self.view.partitions() if one.leader < 0)
         self.heartbeats.elect_soon(leaderless, "the controller has become active")
@@ -372,13 +372,13 @@ class Controller:
         """See :func:`quotas.alter_client_quotas`."""
         return quotas.alter_client_quotas(self.view, alterations, quota_count, reason_against)
 
-    # --- by itself ---
+    # --- periodic tasks ---
 
     def next_task_ms(self) -> int | None:
-        """When :meth:`run_task` has something to do; None if nothing but a request can change that.
+        """Return when :meth:`run_task` has work; None if only a request can change that.
 
-        One broker has nothing to balance. It may be the one that is left of several, so that there
-        is something to elect.
+        With one broker there is nothing to balance. It may be the last of several, so that unclean
+        elections may still be due.
         """
         times = [self.heartbeats.next_expiry_ms()]
         if self.heartbeats.has_elections:
@@ -392,9 +392,9 @@ class Controller:
         return min((one for one in times if one is not None), default=None)
 
     def run_task(self, now_ms: int) -> Outcome[bool]:
-        """Do what is due; the answer says whether to ask again once the records are replayed.
+        """Run the task that is due; the answer says whether to call again after the replay.
 
-        Sessions that ran out come first, one at a time; then elections; then a NoOpRecord.
+        Expired sessions come first, one at a time; then elections; then a NoOpRecord.
         """
         outcome = brokers.expire(self.view, self.heartbeats, now_ms)
         if outcome.answer:

@@ -1,4 +1,4 @@
-"""What a decision of the controller is made of."""
+"""The result of a controller's decision."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fencepost.logcore.values import dataclass
 OF_PARTITIONS: Final = frozenset(
     {"leader-elected", "leader-lost", "isr-changed", "reassignment-changed", "reassignment-ended"}
 )
-"""Events whose subject is a partition; that of others is a broker or a feature."""
+"""Events whose subject is a partition; the subject of any other event is a broker or a feature."""
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T_co]):
-    """Records that are to be appended, in order, and the answer once they are committed.
+    """Records to append, in order, and the answer once they are committed.
 
     Nothing has changed yet: only :meth:`Controller.replay` changes the image.
     """
@@ -28,12 +28,12 @@ class Outcome(Generic[T_co]):
     answer: T_co
     records: Sequence[MetadataRecord] = ()
     events: tuple[Event, ...] = ()
-    """Causes, in Kafka's words."""
+    """Events with causes, in Kafka's terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a partition, its state after it, and why."""
+    """A change of a partition: the states before and after it, its record and its cause."""
 
     topic: str
     index: int
@@ -44,7 +44,7 @@ class Change:
 
 
 def told(changes: Iterable[Change]) -> Iterator[Event]:
-    """What the history keeps of changes: leaders, the ISR, reassignments."""
+    """Yield the history's events of changes: leaders, ISRs, reassignments."""
     for one in changes:
         old, new, subject = one.before, one.after, f"{one.topic}-{one.index}"
         if new.leader_epoch != old.leader_epoch:

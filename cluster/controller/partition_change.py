@@ -1,4 +1,4 @@
-"""From what a partition shall become to the record that makes it so: elections and the ELR.
+"""Builds the record that changes a partition, including elections and the ELR.
 
 Source: ``PartitionChangeBuilder``; KIP-966, KIP-455.
 """
@@ -16,31 +16,32 @@ from fencepost.cluster.records import PartitionChangeRecord
 from fencepost.logcore.values import dataclass
 
 RECOVERED, RECOVERING = 0, 1
-"""States of a leader: after an unclean election it recovers, until it says that it has."""
+"""The leader recovery states: RECOVERING after an unclean election, until the leader reports that
+it has recovered."""
 
 
 class Election(Enum):
-    """How a leader is sought."""
+    """The rule by which a leader is elected."""
 
     PREFERRED = "preferred"
-    """The first replica, if it may lead; else the leader stays."""
+    """The first replica if it may lead; otherwise the current leader stays."""
     ONLINE = "online"
-    """The leader stays if it may; else the first replica that may lead."""
+    """The current leader stays if it may lead; otherwise the first replica that may lead."""
     UNCLEAN = "unclean"
-    """As ONLINE, and at last any living replica, which may lose records."""
+    """As ONLINE; if no replica may lead, any live replica, which may lose records."""
 
 
 @dataclass(slots=True)
 class PartitionChange:
-    """What a partition shall become; None of a target leaves that as it is."""
+    """The wanted state of a partition; a target of None leaves its value unchanged."""
 
     partition: PartitionRegistration
     topic_id: UUID
     index: int
     is_acceptable: Callable[[int], bool]
-    """Whether a broker could lead, were its log complete: active, its directory online."""
+    """Whether a broker could lead with a complete log: active, its directory online."""
     min_isr: int
-    """``min.insync.replicas``; what counts is no more than there are replicas."""
+    """``min.insync.replicas``; the number of replicas limits it."""
     default_directory: Callable[[int], UUID]
     elr_enabled: bool = False
     election: Election = Election.ONLINE
@@ -50,21 +51,21 @@ class PartitionChange:
     removing: tuple[int, ...] | None = None
     leader_recovery_state: int | None = None
     unclean_shutdown: frozenset[int] = frozenset()
-    """Brokers whose logs may have lost what they had."""
+    """Brokers whose logs may have lost records."""
     directories: dict[int, UUID] = field(default_factory=dict)
-    """Where replicas lie, if not where the partition says."""
+    """Log directories of replicas that differ from the partition's current ones."""
     raises_leader_epoch: bool = False
-    """Whether the leader epoch rises with every change, because those who have a replica hear of no
-    other (kafka: ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``, and ``newLeaderAndIsr`` of the
-    controller on ZooKeeper)."""
+    """Whether every change raises the leader epoch, because replicas ignore any other (kafka:
+    ``triggerLeaderEpochBumpForIsrShrinkIfNeeded``, and ``newLeaderAndIsr`` of the controller on
+    ZooKeeper)."""
     hears_of_isr: bool = False
-    """Whether the leader learns of the ISR by an answer, and of nothing else: then it rises with
-    changes of who has a replica."""
+    """Whether the leader learns the ISR from the answer to its request, and nothing else: then only
+    changes of the replicas raise the leader epoch."""
     tells_anew: bool = False
-    """Whether those who have a replica hear of it even if nothing changes."""
+    """Whether the replicas are informed again even if nothing changes."""
 
     def build(self) -> PartitionChangeRecord | None:
-        """The record, None if nothing changes."""
+        """Return the record, None if nothing changes."""
         state = self.partition
         isr = _or(self.isr, state.isr)
         replicas = _or(self.replicas, state.replicas)
@@ -84,10 +85,10 @@ class PartitionChange:
         if is_unclean:
             isr, elr, recovery = (leader,), (), RECOVERING
         if not isr and not self.elr_enabled:
-            # Without eligible leaders the last ISR is all that is known of who has the records.
+            # Without an ELR, only the last ISR shows which replicas have the records.
             isr = tuple(one for one in state.isr if one in replicas) or replicas[:1]
 
-        # Who lost a replica must hear of it even from the same leader (KAFKA-13972).
+        # Removed replicas must see a new leader epoch even if the leader stays (KAFKA-13972).
         names_leader = (
             leader != state.leader
             or is_unclean
@@ -114,13 +115,14 @@ class PartitionChange:
         return record
 
     def _moves(self, record: PartitionChangeRecord) -> bool:
-        """Whether the record says who has a replica, which the answer to a leader does not."""
+        """Whether the record changes replicas, which the answer to a leader does not contain."""
         return (record.replicas, record.adding_replicas, record.removing_replicas) != (None,) * 3
 
     def _elr(self, isr: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
-        """Who has all that is committed without being in sync.
+        """Return the replicas outside the ISR that have every committed record.
 
-        Only while the ISR is below ``min.insync.replicas``: then the high watermark stands still.
+        They exist only while the ISR is below ``min.insync.replicas``: the high watermark then
+        stands still.
         """
         if not self.elr_enabled or len(isr) >= min(self.min_isr, len(replicas)):
             return ()
@@ -134,7 +136,7 @@ class PartitionChange:
     def _elect(
         self, replicas: tuple[int, ...], isr: tuple[int, ...], elr: tuple[int, ...]
     ) -> tuple[int, bool]:
-        """The leader to be, and whether it may lack records."""
+        """Return the elected leader, and whether it may lack records."""
         eligible = isr or elr
 
         def may_lead(replica: int) -> bool:
@@ -155,12 +157,12 @@ class PartitionChange:
             at_last += [one for one in last_known if one in replicas]
         if self.election is Election.UNCLEAN:
             at_last += replicas
-        # Kafka elects the last known leader even where it is not alive, which serves nobody.
+        # Kafka elects the last known leader even if it is not alive, which helps no client.
         found = next((one for one in at_last if self.is_acceptable(one)), NO_LEADER)
         return found, found != NO_LEADER
 
     def _last_known_elr(self, isr: tuple[int, ...], leader: int) -> tuple[int, ...] | None:
-        """The last leader of a partition that has none, kept from when it lost it."""
+        """Return the last leader of a partition without one, as noted when it lost that leader."""
         state = self.partition
         if not self.elr_enabled:
             return None

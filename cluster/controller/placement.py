@@ -1,6 +1,6 @@
-"""Where the replicas of new partitions go: over racks and brokers in stripes, at random between.
+"""Places the replicas of new partitions: striped over racks and brokers, from random positions.
 
-The first replica of each partition lies on an unfenced broker; fenced ones are used last.
+The first replica of each partition is on an unfenced broker; fenced brokers are used last.
 
 Source: ``StripedReplicaPlacer``.
 """
@@ -20,18 +20,18 @@ _NOBODY = -1
 
 
 class Draw(Protocol):
-    """Where chance comes from: a ``random.Random``."""
+    """A source of random numbers, such as ``random.Random``."""
 
     def randrange(self, stop: int, /) -> int:
-        """A number from 0 on below ``stop``."""
+        """Return a number from 0 to ``stop`` - 1."""
 
     def shuffle(self, x: MutableSequence[Any], /) -> None:
-        """Put a list into another order."""
+        """Shuffle a list in place."""
 
 
 @dataclass(slots=True)
 class _BrokerList:
-    """Brokers of a rack that are used in turn, each once in an epoch."""
+    """The brokers of a rack, used in turn, each once in an epoch."""
 
     brokers: list[int] = field(default_factory=list)
     offset: int = 0
@@ -61,7 +61,7 @@ class _Rack:
 
 
 class _Racks:
-    """All racks, in turn."""
+    """All racks, used in turn."""
 
     def __init__(self, brokers: Iterable[BrokerRegistration], draw: Draw) -> None:
         self._draw = draw
@@ -85,9 +85,9 @@ class _Racks:
         return [one for rack in self._racks for one in (rack.unfenced, rack.fenced)]
 
     def place(self, replication_factor: int) -> tuple[int, ...]:
-        """The replicas of the next partition."""
+        """Return the replicas of the next partition."""
         if self._epoch == self.unfenced and self.unfenced > 1:
-            # Every broker has been first once. Other orders, lest the same ones come again.
+            # Every broker has been first once: shuffle, so that the placements do not repeat.
             self._draw.shuffle(self._racks)
             for one in self._lists():
                 self._draw.shuffle(one.brokers)
@@ -104,7 +104,7 @@ class _Racks:
         rack, skipped = self._offset, False
         while len(replicas) < replication_factor:
             if rack == first and not skipped:
-                skipped = True  # The leader's rack has had its turn.
+                skipped = True  # The leader's rack already has a replica.
             else:
                 replica = self._racks[rack].next(self._epoch)
                 if replica != _NOBODY:
@@ -118,9 +118,9 @@ class _Racks:
 def place(
     view: View, partitions: int, replication_factor: int, draw: Draw
 ) -> Sequence[tuple[int, ...]]:
-    """The replicas of each of so many new partitions; raises InvalidReplicationFactorError.
+    """Return the replicas of each new partition; raises InvalidReplicationFactorError.
 
-    Brokers in controlled shutdown, and those whose directories are all cordoned, get none.
+    Brokers in controlled shutdown, and brokers whose directories are all cordoned, get none.
     """
     racks = _Racks((one for one in view.image.brokers.values() if _is_usable(one)), draw)
     if replication_factor <= 0:

@@ -18,7 +18,7 @@ _MAX_INT64: Final = (1 << 63) - 1
 
 
 class ProducerIdsBlock(NamedTuple):
-    """Producer ids from ``first`` on."""
+    """A block of ``size`` producer ids, starting with ``first``."""
 
     first: int
     size: int = BLOCK_SIZE
@@ -27,7 +27,7 @@ class ProducerIdsBlock(NamedTuple):
 def allocate_producer_ids(
     view: View, broker_id: int, broker_epoch: int
 ) -> Outcome[ProducerIdsBlock]:
-    """The next block; raises StaleBrokerEpochError, ProducerIdsExhaustedError."""
+    """Allocate the next block; raises StaleBrokerEpochError, ProducerIdsExhaustedError."""
     view.registered(broker_id, broker_epoch)
     first = view.image.next_producer_id
     if first > _MAX_INT64 - BLOCK_SIZE:
@@ -37,14 +37,14 @@ def allocate_producer_ids(
 
 
 def reserve_producer_ids(view: View, below: int) -> Outcome[None]:
-    """Never give out an id under ``below``: other brokers have given those out."""
+    """Never allocate an id under ``below``: other brokers may use those ids."""
     if below <= view.image.next_producer_id:
         return Outcome(None)
     return reset_producer_ids(view, below)
 
 
 def reset_producer_ids(view: View, following: int) -> Outcome[None]:
-    """Give out ids from ``following`` on, even where that is lower than before."""
+    """Allocate ids from ``following`` on, even if that is lower than before."""
     broker_id = view.settings.node_id
     broker = view.image.brokers.get(broker_id)
     epoch = -1 if broker is None else broker.epoch

@@ -13,13 +13,13 @@ Replicas = tuple[int, ...]
 
 
 def is_in_progress(partition: PartitionRegistration) -> bool:
-    """Whether replicas are on their way to or from the partition."""
+    """Whether a reassignment adds or removes replicas of the partition."""
     return bool(partition.adding_replicas or partition.removing_replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """What the partition has while it moves: the target first, then who is to go."""
+    """A partition's replicas during a reassignment: the target, then the replicas to remove."""
 
     replicas: Replicas
     adding: Replicas
@@ -27,10 +27,10 @@ class Reassignment:
 
 
 def towards(partition: PartitionRegistration, target: Replicas) -> Reassignment:
-    """The first step to another assignment, also where one is under way.
+    """Return the first step to another assignment, also while a reassignment is in progress.
 
-    A replica that is still being added stays one of those: so calling off leads back to where the
-    first of the reassignments began (KIP-455), where Kafka's controller forgets that.
+    A replica that is still being added stays in ``adding``, so cancelling restores the assignment
+    from before the first reassignment (KIP-455). Kafka's controller does not.
     """
     before = set(partition.replicas) - set(partition.adding_replicas)
     adding = tuple(sorted(set(target) - before))
@@ -41,10 +41,10 @@ def towards(partition: PartitionRegistration, target: Replicas) -> Reassignment:
 def completed(
     replicas: Replicas, adding: Replicas, removing: Replicas, isr: Replicas
 ) -> tuple[Replicas, Replicas] | None:
-    """The replicas and the ISR of the last step; None if it is not yet time, or none is under way.
+    """Return the replicas and the ISR after the last step; None if it is not due.
 
-    Every replica that stays must be in the ISR (KAFKA-15665): with fewer, records that only those
-    have who go would be lost with them.
+    Every replica that stays must be in the ISR (KAFKA-15665): otherwise records that only the
+    removed replicas have would be lost.
     """
     if not adding and not removing:
         return None
@@ -57,17 +57,17 @@ def completed(
 
 @dataclass(frozen=True, slots=True)
 class Revert:
-    """What a reassignment that is called off goes back to."""
+    """The state that a cancelled reassignment restores."""
 
     replicas: Replicas
     isr: Replicas
-    """Empty where none of the replicas from before is in sync."""
+    """Empty if none of the previous replicas is in sync."""
 
 
 def reverted(partition: PartitionRegistration) -> Revert:
-    """The assignment without those that are being added.
+    """Return the assignment without the replicas that are being added.
 
-    Raises InvalidReplicaAssignmentError where nobody would stay.
+    Raises InvalidReplicaAssignmentError if no replica would remain.
     """
     adding = set(partition.adding_replicas)
     replicas = tuple(one for one in partition.replicas if one not in adding)

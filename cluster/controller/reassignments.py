@@ -1,4 +1,4 @@
-"""Reassignments: begun, replaced, called off and listed. They end with an ISR change.
+"""Starting, replacing, cancelling and listing reassignments. An ISR change completes them.
 
 Source: ``ReplicationControlManager.alterPartitionReassignments``; KIP-455, KIP-860.
 """
@@ -26,7 +26,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reassign:
-    """Put a partition on these brokers; None calls off what is under way."""
+    """Move a partition to these brokers; None cancels the reassignment in progress."""
 
     topic: str
     index: int
@@ -40,9 +40,9 @@ def alter_partition_reassignments(
     allow_replication_factor_change: bool = True,
     may_wait: bool = False,
 ) -> Outcome[list[DomainError | None]]:
-    """Begin, replace or call off each of them; the answers come in the order of the items.
+    """Start, replace or cancel each reassignment; the answers are in the order of the items.
 
-    ``may_wait``: also for a broker that is not there yet (kafka: ``/admin/reassign_partitions``).
+    With ``may_wait``, a target broker may register later (kafka: ``/admin/reassign_partitions``).
     """
     answers: list[DomainError | None] = []
     changes: list[Change] = []
@@ -60,7 +60,7 @@ def alter_partition_reassignments(
 def _altered(view: View, item: Reassign, allow_factor_change: bool, may_wait: bool) -> list[Change]:
     topic = view.image.topics.get(item.topic)
     if topic is None or not 0 <= item.index < len(topic.partitions):
-        # Not with the name: that may be long, and one request may ask thousands of times.
+        # Without the name: it may be long, and one request may name thousands of partitions.
         raise UnknownTopicOrPartitionError(f"there is no partition {item.index} of this topic")
     partition = topic.partitions[item.index]
     if item.replicas is None:
@@ -75,7 +75,7 @@ def _altered(view: View, item: Reassign, allow_factor_change: bool, may_wait: bo
 
 
 def _check_factor(partition: PartitionRegistration, target: tuple[int, ...]) -> None:
-    """KIP-860: the number of replicas is that of the target of what is under way."""
+    """Raise unless the target has the replication factor of the current target (KIP-860)."""
     known = len(set(partition.replicas) - set(partition.removing_replicas))
     if len(target) != known:
         raise InvalidReplicationFactorError(
@@ -104,10 +104,10 @@ def _cancelled(
 
 
 def go_on_reassigning(view: View, partitions: Sequence[tuple[str, int]]) -> Outcome[None]:
-    """Go on with what another controller has begun, where brokers are told by requests.
+    """Continue reassignments that another controller began (ZooKeeper).
 
-    What has all it waits for ends; of all else those who have a replica hear anew, as nobody knows
-    whether they did.
+    A reassignment whose new replicas are all in sync is completed. For any other one, the replicas
+    are informed again, because it is unknown whether the other controller did so.
 
     Source: ``KafkaController.maybeResumeReassignments``.
     """
@@ -122,7 +122,7 @@ def go_on_reassigning(view: View, partitions: Sequence[tuple[str, int]]) -> Outc
 def list_partition_reassignments(
     view: View, partitions: Sequence[tuple[str, int]] | None
 ) -> list[tuple[str, int, PartitionRegistration]]:
-    """What is under way, of these partitions or of all."""
+    """Return the reassignments in progress, of these partitions or of all."""
     if partitions is None:
         found = ((topic.name, index, one) for topic, index, one in view.partitions())
     else:

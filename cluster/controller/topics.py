@@ -1,4 +1,4 @@
-"""Topics are created, grown and deleted.
+"""Creation, growth and deletion of topics.
 
 Source: ``ReplicationControlManager.createTopics``/``createPartitions``/``deleteTopics``,
 ``Topic.validate``.
@@ -40,7 +40,7 @@ from fencepost.cluster.topic_records import TopicRecords
 from fencepost.logcore.values import dataclass
 
 FROM_CONTROLLER: Final = -1
-"""A number that the request leaves to the controller's configuration."""
+"""A number that the controller's configuration supplies."""
 
 
 NO_TOPIC: Final = UUID(int=0)
@@ -48,19 +48,19 @@ NO_TOPIC: Final = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic that is wanted; with an assignment both numbers must be -1."""
+    """A topic to create; with an assignment both numbers must be -1."""
 
     name: str
     partitions: int = FROM_CONTROLLER
     replication_factor: int = FROM_CONTROLLER
     assignment: Sequence[tuple[int, Sequence[int]]] = ()
-    """Brokers by partition, as the request lists them."""
+    """The brokers of each partition, in the order of the request."""
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic as it will be."""
+    """The topic that a creation will produce."""
 
     name: str
     topic_id: UUID
@@ -76,7 +76,7 @@ def _check_new_name(view: View, name: str) -> None:
     if name in image.topics:
         raise TopicAlreadyExistsError(f"Topic '{name}' already exists.")
     if "." in name or "_" in name:
-        # Names of metrics have '_' for both.
+        # Metric names replace both by '_'.
         unified = name.replace(".", "_")
         for other in image.topics:
             if other.replace(".", "_") == unified:
@@ -96,12 +96,13 @@ def create_topic(
     take: Take = unlimited,
     validate_only: bool = False,
 ) -> Outcome[CreatedTopic]:
-    """Create a topic, or with ``validate_only`` only check that it may be created.
+    """Create a topic, or with ``validate_only`` only check that it could be created.
 
-    ``draw`` spreads the replicas. ``take`` counts what is only checked as well, as in Kafka. Raises
-    what ``check_configs`` and ``take`` do, InvalidTopicError, TopicAlreadyExistsError,
-    InvalidConfigError, InvalidPartitionsError, InvalidReplicationFactorError,
-    InvalidReplicaAssignmentError, InvalidRequestError, PolicyViolationError.
+    ``draw`` spreads the replicas. ``take`` counts partitions with ``validate_only`` as well, as in
+    Kafka. Raises what ``check_configs`` and ``take`` do, InvalidTopicError,
+    TopicAlreadyExistsError, InvalidConfigError, InvalidPartitionsError,
+    InvalidReplicationFactorError, InvalidReplicaAssignmentError, InvalidRequestError,
+    PolicyViolationError.
     """
     _check_new_name(view, topic.name)
     nulls = [name for name, value in topic.configs.items() if value is None]
@@ -121,10 +122,10 @@ def create_topic(
 def create_internal_topic(
     view: View, topic: NewTopic, *, topic_id: UUID, draw: Draw
 ) -> Outcome[CreatedTopic | None]:
-    """Create a topic that the brokers themselves need; the answer is None if it is there.
+    """Create an internal topic of the brokers; the answer is None if it exists.
 
-    Its settings are those of the brokers, which nobody asked for: they are not checked. Raises
-    InvalidReplicationFactorError, PolicyViolationError.
+    Its settings come from the brokers' configuration, not from a request, so they are not checked.
+    Raises InvalidReplicationFactorError, PolicyViolationError.
 
     Source: ``AutoTopicCreationManager.creatableTopic``.
     """
@@ -152,7 +153,7 @@ def topic_head(
 
 
 def check_room(view: View, topics: int, partitions: int) -> None:
-    """Raise PolicyViolationError if that many more topics and partitions do not fit."""
+    """Raise PolicyViolationError if that many more topics and partitions exceed a limit."""
     image, settings = view.image, view.settings
     for key, amount, most in (
         ("fencepost.max.topics", len(image.topics) + topics, settings.max_topics),
@@ -163,7 +164,7 @@ def check_room(view: View, topics: int, partitions: int) -> None:
 
 
 def check_request_size(view: View, partitions: int) -> None:
-    """Raise PolicyViolationError if that is more than one request may create."""
+    """Raise PolicyViolationError if one request may not create that many partitions."""
     if partitions > view.settings.max_partitions_per_request:
         raise PolicyViolationError("Excessively large number of partitions per request.")
 
@@ -199,9 +200,10 @@ def _assigned(view: View, topic: NewTopic) -> list[tuple[int, ...]]:
 def check_assignment(
     view: View, replicas: Sequence[int], factor: int | None = None, *, may_wait: bool = False
 ) -> None:
-    """Raise InvalidReplicaAssignmentError unless a partition can have just these replicas.
+    """Raise InvalidReplicaAssignmentError unless a partition can have exactly these replicas.
 
-    ``factor`` is the number that other partitions have. ``may_wait``: brokers may come later.
+    ``factor`` is the replication factor of the other partitions. With ``may_wait``, brokers may
+    register later.
     """
     if not replicas:
         raise InvalidReplicaAssignmentError(
@@ -254,7 +256,7 @@ def _placed(view: View, topic: NewTopic, draw: Draw) -> Sequence[tuple[int, ...]
 
 
 def _placements(view: View, count: int, factor: int, draw: Draw) -> Sequence[tuple[int, ...]]:
-    """Kafka's words around why so many replicas can not be placed."""
+    """Place replicas, and prefix the error of an impossible placement with Kafka's text."""
     try:
         return place(view, count, factor, draw)
     except InvalidReplicationFactorError as error:
@@ -266,7 +268,7 @@ def _placements(view: View, count: int, factor: int, draw: Draw) -> Sequence[tup
 def partition_record(
     view: View, topic_id: UUID, index: int, replicas: tuple[int, ...]
 ) -> PartitionRecord:
-    """A new partition: who is active is in sync, and the first of them leads."""
+    """Return a new partition's record: active replicas are in sync, the first of them leads."""
     isr = tuple(one for one in replicas if view.is_active(one))
     return PartitionRecord(
         topic_id=topic_id,
@@ -283,7 +285,7 @@ def partition_record(
 
 
 def _forms(view: View, assignments: Iterable[tuple[int, ...]]) -> list[PartitionRecord]:
-    """Return the form of each new partition: one for all with the same replicas."""
+    """Return the form of each new partition; partitions with the same replicas share one."""
     forms: dict[tuple[int, ...], PartitionRecord] = {}
     found = []
     for replicas in assignments:
@@ -307,11 +309,11 @@ def create_partitions(
     take: Take = unlimited,
     validate_only: bool = False,
 ) -> Outcome[int]:
-    """Give a topic ``count`` partitions in all; the answer is how many are added.
+    """Give a topic ``count`` partitions in total; the answer is the number added.
 
-    With ``validate_only`` none are. Raises what ``take`` does, UnknownTopicOrPartitionError,
-    InvalidTopicError for internal topics, whose number of partitions places groups and
-    transactions, InvalidPartitionsError, InvalidReplicaAssignmentError,
+    With ``validate_only`` none are added. Raises what ``take`` does, UnknownTopicOrPartitionError,
+    InvalidTopicError for internal topics, whose partition count maps groups and transactional ids
+    to partitions, InvalidPartitionsError, InvalidReplicaAssignmentError,
     InvalidReplicationFactorError, PolicyViolationError.
     """
     topic = view.image.topics.get(name)
@@ -351,11 +353,13 @@ def create_partitions(
 
 
 NEVER_LED: Final = -1
-"""The partition epoch of a partition that has replicas, and never had a leader."""
+"""The partition epoch of a partition that has replicas but never had a leader."""
 
 
 def place_new(view: View, topic_id: UUID) -> Outcome[None]:
-    """Begin those partitions of a topic that somebody else has assigned, where anybody may lead.
+    """Elect the first leaders of partitions that were assigned outside the controller.
+
+    Partitions without an active replica are left without a leader.
 
     Source: ``PartitionStateMachine.initializeLeaderAndIsrForPartitions``.
     """
@@ -375,8 +379,8 @@ def delete_topic(
 ) -> Outcome[None]:
     """Delete a topic.
 
-    Raises what ``take`` does, UnknownTopicIdError, and InvalidTopicError for internal topics, which
-    only a mark in ZooKeeper may have deleted.
+    Raises what ``take`` does, UnknownTopicIdError, and InvalidTopicError for an internal topic
+    unless ``allows_internal``, which a deletion marker in ZooKeeper sets.
     """
     topic = view.image.topics_by_id.get(topic_id)
     if topic is None:

@@ -1,4 +1,4 @@
-"""What the rules of the controller look at: the image, and the controller's own settings.
+"""The input of the controller's decisions: the image, and the controller's settings.
 
 Source: ``ClusterControlManager``, ``ConfigurationControlManager.getTopicConfig``,
 ``ReplicationControlManager.generateLeaderAndIsrUpdates``.
@@ -33,7 +33,7 @@ KRAFT_VERSION = "kraft.version"
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """What a controller is configured with."""
+    """A controller's settings."""
 
     cluster_id: str
     node_id: int = 0
@@ -44,7 +44,7 @@ class ControllerSettings:
     default_replication_factor: int = 1
     """``default.replication.factor``."""
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the controller's own file that topics fall back to; with Kafka's defaults."""
+    """Topic defaults from the controller's configuration file, including Kafka's defaults."""
     max_idle_interval_ms: int = 500
     """``metadata.max.idle.interval.ms``; 0 writes no NoOpRecord."""
     leader_rebalance: bool = True
@@ -54,37 +54,37 @@ class ControllerSettings:
     leader_imbalance_percentage: int | None = None
     """``leader.imbalance.per.broker.percentage``; None balances every partition, as KRaft does."""
     state_topics: frozenset[str] = frozenset()
-    """Topics of which only a request may have a replica elected that is not in sync."""
+    """Topics for which only a request may elect a replica that is not in sync."""
     unclean_check_interval_ms: int = 300_000
     """``unclean.leader.election.interval.ms``."""
     max_elections: int = 1_000
-    """Elections in one step of a periodic task."""
+    """The most elections in one step of a periodic task."""
     max_partitions_per_request: int = 10_000
-    """Partitions that one request may create."""
+    """The most partitions that one request may create."""
     acl_limits: AclLimits = field(default_factory=AclLimits)
-    """How many ACLs there are at most, and how long their texts."""
+    """Limits on the number of ACLs and the length of their texts."""
     max_topics: int = 100_000
-    """``fencepost.max.topics``: topics of the cluster."""
+    """``fencepost.max.topics``: the most topics of the cluster."""
     max_partitions: int = 200_000
-    """``fencepost.max.partitions``: partitions of all topics."""
+    """``fencepost.max.partitions``: the most partitions of all topics."""
     max_configured_groups: int = 10_000
-    """Groups with settings of their own, which outlive the group: nothing else removes them."""
+    """The most groups with settings, which outlive the group: nothing else removes them."""
     internal_topics: frozenset[str] = frozenset()
-    """Topics that no request may delete or give more partitions."""
+    """Topics that no request may delete or enlarge."""
     broker_topics: frozenset[str] = frozenset()
-    """Internal topics that brokers create and grow by requests to the controller."""
+    """Internal topics that brokers create and enlarge by requests to the controller."""
     reserved_topics: frozenset[str] = frozenset()
     """Topics that no request may create."""
     features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Lowest and highest level of each feature that this controller supports."""
     tells_by_leader_epoch: bool = False
-    """Whether brokers are told by requests, of which they pass over those whose leader epoch they
-    know (LeaderAndIsr), instead of reading the records of every change."""
+    """Whether brokers are informed by LeaderAndIsr requests, which they ignore for a leader epoch
+    that they know, instead of reading the metadata records of every change."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An image with the settings it is to be read with."""
+    """An image, and the settings to interpret it with."""
 
     image: MetadataImage
     settings: ControllerSettings
@@ -97,7 +97,7 @@ class View:
         return broker is not None and broker.is_active
 
     def registered(self, broker_id: int, epoch: int) -> BrokerRegistration:
-        """The broker with this epoch; raises StaleBrokerEpochError."""
+        """Return the broker with this epoch; raises StaleBrokerEpochError."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             raise StaleBrokerEpochError(f"No broker registration found for broker id {broker_id}")
@@ -106,7 +106,7 @@ class View:
         return broker
 
     def default_directory(self, broker_id: int) -> UUID:
-        """Where a new replica of a broker lies, as far as the controller can tell."""
+        """Return the directory of a broker's new replica, as far as the controller knows it."""
         broker = self.image.brokers.get(broker_id)
         if broker is None:
             return UNASSIGNED
@@ -117,7 +117,7 @@ class View:
     # --- settings and features ---
 
     def topic_config(self, topic: str, key: str) -> str:
-        """A setting of a topic: its own, this node's, the cluster's, the file's."""
+        """Return a setting from the topic, this node, the cluster or the file, in this order."""
         configs = self.image.configs
         for values in (
             self.image.topic_configs(topic),
@@ -129,24 +129,24 @@ class View:
         return self.settings.topic_defaults.get(key, "")
 
     def min_isr(self, topic: str) -> int:
-        """``min.insync.replicas``."""
+        """Return the topic's ``min.insync.replicas``."""
         return int(self.topic_config(topic, MIN_INSYNC_REPLICAS) or 1)
 
     def allows_unclean_election(self, topic: str) -> bool:
-        """``unclean.leader.election.enable``, which does not reach the coordinators' state."""
+        """Whether ``unclean.leader.election.enable`` is set; always False for ``state_topics``."""
         if topic in self.settings.state_topics:
             return False
         return self.topic_config(topic, UNCLEAN_LEADER_ELECTION).lower() == "true"
 
     @property
     def elr_enabled(self) -> bool:
-        """Whether eligible leader replicas are kept (KIP-966)."""
+        """Whether eligible leader replicas are tracked (KIP-966)."""
         return self.image.features.get(ELR_VERSION, 0) > 0
 
     # --- partitions ---
 
     def partitions(self) -> Iterator[tuple[TopicImage, int, PartitionRegistration]]:
-        """All of them."""
+        """Yield every partition with its topic and index."""
         for topic in self.image.topics_by_id.values():
             for index, partition in enumerate(topic.partitions):
                 yield topic, index, partition
@@ -154,9 +154,9 @@ class View:
     def change(
         self, topic: TopicImage, index: int, *, removed: int = NO_LEADER, added: int = NO_LEADER
     ) -> PartitionChange:
-        """A change to be filled in, with the rules of the topic and of the living brokers.
+        """Return a change without targets, with the rules of the topic and of the live brokers.
 
-        ``removed`` can not lead although the image says so, ``added`` can.
+        ``removed`` cannot lead even if the image allows it; ``added`` can.
         """
         partition = topic.partitions[index]
         return PartitionChange(
@@ -186,7 +186,7 @@ class View:
         return is_acceptable
 
     def _goes_on(self, partition: PartitionRegistration, broker: BrokerRegistration) -> bool:
-        """Whether a leader that is about to go leads until then: nobody else may."""
+        """Whether a leader in controlled shutdown leads on, because no other replica may lead."""
         return (
             self.settings.tells_by_leader_epoch
             and broker.broker_id == partition.leader
@@ -195,7 +195,7 @@ class View:
         )
 
     def changed(self, topic: TopicImage, change: PartitionChange, cause: str) -> list[Change]:
-        """What a change makes of a partition: one, or none if it stays as it is."""
+        """Return the change of a partition in a list, which is empty if nothing changes."""
         record = change.build()
         if record is None:
             return []
@@ -212,10 +212,10 @@ class View:
         is_unclean_shutdown: bool = False,
         at_most: int | None = None,
     ) -> list[Change]:
-        """Take ``removed`` out of the ISR and of leadership, or let ``added`` lead.
+        """Remove ``removed`` from the ISR and from leadership, or let ``added`` lead.
 
-        After an unclean shutdown it leaves the eligible leader replicas, too. With so many changes
-        as ``at_most`` it is over, there may be more then.
+        After an unclean shutdown it also leaves the eligible leader replicas. The result has
+        ``at_most`` changes; more may remain then.
         """
         changes: list[Change] = []
         rules: dict[str, tuple[int, Election]] = {}

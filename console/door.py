@@ -1,7 +1,7 @@
-"""Who comes in: connections are counted from their first moment, and soon show the token or go.
+"""Accepts connections, each of which must show the token within a time limit.
 
-A TLS handshake that does not go on is a connection like any other, which is why it begins here and
-not in asyncio's server, which tells of a connection when its handshake is over.
+A connection counts from the moment that it is accepted, including its TLS handshake. Handshakes
+therefore begin here, not in asyncio's server, which reports a connection only afterwards.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from fencepost.console.limits import MAX_STRANGERS, STRANGER_S
 
 
 class Door:
-    """Makes the protocols of a server that answers by ``server``; in TLS with a ``context``."""
+    """A protocol factory in front of ``server``; it uses TLS with a ``context``."""
 
     def __init__(self, server: web.Server, context: ssl.SSLContext | None = None) -> None:
         self.server = server
         self.context = context
         self.strangers: dict[asyncio.BaseProtocol, _Visitor] = {}
-        """Who has not shown the token yet, by the protocol that answers; the oldest first."""
+        """Connections that have not shown the token, by their inner protocol; the oldest first."""
         self.handshakes: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
-        """A protocol for a connection that has just been accepted."""
+        """Return a protocol for a connection that was just accepted."""
         return _Visitor(self)
 
     def let_in(self, protocol: asyncio.BaseProtocol | None) -> None:
-        """Whoever is answered by ``protocol`` has shown the token."""
+        """Note that the connection of ``protocol`` has shown the token."""
         visitor = self.strangers.pop(protocol, None) if protocol is not None else None
         if visitor is not None:
             visitor.patience.cancel()
 
     def close(self) -> None:
-        """End every connection that has not shown the token."""
+        """Close every connection that has not shown the token."""
         for visitor in list(self.strangers.values()):
             visitor.end()
         for task in self.handshakes:
@@ -45,7 +45,7 @@ class Door:
 
 
 class _Visitor(asyncio.Protocol):
-    """One connection: what comes goes to the protocol that answers, once it is encrypted."""
+    """One connection: it passes data to the inner protocol, in TLS after the handshake."""
 
     patience: asyncio.TimerHandle
 
@@ -59,7 +59,7 @@ class _Visitor(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", made)
         door, loop = self._door, asyncio.get_running_loop()
         if len(door.strangers) >= MAX_STRANGERS:
-            # Who is in earnest asks at once, and has the token.
+            # A genuine client sends the token at once, so the oldest connection has none.
             next(iter(door.strangers.values())).end()
         door.strangers[self._inner] = self
         self.patience = loop.call_later(STRANGER_S, self.end)
@@ -72,7 +72,7 @@ class _Visitor(asyncio.Protocol):
             task.add_done_callback(door.handshakes.discard)
 
     async def _encrypt(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
-        # What becomes of a handshake that fails is known to its client alone.
+        # A failed handshake is not logged: its client sees the error.
         with contextlib.suppress(OSError):
             encrypted = await asyncio.get_running_loop().start_tls(
                 transport, self, context, server_side=True, ssl_handshake_timeout=STRANGER_S
@@ -88,7 +88,7 @@ class _Visitor(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def end(self) -> None:
-        """Close the connection, whatever it is doing."""
+        """Close the connection in any state."""
         self._leave()
         if self._transport is not None:
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""Views of groups: who is in them, how far they are, why they rebalanced, what if, reset."""
+"""Views of groups: members, offsets and lag, the timeline, rebalance plans, and offset resets."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fencepost.coordinator.wire.client.requests import Partition
 Offsets = Mapping[Partition, Position]
 
 MAX_ADDED = 1_000
-"""Members that a what-if may imagine, as in the command ``groups plan``."""
+"""The most members that a plan may add, as in the command ``groups plan``."""
 
 
 def groups_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """A page of the groups, each with its members and its lag."""
+    """Return a page of the groups, each with its members and its lag."""
     del history
     rows = session.groups()
     states = counts(getattr(row, "group_state", "") for row in rows)
@@ -48,7 +48,7 @@ def groups_view(session: Session, params: Params, history: History) -> dict[str,
 
 
 def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
-    """Groups of the two protocols with their members and lags, others as they were listed."""
+    """Return classic and consumer groups with members and lag, other groups as they were listed."""
     rows = [
         {
             "group": str(row.group_id),
@@ -64,7 +64,7 @@ def _listed(session: Session, listed: list[Any]) -> list[dict[str, Any]]:
 
 
 def group_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """One group: its members, its offsets with lag, its timeline."""
+    """Return one group: its members, its offsets with lag, its timeline."""
     found = existing(session, required(params, "id"))
     rows = offset_rows(session, [found])
     return {
@@ -82,7 +82,7 @@ def group_view(session: Session, params: Params, history: History) -> dict[str, 
 
 
 def plan_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """Who would own what, and how much would move. Touches nothing."""
+    """Return the assignment that a change of members would produce. Changes nothing."""
     del history
     found = existing(session, required(params, "id"))
     add = number(params, "add", 0, 0, MAX_ADDED)
@@ -110,19 +110,19 @@ def plan_view(session: Session, params: Params, history: History) -> dict[str, A
 
 
 class ChangedMeanwhileError(Exception):
-    """What was shown is not what would be done now."""
+    """The group's offsets have changed since the preview."""
 
 
 def preview(session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a group would go on reading. Touches nothing."""
+    """Return the offsets that a reset would commit. Changes nothing."""
     found, before, after = _reset(session, body)
     return _shown(found, before, after)
 
 
 def reset(session: Session, body: Mapping[str, Any], undo_dir: Path) -> dict[str, Any]:
-    """Do what was shown: ``plan`` of the preview must be that of now. Writes the undo file first.
+    """Commit the offsets of a preview, after writing an undo file; ``plan`` identifies the preview.
 
-    Raises :class:`ChangedMeanwhileError`, and ClickException for a group that has members.
+    Raises :class:`ChangedMeanwhileError`, and ValueError for a group with members.
     """
     found, before, after = _reset(session, body)
     shown = _shown(found, before, after)
@@ -139,7 +139,7 @@ def reset(session: Session, body: Mapping[str, Any], undo_dir: Path) -> dict[str
 def _reset(
     session: Session, body: Mapping[str, Any]
 ) -> tuple[Group, dict[Partition, Position], dict[Partition, Position]]:
-    """The group, its offsets now, and those that ``body`` asks for."""
+    """Return the group, its committed offsets, and the offsets that ``body`` asks for."""
     found = existing(session, required(body, "group"))
     where = body.get("where")
     if not isinstance(where, dict) or "from_file" in where:

@@ -1,9 +1,9 @@
-"""Who may ask what: the token, the Host header, the header of writes, what a page may load.
+"""Authorizes requests: the token, the Host header, the CSRF header, and what a page may load.
 
-The page itself holds no data and is given to anybody who asks by an allowed name. Everything under
-``/api/`` needs the token. It travels to the browser in the URL's fragment, which is never sent to a
-server, and from there as a header, which a foreign page can not add without leave, and gets none:
-no answer has a CORS header.
+The page itself contains no data and is served to any client that uses an allowed host name. Every
+path under ``/api/`` needs the token. The token reaches the browser in the URL's fragment, which is
+never sent to a server, and returns in a header. A foreign page cannot add that header without
+permission by CORS, and no answer has a CORS header.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ipaddress import ip_address
 from aiohttp import web
 
 API = "/api/"
-"""What the token is needed for begins with this."""
+"""The prefix of paths that need the token."""
 
 CSRF_HEADER = "X-Fencepost-Console"
-"""Requests that may change something carry it, besides the token; its value says nothing."""
+"""A header that requests with side effects must carry besides the token, with any value."""
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Refusal(web.HTTPException):
-    """An answer in the API's own form. ``error`` is a word for programs."""
+    """An error answer in the API's format. ``error`` is a keyword for programs."""
 
     status_code = 400
 
@@ -59,7 +59,7 @@ class Refusal(web.HTTPException):
 
 
 class Guard:
-    """The rules of one console. ``hosts`` are the names by which it may be asked, without ports."""
+    """The access rules of one console. ``hosts`` are its allowed host names, without ports."""
 
     def __init__(self, token: str, hosts: Collection[str], *, allow_writes: bool) -> None:
         self.token = token
@@ -67,8 +67,8 @@ class Guard:
         self._hosts = frozenset(host.lower().strip("[]") for host in hosts)
 
     def check(self, request: web.Request) -> None:
-        """Raise :class:`Refusal` unless the request may be answered."""
-        # A foreign name that resolves to this machine makes a foreign page's origin look like ours.
+        """Raise :class:`Refusal` unless the request is allowed."""
+        # If a foreign host name resolves to this machine, a foreign page has the console's origin.
         if _name(request.host) not in self._hosts:
             raise Refusal(
                 421,
@@ -90,14 +90,14 @@ class Guard:
             raise Refusal(403, "foreign-origin", f"{origin} is another origin")
 
     def check_writes(self) -> None:
-        """Raise :class:`Refusal` unless the console was started to change things."""
+        """Raise :class:`Refusal` unless the console was started with ``--allow-writes``."""
         if not self.allow_writes:
             message = "this console only reads; started with --allow-writes it also writes"
             raise Refusal(403, "read-only", message)
 
 
 def _name(host: str) -> str:
-    """The Host header without its port."""
+    """Return the Host header without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()

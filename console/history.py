@@ -1,7 +1,7 @@
-"""The newest entries of the broker's history, read on from where the last look ended.
+"""The newest entries of the broker's history, read incrementally.
 
-Fencepost writes down why things happened; Apache Kafka does not, and there all of this is empty and
-says so.
+Fencepost records the causes of events; Apache Kafka does not, and with its brokers these views are
+empty and say so.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Row = dict[str, Any]
 
 
 class History:
-    """What the console knows of the history. Several threads may use it."""
+    """The history entries that the console has read. It is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: deque[Entry] = deque(maxlen=HISTORY_ENTRIES)
         self._repeats = Repeats()
         self._next: dict[int, int] = {}
-        """The offset to go on at, of each partition: a cluster's brokers have one each."""
+        """The next offset to read of each partition; every broker of a cluster has a partition."""
 
     def read_on(self, session: Session) -> bool:
-        """Read what is new; False if the cluster keeps no history, or has none yet."""
+        """Read new entries; return False if the cluster keeps no history, or has none yet."""
         if not knows(session, HISTORY_TOPIC):
             return False
         (topic,) = session.topics([HISTORY_TOPIC])
@@ -45,7 +45,7 @@ class History:
             found: list[Entry] = []
             for place in places:
                 found += self._read(session, place, first[place], end[place])
-            # What brokers wrote at the same time has to be put together.
+            # Merge the entries of several brokers by time.
             found.sort(key=lambda entry: entry.at_ms)
             self._entries.extend(filter(self._repeats.is_new, found))
         return True
@@ -53,7 +53,7 @@ class History:
     def _read(self, session: Session, place: Partition, first: int, end: int) -> Iterator[Entry]:
         at = self._next.get(place[1])
         if at is None or at > end:
-            # More than one entry may be in one batch, but never in one offset.
+            # An offset holds at most one entry, so earlier offsets cannot be among the newest.
             if at is not None:
                 self._entries.clear()
                 self._repeats = Repeats()
@@ -72,13 +72,13 @@ class History:
         self._next[place[1]] = at
 
     def entries(self, scope: str, subject: str) -> list[Entry]:
-        """The entries of one subject, oldest first."""
+        """Return the entries of one subject, oldest first."""
         with self._lock:
             entries = list(self._entries)
         return [one for one in entries if one.scope == scope and one.subject == subject]
 
     def rows(self, keep: Callable[[Entry], bool], limit: int = TIMELINE_ENTRIES) -> list[Row]:
-        """The newest ``limit`` entries that ``keep`` wants, newest first."""
+        """Return the newest ``limit`` entries for which ``keep`` is true, newest first."""
         found: list[Row] = []
         with self._lock:
             entries = list(self._entries)
@@ -90,7 +90,7 @@ class History:
         return found
 
     def of(self, session: Session, scope: str, subject: str) -> Mapping[str, Any]:
-        """The timeline of one group or transactional id, and whether there is a history at all."""
+        """Return the timeline of a group or transactional id, and whether a history is kept."""
         kept = self.read_on(session)
         rows = self.rows(lambda entry: entry.scope == scope and entry.subject == subject)
         return {"kept": kept, "rows": rows}

@@ -1,66 +1,66 @@
-"""What the console may take, of itself and of the broker. Every limit is told when it is hit."""
+"""Limits on the console's and the brokers' resources. A limit that is reached is reported."""
 
 from __future__ import annotations
 
 MAX_CALLS = 4
-"""Questions to the brokers at the same time; others wait."""
+"""Concurrent queries to the brokers; further ones wait."""
 
 MAX_CLIENTS = 64
-"""Streams at the same time: open pages, and searches."""
+"""Concurrent streams: open pages, and searches."""
 
 MAX_STRANGERS = 32
-"""Connections that have not shown the token; the next one takes the place of the oldest."""
+"""Connections that have not shown the token; a further one replaces the oldest."""
 
 STRANGER_S = 10.0
-"""How long a connection may take to show it, its TLS handshake among that."""
+"""How long a connection may take to show the token, including its TLS handshake."""
 
 MAX_SEARCHES = 8
-"""Searches at the same time, which are the dear ones among the streams."""
+"""Concurrent searches, which are the most expensive streams."""
 
 MIN_INTERVAL_S = 0.5
-"""Between two events of one stream, so that a page gets two per second at most."""
+"""The shortest time between two events of one stream."""
 
 REST_FACTOR = 4
-"""A view that took so long to compute is left alone for that many times as long."""
+"""A view is not refreshed for this many times as long as its last refresh took."""
 
 PULSE_S = 0.5
-"""Between two looks whether the brokers answer, while a page is open."""
+"""The pause between two checks of the brokers while a page is open."""
 
 PULSE_TIMEOUT_S = 1.0
-"""How long a broker may take to answer before a page says that it does not."""
+"""How long a broker may take to answer before a page reports it as silent."""
 
 KEEPALIVE_S = 15.0
-"""Between two comments of a stream that has nothing to tell."""
+"""The time between two comments on a stream without events."""
 
 MAX_PAGE = 200
 """Rows of one page of a list."""
 
 MAX_BODY_BYTES = 1 << 20
-"""Of a request."""
+"""The largest body of a request."""
 
 HISTORY_ENTRIES = 20_000
-"""Entries of the history that are kept in memory: the newest."""
+"""The history entries that are kept in memory: the newest."""
 
 TIMELINE_ENTRIES = 500
-"""Entries of the history that one answer shows: the newest."""
+"""The history entries in one answer: the newest."""
 
 MAX_ROWS = 1_000
-"""Records that one search shows."""
+"""The most records that one search shows."""
 
 SHOWN_BYTES = 4 << 10
-"""Bytes of one key or value in a list of records; the record itself shows more."""
+"""Bytes of a key or value in a list of records; the view of one record shows more."""
 
 RECORD_BYTES = 1 << 20
-"""Bytes of one key or value of a record that is looked at by itself."""
+"""Bytes of a key or value in the view of one record."""
 
 SHOWN_HEADERS = 50
 """Headers of one record."""
 
 STEP_BYTES = 1 << 20
-"""Bytes that a search fetches before it tells how far it is."""
+"""Bytes that a search fetches between two reports of its progress."""
 
 BUDGET_RECORDS = 500_000
-"""Records that a search looks at before it asks whether to go on."""
+"""Records that a search scans before it asks whether to continue."""
 
 BUDGET_BYTES = 256 << 20
-"""Bytes that a search fetches before it asks whether to go on."""
+"""Bytes that a search fetches before it asks whether to continue."""

@@ -1,7 +1,7 @@
-"""A view while somebody watches it: asked again and again, told when it has changed.
+"""Live views: a view is refreshed while pages show it, and sent to them when it has changed.
 
-Everybody who watches the same view with the same parameters shares one :class:`Watch`, so that open
-pages cost the broker what one does.
+All pages with the same view and parameters share one :class:`Watch`, so that the broker's load does
+not grow with the number of open pages.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Look = Callable[[], Awaitable[Mapping[str, Any]]]
 Explain = Callable[[Exception], Mapping[str, Any]]
 KEEPALIVE = ": nothing new\n\n"
 ALL_WELL: Mapping[str, Any] = {"silent": [], "away": None}
-"""Every broker answers, or what is wrong is not for the pulse to say."""
+"""Every broker answers, or the check itself has failed and the view reports the error."""
 
 
 def event(name: str, data: Mapping[str, Any]) -> str:
-    """One server-sent event. JSON has no line ends, which would end the field."""
+    """Format a server-sent event. JSON contains no line breaks, which would end the field."""
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 class TooManyClientsError(Exception):
-    """As many streams are open as may be."""
+    """The limit of concurrent streams is reached."""
 
 
 class Watch:
-    """One view with its parameters. It is asked only while there are subscribers."""
+    """One view with its parameters. It is refreshed only while it has subscribers."""
 
     def __init__(self, look: Look, explain: Explain) -> None:
         self._look = look
@@ -51,7 +51,7 @@ class Watch:
         self.subscribers = 0
 
     async def frames(self) -> AsyncIterator[str]:
-        """What there is now, and then each newer state; states between two reads are left out."""
+        """Yield the current state, then each newer one; states between two reads are skipped."""
         self.subscribers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -77,11 +77,11 @@ class Watch:
             if not self.subscribers and self._task is not None:
                 self._task.cancel()
                 self._task = None
-                # Whoever comes next shall not begin with what was long ago.
+                # The next subscriber must not receive an outdated state.
                 self._frame = self._seen = None
 
     def feel(self, beat: str | None) -> None:
-        """Have subscribers told which brokers answer, while a look may take longer to find out."""
+        """Send subscribers the brokers' liveness, which a refresh may take longer to notice."""
         self._beat = beat
         self._wake()
 
@@ -96,7 +96,7 @@ class Watch:
             found: Mapping[str, Any]
             try:
                 found = await self._look()
-            except Exception as error:  # noqa: BLE001 - told to whoever watches
+            except Exception as error:  # noqa: BLE001 - sent to the subscribers
                 kind, found = "away", self._explain(error)
             if (kind, found) != self._seen:
                 self._seen = (kind, found)
@@ -107,9 +107,10 @@ class Watch:
 
 
 class Watches:
-    """All that is watched, by view and parameters.
+    """All watched views, by name and parameters.
 
-    While there is any, ``feel`` is asked which brokers do not answer; it may take a second or so.
+    While there are any, ``feel`` is called repeatedly for the brokers that do not answer; a call
+    may take about a second.
     """
 
     def __init__(self, feel: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
@@ -120,7 +121,7 @@ class Watches:
         self.clients = 0
 
     async def _run(self) -> None:
-        # A page may have heard of silence on an earlier stream, so the first answer is always sent.
+        # An earlier stream may have reported a silent broker, so the first result is always sent.
         seen: Mapping[str, Any] | None = None
         while True:
             try:
@@ -148,7 +149,7 @@ class Watches:
     async def follow(
         self, key: tuple[str, ...], look: Look, explain: Explain
     ) -> AsyncIterator[str]:
-        """The frames of the watch of ``key``, which begins now if nobody watched."""
+        """Yield the frames of the watch of ``key``, which is started if necessary."""
         watch = self._watches.setdefault(key, Watch(look, explain))
         watch.feel(self._beat)
         if self._pulse is None:

@@ -1,9 +1,9 @@
-"""Records of a topic: a search that tells how far it is, and one record as a whole.
+"""Records of a topic: a search that reports its progress, and a view of one record.
 
-Under read_uncommitted everything in the log is shown and named for what it is: aborted records,
-records of open transactions, the markers between them. Whether a record was aborted the broker
-tells only to readers of committed records, so up to the last stable offset those are asked for, and
-what they would not see is kept.
+With read_uncommitted every record in the log is shown with its state: aborted records, records of
+open transactions, transaction markers. A broker lists aborted transactions only in answers to
+read_committed fetches, so offsets below the last stable offset are fetched with read_committed, and
+the aborted records are kept.
 """
 
 from __future__ import annotations
@@ -45,30 +45,31 @@ PLAIN, COMMITTED, ABORTED, OPEN, UNDECIDED, CONTROL = (
     *("plain", "committed", "aborted", "open"),
     *("undecided", "control"),
 )
-"""What a record is. *Undecided* is one behind the last stable offset whose marker was not seen."""
+"""The states of a record. *Undecided* is a record at or above the last stable offset that belongs
+to no known open transaction, and whose transaction marker is not in the fetched data."""
 
 VISIBLE = frozenset({PLAIN, COMMITTED})
-"""What a reader of committed records gets."""
+"""The states that a read_committed consumer receives."""
 
 FOLLOW_WAIT_MS = 1_000
-"""How long a broker may hold the answer to a search that waits for new records."""
+"""How long a broker may delay its answer while a search waits for new records."""
 
 _AGO = re.compile(r"-(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class NoSuchRecordError(Exception):
-    """Nothing is at this offset."""
+    """No record has this offset."""
 
 
 def bytes_shown(data: bytes | None, limit: int = SHOWN_BYTES) -> dict[str, Any] | None:
-    """Bytes as JSON has them: text where they are UTF-8, else base64; None stays None."""
+    """Return bytes for JSON: as text if they are UTF-8, otherwise as base64; None stays None."""
     if data is None:
         return None
     cut = data[:limit]
     shown: dict[str, Any] = {"size": len(data), "cut": len(data) > limit}
     try:
-        # A character that the limit has cut in two is no reason to call it binary.
+        # The limit may split the last character of a text.
         text = codecs.getincrementaldecoder("utf-8")().decode(cut, final=len(cut) == len(data))
     except UnicodeDecodeError:
         return {**shown, "base64": base64.b64encode(cut).decode()}
@@ -78,7 +79,7 @@ def bytes_shown(data: bytes | None, limit: int = SHOWN_BYTES) -> dict[str, Any] 
 def row_of(
     index: int, header: BatchHeader, record: LogRecord, state: str, limit: int = SHOWN_BYTES
 ) -> dict[str, Any]:
-    """One record as JSON has it."""
+    """Return one record for JSON."""
     row: dict[str, Any] = {
         "partition": index,
         "offset": record.offset,
@@ -107,10 +108,10 @@ def row_of(
 def judged(
     data: bytes, aborted: list[tuple[int, int]], stable: int, open_from: Mapping[int, int]
 ) -> Iterator[tuple[BatchHeader, Iterator[LogRecord], str]]:
-    """Yield the batches of a Fetch with what each is; their records are inflated when taken.
+    """Yield the batches of a Fetch response with their state; records are decompressed on demand.
 
-    ``aborted`` holds (first offset, producer id) up to ``stable``; ``open_from`` says where the
-    open transaction of a producer begins.
+    ``aborted`` contains (first offset, producer id) up to ``stable``; ``open_from`` maps a producer
+    id to the first offset of its open transaction.
     """
     found = list(headers(data))
     dead: set[int] = set()
@@ -134,13 +135,13 @@ def judged(
 
 
 def _marker(data: bytes, at: int, header: BatchHeader) -> ControlType:
-    """Return the kind of a control batch, UNKNOWN where compaction has left no record in it."""
+    """Return the type of a control batch, UNKNOWN if compaction has removed its record."""
     marker = first_control(data, at, header)
     return ControlType.UNKNOWN if marker is None else marker.type
 
 
 def _end(producer_id: int, data: bytes, later: Iterable[tuple[int, BatchHeader]]) -> str:
-    """Tell how the next marker of a producer ends its transaction."""
+    """Return the outcome of a producer's transaction according to its next marker."""
     for at, header in later:
         if header.is_control and header.producer_id == producer_id:
             kind = _marker(data, at, header)
@@ -150,7 +151,7 @@ def _end(producer_id: int, data: bytes, later: Iterable[tuple[int, BatchHeader]]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a record must contain, without regard to case; nothing wants all."""
+    """The text that a record must contain, ignoring case; an empty filter matches every record."""
 
     key: bytes = b""
     value: bytes = b""
@@ -158,11 +159,11 @@ class Filter:
 
     @classmethod
     def of(cls, params: Params) -> Filter:
-        """Read it from a request."""
+        """Read the filter from a request."""
         return cls(*(params.get(name, "").casefold().encode() for name in cls.__slots__))
 
     def matches(self, record: LogRecord) -> bool:
-        """Whether a record has it all."""
+        """Whether a record contains every text of the filter."""
         return (
             _within(self.key, record.key)
             and _within(self.value, record.value)
@@ -187,7 +188,7 @@ def _within(wanted: bytes, data: bytes | None) -> bool:
 
 @dataclass(slots=True)
 class Search:
-    """A search under way. Each :meth:`step` fetches once; who stops calling has stopped it."""
+    """A search. Each :meth:`step` fetches once; the caller ends it by not calling again."""
 
     topic: str
     committed: bool
@@ -208,7 +209,7 @@ class Search:
 
     @classmethod
     def of(cls, params: Params) -> Search:
-        """Read it from a request. ValueError for what makes no sense."""
+        """Read the search from a request. Raises ValueError for an invalid parameter."""
         isolation = params.get("isolation", "read_committed")
         if isolation not in {"read_committed", "read_uncommitted"}:
             raise ValueError(f"isolation={isolation!r} is no isolation level")
@@ -221,7 +222,7 @@ class Search:
         )
 
     def begin(self, session: Session, params: Params) -> dict[str, Any]:
-        """Find out where it begins and ends."""
+        """Look up the first and last offset of each partition; return the search's size."""
         (topic,) = session.topics([self.topic])
         wanted = _partitions(params, list(topic.partitions))
         places = [(self.topic, index) for index in wanted]
@@ -246,7 +247,7 @@ class Search:
     def _starts(
         self, session: Session, params: Params, first: Mapping[int, int]
     ) -> Mapping[int, int]:
-        """Where each partition begins: ``resume``, or ``from`` of the request."""
+        """Return each partition's first offset, from ``resume`` or ``from`` of the request."""
         resume = params.get("resume")
         if resume:
             at = dict(first)
@@ -260,7 +261,7 @@ class Search:
         if begin == "latest":
             return self.ends
         if begin == "newest":
-            # The newest of each partition: nobody can tell across them without reading.
+            # The newest of each partition: their order across partitions requires reading them.
             each = max(1, min(self.limit, MAX_ROWS // max(1, len(first))))
             self.limit = each * len(first)
             return {i: max(first[i], end - each) for i, end in self.ends.items()}
@@ -274,12 +275,12 @@ class Search:
 
     @property
     def remaining(self) -> int:
-        """Offsets that are not looked at yet."""
+        """The number of offsets that have not been scanned."""
         return sum(max(0, end - self.at[index]) for index, end in self.ends.items())
 
     @property
     def over(self) -> str | None:
-        """Why nothing is left to do; None while something is."""
+        """Why the search has ended: ``limit``, ``budget`` or ``end``; None while it continues."""
         if self.matched >= self.limit:
             return "limit"
         if self.scanned >= BUDGET_RECORDS or self.fetched_bytes >= BUDGET_BYTES:
@@ -287,7 +288,7 @@ class Search:
         return "end" if not self.remaining and not self.follow else None
 
     def progress(self) -> dict[str, Any]:
-        """How far it is."""
+        """Return the progress of the search, including the offsets to resume at."""
         return {
             "scanned": self.scanned,
             "matched": self.matched,
@@ -299,7 +300,7 @@ class Search:
         }
 
     def step(self, session: Session) -> list[dict[str, Any]]:
-        """Fetch once from the next partition that has something, and return what matches."""
+        """Fetch once from the next partition with data, and return the matching records."""
         pending = [i for i, end in self.ends.items() if self.follow or self.at[i] < end]
         if not pending:
             return []
@@ -310,7 +311,7 @@ class Search:
             self.topic,
             index,
             at,
-            # Which were aborted is told only to those that may not see them.
+            # Only answers to read_committed fetches list aborted transactions.
             committed=self.committed or at < stable,
             max_wait_ms=FOLLOW_WAIT_MS // len(pending) if self.follow and not self.remaining else 0,
             max_bytes=STEP_BYTES,
@@ -329,7 +330,7 @@ class Search:
                     for one in producers(session, [(self.topic, index)])
                     if one.is_open
                 }
-        # Below the stable offset of now there is no open transaction any more.
+        # No transaction is open below the current last stable offset.
         limit = 2**63 - 1 if self.committed else self._stable[index]
         found = judged(data, aborted, limit, self._open.get(index, {}))
         return self._kept(index, found, row)
@@ -359,7 +360,7 @@ class Search:
                     rows.append(row_of(index, header, record, state))
             position = max(position, header.next_offset)
         if position == began and began < end:
-            # Compaction may leave nothing up to the end; what is no batch never moves on.
+            # Compaction may have removed every batch up to the end: advance, or the search hangs.
             position = min(end, max(began + 1, row.last_stable_offset))
         self.at[index] = min(position, end) if not self.follow else position
         return rows
@@ -377,7 +378,7 @@ def _partitions(params: Params, known: list[int]) -> list[int]:
 
 
 def _moment_ms(text: str) -> int:
-    """A time of the request: ISO 8601, UTC without a zone, or so long ago as -10m."""
+    """Parse a time of the request: ISO 8601, by default in UTC, or relative such as -10m."""
     match = _AGO.fullmatch(text)
     if match:
         now_ms = time.time_ns() // 1_000_000
@@ -388,7 +389,7 @@ def _moment_ms(text: str) -> int:
 
 
 def record_view(session: Session, params: Params) -> dict[str, Any]:
-    """One record with its whole key and value. Raises :class:`NoSuchRecordError`, and ApiError."""
+    """Return one record with its key and value. Raises :class:`NoSuchRecordError`, and ApiError."""
     topic, index = required(params, "topic"), number(params, "partition", -1, 0)
     offset = number(params, "offset", -1, 0)
     place = (topic, index)

@@ -1,4 +1,4 @@
-"""What is there, and what needs somebody's attention."""
+"""The overview of a cluster, and the problems that need attention."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from fencepost.coordinator.cli.queries.session import Session
 from fencepost.coordinator.history.entries import GROUP, Entry
 
 RECENT_MS = 15 * 60_000
-"""What happened so long ago is still worth a look."""
+"""The age up to which an event may need attention."""
 
 OLD_MS = 60_000
-"""A transaction that is open for so long keeps readers waiting that somebody may miss."""
+"""The age from which an open transaction is shown as old, because it holds back consumers."""
 
 REBALANCES = frozenset({"rebalance-started", "group-epoch-bumped"})
-"""Entries that begin a rebalance, of the classic and of the consumer protocol."""
+"""Entries that begin a rebalance, in the classic and in the consumer protocol."""
 
 MANY_REBALANCES = 5
-"""Rebalances of one group within :data:`RECENT_MS` that nobody plans."""
+"""Rebalances of one group within :data:`RECENT_MS` that need attention."""
 
 MANY_GROUPS = 10
-"""Groups in a rebalance that are named one by one."""
+"""The most rebalancing groups that are listed by name."""
 
 SHOWN = 20
-"""Entries of what happened last."""
+"""The most history entries, and members of a rebalancing group."""
 
 
 def overview_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """Brokers, topics, groups, transactions at a glance, and what needs attention."""
+    """Return a summary of brokers, topics, groups and transactions, and what needs attention."""
     del params
     kept = history.read_on(session)
     held_back = held(session)
@@ -104,7 +104,7 @@ def _partitions(topics: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _held(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Hanging transactions, and those with groups that wait. Age is the page's to judge."""
+    """Yield the transactions that hold back consumers. The page decides which of them are old."""
     for row in rows:
         stuck = sorted(one["group"] for one in row["groups"] if one["stuck"])
         level = "bad" if row["hanging"] else "warn"
@@ -131,7 +131,7 @@ def _rebalances(recent: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _rebalancing(session: Session, listed: list[Any], history: History) -> Iterator[dict[str, Any]]:
-    """Groups that wait for members to join or to take their assignment, and for which."""
+    """Yield the groups in a rebalance, each with the members that it waits for."""
     states = REBALANCING | RECONCILING
     waiting = [row for row in listed if getattr(row, "group_state", "") in states]
     named = waiting[:MANY_GROUPS]

@@ -1,4 +1,4 @@
-"""One page of a list, and what a request says of it."""
+"""Request parameters, and pages of a list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Params = Mapping[str, str]
 
 
 def number(params: Params, name: str, default: int, low: int = 0, high: int = 2**63 - 1) -> int:
-    """A whole number of the request. ValueError outside of its bounds."""
+    """Return an integer parameter. Raises ValueError unless it is between ``low`` and ``high``."""
     text = params.get(name) or str(default)
     try:
         found = int(text)
@@ -24,24 +24,24 @@ def number(params: Params, name: str, default: int, low: int = 0, high: int = 2*
 
 
 def is_on(params: Params, name: str) -> bool:
-    """A switch of the request."""
+    """Return a boolean parameter."""
     return params.get(name, "").lower() in {"1", "true", "yes"}
 
 
 def required(params: Params, name: str) -> str:
-    """A text of the request that must be there. ValueError else."""
+    """Return a mandatory parameter. Raises ValueError if it is missing."""
     if not params.get(name):
         raise ValueError(f"{name} is missing")
     return params[name]
 
 
 def page(params: Params, rows: Sequence[T], name_of: Callable[[T], str]) -> dict[str, Any]:
-    """The rows that contain ``q`` in their name, from ``offset`` on, ``limit`` of them."""
+    """Return ``limit`` rows from ``offset`` on, of those whose name contains ``q``."""
     wanted = params.get("q", "").casefold()
     if wanted:
         rows = [row for row in rows if wanted in name_of(row).casefold()]
     limit = number(params, "limit", 50, 1, MAX_PAGE)
-    # A list may have become shorter since the page was chosen.
+    # The list may have shrunk since the page was chosen.
     offset = min(number(params, "offset", 0), max(0, (len(rows) - 1) // limit * limit))
     return {
         "rows": list(rows[offset : offset + limit]),

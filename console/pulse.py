@@ -1,4 +1,4 @@
-"""Which brokers answer now, asked with a short timeout: a view may wait much longer to fail."""
+"""Checks which brokers answer, with a short timeout: a view may take much longer to fail."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _NO_ANSWER: Final = (BrokerUnreachable, ConnectionLostError)
 class Pulse:
     """A connection to each broker, in a thread of its own.
 
-    The question is a Metadata request without topics, which costs a broker nothing however many
-    there are. A broker that the others no longer name is not asked.
+    The check is a Metadata request without topics, whose cost does not depend on the number of
+    topics. A broker that is missing from the answers of the others is no longer checked.
     """
 
     def __init__(self, bootstrap: str, timeout_s: float, security: Security = PLAINTEXT) -> None:
         self._bootstrap, self._timeout_ms, self._security = bootstrap, timeout_s * 1000, security
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pulse")
         self._clients: dict[tuple[int, str], WireClient] = {}
-        """By id and address."""
+        """Clients by broker id and address."""
 
     async def feel(self) -> Mapping[str, Any]:
-        """Ask each broker: ``silent`` are those without an answer; ``away`` says that all are."""
+        """Check each broker.
+
+        ``silent`` lists the brokers that do not answer; ``away`` is the error if no broker answers.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._feel)
 
     def _feel(self) -> Mapping[str, Any]:
@@ -67,7 +70,7 @@ class Pulse:
         )
 
     def close(self) -> None:
-        """End; a question that is under way runs into it."""
+        """Close the connections; a check in progress fails."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         for client in self._clients.values():
             client.close()

@@ -1,4 +1,4 @@
-"""The process: routes, answers, streams, start and stop."""
+"""The console's process: routes, answers, streams, start and stop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VIEWS: Mapping[str, View] = {
     "topics": topics.topics_view,
     "topic": topics.topic_view,
 }
-"""What ``GET /api/NAME`` answers."""
+"""The views of ``GET /api/NAME``."""
 
 NOT_FOUND = frozenset(
     {
@@ -71,24 +71,24 @@ OPEN_TO_OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says."""
+    """The options of the command line."""
 
     bootstrap: str
     listen: str = "127.0.0.1:0"
     token: str = ""
     allow_writes: bool = False
     hosts: Collection[str] = ()
-    """Names by which it may be asked, besides those of this machine."""
+    """Allowed host names besides those of this machine."""
     undo_dir: Path = Path()
     timeout_s: float = 10.0
     security: Security = PLAINTEXT
-    """How it connects to the brokers, and as whom."""
+    """The console's transport security and credentials for the brokers."""
     tls: ssl.SSLContext | None = None
-    """What browsers' connections are encrypted with."""
+    """The TLS context for browsers' connections."""
 
 
 def explained(error: Exception) -> tuple[int, dict[str, str]]:
-    """The status of an answer, and what it says of ``error``: a word for programs, a sentence."""
+    """Return the HTTP status and the body for ``error``: a keyword for programs, and a message."""
     told: tuple[int, str, str]
     if isinstance(error, Refusal):
         told = error.status_code, error.error, error.message
@@ -120,20 +120,20 @@ def explained(error: Exception) -> tuple[int, dict[str, str]]:
 
 
 def answer(data: Mapping[str, Any], status: int = 200) -> web.Response:
-    """A JSON answer. Lone surrogates of a peer's text are escaped, not refused."""
+    """Return a JSON answer. Lone surrogates in a broker's text are escaped, not refused."""
     body = json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")
     return web.Response(body=body, status=status, content_type="application/json", charset="utf-8")
 
 
 class Console:
-    """The application, for one cluster."""
+    """The web application, for one cluster."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.token = settings.token or secrets.token_urlsafe(32)
         ask = partial(Sessions, settings.bootstrap, settings.timeout_s, security=settings.security)
         self.sessions = ask()
-        # A search that waits for new records holds its thread, and shall hold up no page.
+        # A search that waits for new records blocks its thread, so pages use other threads.
         self.searchers = ask(MAX_SEARCHES)
         self.door: Door | None = None
         self.history = History()
@@ -147,7 +147,7 @@ class Console:
         self.guard = Guard(self.token, names, allow_writes=settings.allow_writes)
 
     def application(self) -> web.Application:
-        """What aiohttp serves."""
+        """Return the application that aiohttp serves."""
         app = web.Application(middlewares=[self._guarded], client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/", self._page)
         app.router.add_get("/static/{name}", self._static)
@@ -257,7 +257,7 @@ class Console:
                 self.searches -= 1
 
     async def _searched(self, search: messages.Search, begun: dict[str, Any]) -> AsyncIterator[str]:
-        """The events of one search: begin, rows and progress in turn, end."""
+        """Yield the events of one search: begin, rows with progress, end."""
         yield event("begin", begun)
         loop = asyncio.get_running_loop()
         told_at = loop.time()
@@ -291,11 +291,11 @@ class Console:
 
 @contextlib.asynccontextmanager
 async def served(settings: Settings) -> AsyncIterator[str]:
-    """Serve while it lasts; yields the URL, which has the token in it. Raises OSError."""
+    """Serve inside the context; yields the URL with the token. Raises OSError."""
     console = Console(settings)
     host, _, port = settings.listen.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
-    # A page that is open holds its stream for ever.
+    # An open page keeps its stream open, so the shutdown must not wait for it.
     runner = web.AppRunner(
         console.application(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
     )
@@ -317,7 +317,7 @@ async def served(settings: Settings) -> AsyncIterator[str]:
 
 
 def run(settings: Settings) -> None:
-    """Serve in this process until SIGTERM or Ctrl-C; the first line it prints has the URL."""
+    """Serve in this process until SIGTERM or Ctrl-C; the first printed line contains the URL."""
 
     async def serve() -> None:
         stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Questions to the brokers: blocking sessions in threads, so that the loop answers meanwhile."""
+"""Queries to the brokers: blocking sessions in threads, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 def knows(session: Session, topic: str) -> bool:
-    """Whether there is ``topic``; a session that has not heard of it asks again."""
+    """Whether ``topic`` exists; if the session does not know it, its metadata is refreshed."""
     client = session.client
     return topic in client.metadata().topics or topic in client.metadata(refresh=True).topics
 
 
 class Sessions:
-    """Sessions with one cluster; a session is one thread's at a time."""
+    """Sessions with one cluster; one thread at a time uses a session."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Sessions:
         try:
             return question(session)
         except WireError:
-            # What is known of the cluster may be what is wrong. The connections may be good: who
-            # may not see something asks for it every few seconds.
+            # The cached metadata may be the cause. The connections are kept: a page whose
+            # requests are not authorized repeats them every few seconds.
             session.client.forget()
             raise
         finally:
@@ -63,7 +63,7 @@ class Sessions:
                 self._idle.append(session)
 
     def close(self) -> None:
-        """Close all connections; questions that are under way run into it."""
+        """Close all connections; queries in progress fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for session in self._idle:

@@ -1,4 +1,4 @@
-"""Views of topics: a page of them, and one with its partitions, producers and settings."""
+"""Views of topics: a page of topics, and one topic with its partitions, producers and settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fencepost.coordinator.wire.client.requests import EARLIEST, LATEST, Partiti
 
 TOPIC_RESOURCE = 2
 DEFAULT_SOURCES = frozenset({5})
-"""Kafka's number of settings that nobody has made."""
+"""Kafka's number for the source of default settings."""
 
 
 def topics_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """A page of the topics, each with its partitions and offsets."""
+    """Return a page of the topics, each with its partitions and offsets."""
     del history
     known = session.client.metadata(refresh=True).topics
     rows = [known[name] for name in sorted(known)]
@@ -38,7 +38,7 @@ def topics_view(session: Session, params: Params, history: History) -> dict[str,
     stable = session.offsets(places, LATEST, committed=True)
 
     def total(row: TopicMetadata, of: Callable[[Partition], int]) -> int | None:
-        """A sum over the partitions; None if one has no leader, for then it is not known."""
+        """Return a sum over the partitions; None if one has no leader to ask for its offsets."""
         known = [(row.name, index) for index, part in row.partitions.items() if part.leader >= 0]
         return sum(map(of, known)) if len(known) == len(row.partitions) else None
 
@@ -62,7 +62,7 @@ def topics_view(session: Session, params: Params, history: History) -> dict[str,
 
 
 def topic_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """One topic: partitions with their offsets, who writes with sequence numbers, settings."""
+    """Return one topic: partitions with their offsets, idempotent producers, settings."""
     del history
     name = required(params, "name")
     (topic,) = session.topics([name])
@@ -107,7 +107,7 @@ def topic_view(session: Session, params: Params, history: History) -> dict[str, 
 
 
 def _settings(session: Session, name: str) -> list[dict[str, Any]]:
-    """What somebody has set, before the defaults."""
+    """Return the topic's settings, explicitly set ones before defaults."""
     answer = session.client.call(
         "DescribeConfigs",
         check=False,

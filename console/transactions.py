@@ -1,4 +1,4 @@
-"""Views of transactions: open ones, hanging ones, who holds which stable offset back, fences."""
+"""Views of transactions: open and hanging ones, those that hold back consumers, and fencing."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fencepost.coordinator.history.entries import TRANSACTION, Entry
 from fencepost.coordinator.wire.client.requests import LATEST, Partition
 
 FENCES = frozenset({"producer-fenced", "producer-refused"})
-"""Entries that say that a producer was shut out."""
+"""Entries that record a fenced producer."""
 
 SHOWN_FENCES = 50
 
 
 def held_partitions(session: Session) -> list[Partition]:
-    """The partitions whose readers of committed records can not reach the end."""
+    """Return the partitions whose last stable offset is below the end."""
     places = [
         (topic.name, index)
         for topic in session.client.metadata(refresh=True).topics.values()
@@ -41,7 +41,7 @@ def held_partitions(session: Session) -> list[Partition]:
 
 
 def held(session: Session) -> list[dict[str, Any]]:
-    """Each partition that something holds back: what, since when, whose, and who waits."""
+    """Return these partitions, each with its oldest transaction and the groups that wait for it."""
     return [row for row in map(_held_row, blame(session, held_partitions(session))) if row]
 
 
@@ -49,7 +49,7 @@ def _held_row(found: Blame) -> dict[str, Any] | None:
     pin, known = found.pin, found.transaction
     if pin is None or found.stable >= found.end:
         return None
-    # One that hangs has no beginning any more: its last write bounds it from above.
+    # A hanging transaction has no known start; its last write is an upper bound.
     since = known.started_ms if known is not None else None
     return {
         "topic": found.topic,
@@ -71,7 +71,7 @@ def _held_row(found: Blame) -> dict[str, Any] | None:
 
 
 def listed(session: Session) -> list[Any]:
-    """Every transactional id that a coordinator knows, with its producer id and state."""
+    """Return every transactional id that a coordinator knows, with its producer id and state."""
     rows: list[Any] = []
     for answer in session.everywhere("ListTransactions"):
         check(answer.error_code, "ListTransactions")
@@ -80,7 +80,7 @@ def listed(session: Session) -> list[Any]:
 
 
 def counts(values: Iterable[str]) -> dict[str, int]:
-    """How often each value occurs, the most frequent first."""
+    """Return how often each value occurs, the most frequent first."""
     found: dict[str, int] = {}
     for value in values:
         found[value] = found.get(value, 0) + 1
@@ -88,7 +88,7 @@ def counts(values: Iterable[str]) -> dict[str, int]:
 
 
 def plain(one: Transaction) -> dict[str, Any]:
-    """A transaction as JSON has it."""
+    """Return a transaction for JSON."""
     return {
         "transactional_id": one.transactional_id,
         "state": one.state,
@@ -101,7 +101,7 @@ def plain(one: Transaction) -> dict[str, Any]:
 
 
 def transactions_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """All ids (a page of them described), what is held back, and the newest fences."""
+    """Return a page of transactional ids, the held back partitions, and the newest fencings."""
     rows = listed(session)
     states = counts(row.transaction_state for row in rows)
     wanted = params.get("state")
@@ -133,7 +133,7 @@ def _is_fence(entry: Entry) -> bool:
 
 
 def transaction_view(session: Session, params: Params, history: History) -> dict[str, Any]:
-    """One transactional id: what its coordinator knows, who claimed it, what happened to it."""
+    """Return one transactional id: its coordinator's state, its claims, its timeline."""
     name = required(params, "id")
     timeline = history.of(session, TRANSACTION, name)
     claims = [row for row in timeline["rows"] if row["what"] in CLAIMS]

@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn, AddOffsetsToTxn and what a partition leader asks in a client's stead.
+"""AddPartitionsToTxn, AddOffsetsToTxn, and verification requests from partition leaders.
 
 Sources: ``TransactionCoordinator.handleAddPartitionsToTransaction`` and
 ``handleVerifyPartitionsInTransaction``; KIP-890.
@@ -23,7 +23,7 @@ from fencepost.txn.shard import TxnShardState, arm_timeout, refuse_fenced, requi
 from fencepost.txn.state import TransactionState
 
 _ADDED: Final = AddPartitionsResult()
-"""What most requests are answered: no partition is refused."""
+"""The most frequent result: no partition is refused."""
 
 
 def decide(
@@ -32,7 +32,7 @@ def decide(
     """Add or verify partitions."""
     transactional_id = command.transactional_id
     require_id(transactional_id)
-    # This comes before the identity: a TV2 client may use one that the completion has yet to store.
+    # Checked before the identity: a TV2 client may use one that the completion has yet to store.
     if shard.is_pending(transactional_id):
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)

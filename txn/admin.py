@@ -1,4 +1,4 @@
-"""What is asked about transactions, their timeouts, and the sweep that forgets ids.
+"""Listing and describing transactions, their timeouts, and the expiry of transactional ids.
 
 Sources: ``TransactionStateManager.listTransactionStates`` and its expiry task,
 ``TransactionCoordinator.handleDescribeTransactions`` and ``abortTimedOutTransactions``.
@@ -39,11 +39,11 @@ def list_transactions(
 ) -> None:
     """List the transactions that pass every filter.
 
-    As in Kafka, the duration counts from the start of the last transaction even when that has
-    ended, and an id that never began one passes.
+    As in Kafka, the duration counts from the start of the last transaction even if that has ended,
+    and an id that never began a transaction passes.
     """
     unknown = tuple(name for name in command.states if name not in _STATES_BY_NAME)
-    # A transaction's metadata is only ever replaced, so this list does not change.
+    # A transaction's metadata is replaced, never changed, so this list is a snapshot.
     transactions = list(shard.transactions.items())
     listed = _filtered(transactions, command, decision.now_ms)
     decision.reply(token, ListTransactionsResult(listed, unknown))
@@ -68,7 +68,7 @@ def _filtered(
 def describe_transaction(
     shard: TxnShardState, decision: DecisionBuilder, token: Token, command: DescribeTransaction
 ) -> None:
-    """Show one transaction."""
+    """Describe one transaction. Raises TransactionalIdNotFoundError."""
     require_id(command.transactional_id)
     txn = shard.transactions.get(command.transactional_id)
     if txn is None:
@@ -86,7 +86,7 @@ def describe_transaction(
 
 
 def time_out(shard: TxnShardState, decision: DecisionBuilder, transactional_id: str) -> None:
-    """Abort a transaction whose timeout has passed, or try again later without a producer id."""
+    """Abort a transaction whose timeout has passed; retry later if there is no producer id."""
     txn = shard.transactions.get(transactional_id)
     if txn is None or not shard.serving or shard.is_pending(transactional_id):
         return
@@ -118,9 +118,9 @@ def expire_transactional_ids(
     token: Token,
     _command: ExpireTransactionalIds,
 ) -> None:
-    """Forget ids that rested for too long, up to the limits of one decision.
+    """Expire transactional ids that were at rest for too long, up to the limits of one decision.
 
-    Where the sweep stands is soft state: the next decision goes on from there.
+    The position of the sweep is soft state, from which the next decision continues.
     """
     oldest_ms = decision.now_ms - shard.limits.transactional_id_expiration_ms
     unswept = shard.unswept

@@ -1,10 +1,11 @@
-"""What can be asked of the transaction coordinator, and what it answers.
+"""The commands of the transaction coordinator, and their results.
 
-Requests and results are plain data: handlers build the one and read the other. A refused request
-is answered with an instance of a class of :mod:`fencepost.txn.errors` in place of the result.
+Commands and results are plain data: request handlers build the commands and read the results. A
+refused command is answered with an instance of a class of :mod:`fencepost.txn.errors` in place of
+the result.
 
-Times are milliseconds since the epoch, durations milliseconds. -1 stands for "none" wherever Kafka
-has it so (:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
+Times are milliseconds since the epoch, durations milliseconds. -1 means "none" wherever Kafka uses
+it so (:data:`NO_PRODUCER_ID`, :data:`NO_PRODUCER_EPOCH`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TopicPartition = tuple[str, int]
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Indexes by topic, as requests name them."""
+    """Return partition indexes by topic, as requests group them."""
     topics: dict[str, list[int]] = {}
     for topic, index in partitions:
         topics.setdefault(topic, []).append(index)
@@ -36,17 +37,17 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 @made_often
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """Claim a transactional id: fence its former owner, end what that left open.
+    """Claim a transactional id: fence its previous owner, and end its open transaction.
 
-    ``producer_id`` and ``producer_epoch`` are both given by a producer that continues after an
-    error (KIP-360), both -1 by one that starts. The null transactional id does not come here; the
-    runtime answers it from its :class:`fencepost.txn.ids.ProducerIds`.
+    A producer that continues after an error gives both ``producer_id`` and ``producer_epoch``
+    (KIP-360); both are -1 for a producer that starts. A null transactional id does not reach this
+    package; the runtime answers it from its :class:`fencepost.txn.ids.ProducerIds`.
 
-    Where the claim has to abort an ongoing transaction first, the reply waits for the markers.
+    If the claim must abort an ongoing transaction first, the reply waits for the markers.
 
-    ``enable_2pc`` makes the transactions of the id have no timeout (KIP-939). ``keep_prepared``
-    leaves an ongoing one as it is, for a producer that was restarted between the two phases; it
-    goes with no identity, and where nothing is ongoing it changes nothing.
+    With ``enable_2pc`` the transactions of the id have no timeout (KIP-939). ``keep_prepared``
+    leaves an ongoing transaction open, for a producer that was restarted between the two phases; it
+    excludes ``producer_id``, and has no effect without an ongoing transaction.
 
     Errors: InvalidTxnRequest, TwoPhaseCommitDisabled, KeepPreparedUnsupported,
     InvalidTransactionTimeout, ConcurrentTransactions, ProducerFenced, ProducerIdsUnavailable,
@@ -64,11 +65,11 @@ class InitProducerId:
 @made_often
 @dataclass(frozen=True, slots=True)
 class InitProducerIdResult:
-    """The identity to send with.
+    """The identity that the client must use.
 
-    The ``ongoing`` fields name the transaction that ``keep_prepared`` left open, by the identity
-    it was prepared under; -1 where there is none. EndTxn is sent with the identity to send with,
-    never with this one.
+    The ``ongoing`` fields contain the identity under which the transaction was prepared that
+    ``keep_prepared`` left open; -1 without such a transaction. A client ends it with the first
+    identity, never with the ``ongoing`` one.
     """
 
     producer_id: int
@@ -80,13 +81,13 @@ class InitProducerIdResult:
 @made_often
 @dataclass(frozen=True, slots=True)
 class AddPartitions:
-    """Add ``partitions`` to the transaction, beginning it if need be; all or none.
+    """Add ``partitions`` to the transaction, beginning it if necessary; all or none.
 
-    With ``verify_only`` nothing is added: the result names the partitions that are not in.
-    AddOffsetsToTxn is this command with ``("__consumer_offsets", n)``.
+    With ``verify_only`` nothing is added: the result names the partitions that are not in the
+    transaction. AddOffsetsToTxn is this command with ``("__consumer_offsets", n)``.
 
-    ``client_transaction_version`` is 2 for the implicit add of a TV2 client (Produce v12 and
-    above, TxnOffsetCommit v5 and above), 0 otherwise.
+    ``client_transaction_version`` is 2 for the implicit add of a TV2 client (Produce v12 and above,
+    TxnOffsetCommit v5 and above), 0 otherwise.
 
     Errors: InvalidTxnRequest, ConcurrentTransactions, InvalidProducerIdMapping, ProducerFenced,
     InvalidTransactionState (a kept transaction can only be ended), TooManyPartitions.
@@ -102,7 +103,7 @@ class AddPartitions:
 
 @dataclass(frozen=True, slots=True)
 class AddPartitionsResult:
-    """``errors`` holds the refused partitions (TransactionAbortable); empty means all are in."""
+    """``errors`` maps refused partitions to TransactionAbortable; it is empty if all are in."""
 
     errors: Mapping[TopicPartition, DomainError] = field(default_factory=dict)
 
@@ -126,7 +127,7 @@ class EndTxn:
 @made_often
 @dataclass(frozen=True, slots=True)
 class EndTxnResult:
-    """The identity for the next transaction; the old one unless the request was TV2."""
+    """The identity for the next transaction; the same one as before unless the request was TV2."""
 
     producer_id: int
     producer_epoch: int
@@ -135,10 +136,10 @@ class EndTxnResult:
 @made_often
 @dataclass(frozen=True, slots=True)
 class MarkersWritten:
-    """The runtime's answer to :class:`WriteMarkers`; build it with ``WriteMarkers.written``.
+    """The runtime's report on :class:`WriteMarkers`; ``WriteMarkers.written`` builds it.
 
-    ``partitions`` are those that hold the marker now (or no longer exist); None means all that were
-    asked for. Repeated and stale answers are harmless.
+    ``partitions`` have the marker now, or no longer exist; None means all partitions of the
+    request. Repeated and stale reports are harmless.
     """
 
     transactional_id: str
@@ -150,7 +151,7 @@ class MarkersWritten:
 
 @dataclass(frozen=True, slots=True)
 class MarkersWrittenResult:
-    """``completed`` says that this was the last answer awaited, and that Complete was recorded."""
+    """``completed`` says whether this was the last missing report: Complete is recorded."""
 
     completed: bool
 
@@ -160,11 +161,11 @@ class MarkersWrittenResult:
 class WriteMarkers:
     """An *effect*: append the end marker of ``stamp`` to every partition, then report back.
 
-    ``partitions`` may be empty (a TV2 abort of nothing); the report is due all the same.
-    Writing a marker again must be harmless.
+    ``partitions`` may be empty (a TV2 abort without partitions); the report is required all the
+    same. Writing a marker twice must be harmless.
 
-    ``transaction_number`` names the transaction, which ``stamp`` does not under TV1: the same
-    identity ends one transaction after another.
+    ``transaction_number`` identifies the transaction. ``stamp`` does not under TV1, where one
+    identity ends several transactions.
     """
 
     transactional_id: str
@@ -177,11 +178,11 @@ class WriteMarkers:
 
     @property
     def marker(self) -> EndMarker:
-        """What every partition gets."""
+        """The marker for every partition."""
         return EndMarker(self.stamp, self.commit, self.coordinator_epoch, self.transaction_version)
 
     def written(self, partitions: tuple[TopicPartition, ...] | None = None) -> MarkersWritten:
-        """Build the report that ``partitions`` (None: all) hold the marker."""
+        """Build the report that ``partitions`` (None: all) have the marker."""
         return MarkersWritten(
             self.transactional_id,
             self.stamp.producer_id,
@@ -193,14 +194,14 @@ class WriteMarkers:
 
 @dataclass(frozen=True, slots=True)
 class ReserveProducerIds:
-    """An *effect*: a timer's decision found no producer id to draw, and is tried again soon."""
+    """An *effect*: reserve producer ids; a timer's decision needed one, and is retried soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListTransactions:
-    """List this shard's transactions; empty filters let everything through.
+    """List this shard's transactions; an empty filter matches every transaction.
 
-    ``states`` are Kafka's names (``"CompleteCommit"``). ``min_duration_ms`` -1 is off.
+    ``states`` are Kafka's names (``"CompleteCommit"``). ``min_duration_ms`` of -1 is no filter.
     """
 
     states: tuple[str, ...] = ()
@@ -210,7 +211,7 @@ class ListTransactions:
 
 @dataclass(frozen=True, slots=True)
 class ListedTransaction:
-    """One line of a listing; ``state`` is Kafka's name."""
+    """One entry of a listing; ``state`` is Kafka's name."""
 
     transactional_id: str
     producer_id: int
@@ -219,24 +220,24 @@ class ListedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ListTransactionsResult:
-    """``unknown_states`` are the filter's names that are no state; they match nothing."""
+    """``unknown_states`` are the filter's names that are not states; they match nothing."""
 
     transactions: Iterator[ListedTransaction | None]
-    """As they were when the command was decided, filtered one by one while a reader takes them:
-    there may be many. None stands for one that is filtered out."""
+    """The transactions at the time of the decision. They are filtered one by one while the caller
+    iterates, because there may be many; None stands for a transaction that is filtered out."""
     unknown_states: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransaction:
-    """Show one transaction. Errors: InvalidTxnRequest, TransactionalIdNotFound."""
+    """Describe one transaction. Errors: InvalidTxnRequest, TransactionalIdNotFound."""
 
     transactional_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransactionResult:
-    """One transaction as it stands; ``start_time_ms`` is -1 where none has begun."""
+    """The state of one transaction; ``start_time_ms`` is -1 if none has begun."""
 
     transactional_id: str
     state: str
@@ -249,12 +250,12 @@ class DescribeTransactionResult:
 
 @dataclass(frozen=True, slots=True)
 class ExpireTransactionalIds:
-    """Forget ids that rested longer than ``transactional_id_expiration_ms``."""
+    """Expire ids that were at rest for longer than ``transactional_id_expiration_ms``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireTransactionalIdsResult:
-    """The ids forgotten; ``more`` says that the sweep stopped at its limit: repeat it."""
+    """The expired ids; ``more`` says that the sweep stopped at its limit and must be repeated."""
 
     expired: tuple[str, ...]
     more: bool

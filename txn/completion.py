@@ -1,4 +1,4 @@
-"""The markers of a transaction are written: the transaction is complete.
+"""The completion of a transaction whose markers are written.
 
 Source: ``TransactionMarkerChannelManager`` and ``TransactionMetadata.prepareComplete``.
 """
@@ -16,8 +16,8 @@ def decide(
 ) -> None:
     """Record that a transaction is complete once its last marker is written.
 
-    A claim on the id that waited for this is recorded and answered in the same decision. Answers
-    that repeat, or belong to an earlier transaction, change nothing.
+    A claim on the id that waited for the completion is recorded and answered in the same decision.
+    Repeated reports, and reports on an earlier transaction, change nothing.
     """
     transactional_id = command.transactional_id
     if not shard.markers.settle(command):

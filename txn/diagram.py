@@ -1,4 +1,4 @@
-"""Draws the README's pictures from the tables: ``python -m fencepost.txn.diagram``."""
+"""Draws the README's diagram and table: ``python -m fencepost.txn.diagram``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def states() -> str:
 
 
 def ends() -> str:
-    """Return what EndTxn leads to, as a Markdown table."""
+    """Return the outcomes of EndTxn as a Markdown table."""
     lines = [
         "| state | TV1 commit | TV1 abort | TV2 commit | its retry | TV2 abort | its retry |",
         "|---|---|---|---|---|---|---|",

@@ -1,7 +1,7 @@
-"""The end of a transaction: asked for by its producer, or forced by the coordinator.
+"""The end of a transaction: requested by its producer, or forced by the coordinator.
 
-The two tables below are Kafka's; the version of the *request* picks one. Aborts that the
-coordinator makes by itself (timeout, takeover) follow the cluster's transaction.version.
+The two tables below are Kafka's; the version of the *request* selects one. Aborts by the
+coordinator itself (timeout, takeover) follow the cluster's transaction.version.
 
 Sources: ``TransactionCoordinator.endTransaction`` and ``endTransactionWithTV1``; KIP-890.
 """
@@ -27,18 +27,18 @@ from fencepost.txn.state import TV2, TransactionMetadata, TransactionState
 
 
 class Verdict(Enum):
-    """What an EndTxn request leads to."""
+    """The result of an EndTxn request."""
 
     END = auto()
-    """The outcome is recorded and markers are ordered."""
+    """The outcome is recorded and its markers are requested."""
     DONE = auto()
-    """The transaction has ended so already: the answer is given again."""
+    """The transaction has already ended with this outcome: the same answer is given."""
     WAIT = auto()
-    """The transaction is being ended so: CONCURRENT_TRANSACTIONS."""
+    """The transaction is being completed with this outcome: CONCURRENT_TRANSACTIONS."""
     ILLEGAL = auto()
     """The request does not fit the state: INVALID_TXN_STATE."""
     FENCED = auto()
-    """The sender is behind: PRODUCER_FENCED."""
+    """The sender's epoch is outdated: PRODUCER_FENCED."""
 
 
 _S, _V = TransactionState, Verdict
@@ -63,7 +63,7 @@ TV1_TABLE: Mapping[tuple[TransactionState, bool], Verdict] = MappingProxyType(
         for column, cell in zip(TV1_COLUMNS, row, strict=True)
     }
 )
-"""By state and wanted outcome. The identity must be the stored one."""
+"""By state and requested outcome. The request must have the stored identity."""
 
 TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingProxyType(
     {
@@ -79,13 +79,14 @@ TV2_TABLE: Mapping[tuple[TransactionState, bool, Relation], Verdict] = MappingPr
         for column, cell in zip(TV2_COLUMNS, row, strict=True)
     }
 )
-"""By state, wanted outcome, and whether the identity is the stored one or the one before it."""
+"""By state, requested outcome, and whether the request has the stored identity or the previous
+one."""
 
 
 def verdict(
     where: TransactionState, *, commit: bool, relation: Relation, transaction_version: int
 ) -> Verdict:
-    """Return what an EndTxn leads to whose producer id is the stored one or the one before it."""
+    """Return the result of an EndTxn with the stored producer id or the previous one."""
     if relation is Relation.FENCED:
         return Verdict.FENCED
     if transaction_version >= TV2:
@@ -99,8 +100,8 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
     require_id(transactional_id)
     version = _rules(command.client_transaction_version)
     pending = shard.is_pending(transactional_id)
-    # Under TV2 this comes before the identity. The answer to an EndTxn gives its client that of the
-    # next transaction, and the client may use it before the completion has stored it.
+    # Under TV2 this is checked before the identity. The answer to an EndTxn contains the identity
+    # of the next transaction, and the client may use it before the completion has stored it.
     if version >= TV2 and pending:
         raise ConcurrentTransactionsError("the last transaction is being completed")
     txn = shard.transactions.get(transactional_id)
@@ -133,7 +134,7 @@ def decide(shard: TxnShardState, decision: DecisionBuilder, token: Token, comman
 def abort_fenced(
     shard: TxnShardState, decision: DecisionBuilder, transactional_id: str, *, cause: str
 ) -> None:
-    """Abort an open transaction so that its producer cannot go on.
+    """Abort an open transaction and fence its producer.
 
     Raises ProducerIdsUnavailableError; nothing is decided then.
     """
@@ -153,25 +154,25 @@ def abort_fenced(
 
 
 def _rules(transaction_version: int) -> int:
-    """The rules of a version: 2, or 0 for all before, which is also what their records say."""
+    """Return the version whose rules apply: 2, or 0 below it, as transaction records have it."""
     return TV2 if transaction_version >= TV2 else 0
 
 
 def relate(request: Identity, txn: TransactionMetadata, version: int) -> Relation:
-    """Return how the identity of an EndTxn under the rules of ``version`` stands to ``txn``'s."""
+    """Return the relation of an EndTxn's identity to the one of ``txn`` under a version's rules."""
     if version < TV2:
         relation = epochs.relate_tv1(request, txn.client_identity)
     else:
         relation = epochs.relate_tv2(request, txn.client_identity, txn.previous_producer_id)
-    # The producer that prepared a transaction, after another one has taken that over: the producer
-    # id of the two may differ, and it must hear that it is fenced, not that its id is unknown.
+    # This producer prepared the transaction, and another one has taken it over since. Their
+    # producer ids may differ, and the first one must get PRODUCER_FENCED, not an unknown id.
     if relation is Relation.OTHER_ID and request == txn.identity:
         return Relation.FENCED
-    # No client was ever given the last epoch, so whoever sends it has made it up.
+    # No client ever gets the last epoch, so a client that sends it has made it up.
     if relation is not Relation.OTHER_ID and request.epoch > epochs.LAST_CLIENT_EPOCH:
         return Relation.FENCED
-    # Only a TV2 end bumps. After a TV1 one, the epoch below is that of a producer which was fenced
-    # before; Kafka takes it for a retry, and confirms to it a commit that was not its own.
+    # Only a TV2 end bumps the epoch. After a TV1 end, the epoch below belongs to a fenced producer.
+    # Kafka takes its request for a retry, and so confirms another producer's commit to it.
     if relation is Relation.RETRY and txn.client_transaction_version < TV2:
         return Relation.FENCED
     return relation
@@ -186,7 +187,7 @@ def _end(
     *,
     commit: bool,
 ) -> TransactionMetadata:
-    """Decide on the Prepare record and its markers."""
+    """Add the Prepare record and its markers to the decision."""
     next_producer_id = NO_PRODUCER_ID
     if version >= TV2 and epochs.is_exhausted(txn.client_identity.epoch):
         next_producer_id = shard.ids.take()
@@ -219,7 +220,7 @@ def _tell_end(
     else:
         kind = EventKind.TRANSACTION_COMMITTED
         more = {"open_ms": prepared.last_update_ms - owned.start_ms}
-    # Commits come all the time; only that of a kept transaction is worth remembering.
+    # Commits are frequent, so the history has only the commit of a kept transaction.
     if kind is EventKind.TRANSACTION_ABORTED or owned.is_kept:
         decision.event(
             kind,

@@ -1,7 +1,7 @@
-"""Who is this producer? Every rule about producer ids and epochs, as functions without state.
+"""The rules for producer ids and epochs, as functions without state.
 
 An *identity* is a producer id with an epoch. Clients use epochs 0 to :data:`LAST_CLIENT_EPOCH`;
-:data:`FENCE_EPOCH` is the coordinator's own, so that it can always fence once more.
+:data:`FENCE_EPOCH` is reserved for the coordinator, so that it can always fence once more.
 
 Sources: ``TransactionMetadata`` and ``TransactionCoordinator``; KIP-360 (continue after an error),
 KIP-890 part 2 (an epoch for each transaction, called TV2 here).
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from fencepost.logcore.machine import InvariantViolation
 
 NO_EPOCH = -1
-"""The epoch of an id that was never initialised, and "none given"."""
+"""The epoch of an id that was never initialised, or that a request does not give."""
 
 LAST_CLIENT_EPOCH = 32_766
-"""The highest epoch a client may hold; whoever holds it gets a new producer id next."""
+"""The highest epoch of a client, after which the client gets a new producer id."""
 
 FENCE_EPOCH = 32_767
 """The highest int16: reached only inside the coordinator."""
@@ -32,38 +32,38 @@ class Identity(NamedTuple):
 
 
 class Relation(Enum):
-    """How the identity of an EndTxn request stands to the stored one."""
+    """The relation of the identity of an EndTxn request to the stored one."""
 
     CURRENT = auto()
-    """It is the stored one."""
+    """The stored identity."""
     RETRY = auto()
-    """It is the one before the bump of the transaction's end (TV2 only)."""
+    """The identity from before the bump at the transaction's end (TV2 only)."""
     FENCED = auto()
-    """The same producer id with an epoch that is neither."""
+    """The same producer id with any other epoch."""
     OTHER_ID = auto()
     """Another producer id."""
 
 
 class Claim(Enum):
-    """What an InitProducerId request may have when no transaction is open."""
+    """The result of an InitProducerId request while no transaction is open."""
 
     BUMP = auto()
     """The next epoch of the producer id."""
     ROTATE = auto()
-    """A new producer id at epoch 0, since the epochs are used up."""
+    """A new producer id at epoch 0, because the epochs are exhausted."""
     REPEAT = auto()
-    """The stored identity again: the answer of an earlier, equal request was lost."""
+    """The stored identity again: the answer to an earlier, equal request was lost."""
     FENCED = auto()
-    """Nothing: somebody else has claimed the transactional id."""
+    """No identity: another producer has claimed the transactional id."""
 
 
 def is_exhausted(epoch: int) -> bool:
-    """Whether a client at ``epoch`` needs a new producer id to go on."""
+    """Whether a client at ``epoch`` needs a new producer id to continue."""
     return epoch >= LAST_CLIENT_EPOCH
 
 
 def bump(epoch: int) -> int:
-    """Return the next epoch; beyond int16 there is none, and asking is our own bug."""
+    """Return the next epoch. Raises InvariantViolation beyond int16."""
     if not NO_EPOCH <= epoch < FENCE_EPOCH:
         raise InvariantViolation(f"epoch {epoch} cannot be bumped")
     return epoch + 1
@@ -72,8 +72,8 @@ def bump(epoch: int) -> int:
 def bump_to_fence(epoch: int) -> int:
     """Return the next epoch, or the highest one again.
 
-    At the highest epoch nobody is left to be fenced, since no client ever holds it; staying there
-    keeps the abort possible, where an overflow would make it impossible for ever (KAFKA-19367).
+    No client ever has the highest epoch, so no client is left to fence. Staying at it keeps the
+    abort possible, which an overflow would prevent for ever (KAFKA-19367).
     """
     return min(bump(epoch) if epoch < FENCE_EPOCH else epoch, FENCE_EPOCH)
 
@@ -89,14 +89,14 @@ def is_retry_over_overflow(request: Identity, stored: Identity, previous_id: int
 
 
 def relate_tv1(request: Identity, stored: Identity) -> Relation:
-    """Compare under TV1, where the epoch outlives transactions and no retry can be told apart."""
+    """Compare identities under TV1, where a retry and the next transaction have the same epoch."""
     if request.producer_id != stored.producer_id:
         return Relation.OTHER_ID
     return Relation.CURRENT if request.epoch == stored.epoch else Relation.FENCED
 
 
 def relate_tv2(request: Identity, stored: Identity, previous_id: int) -> Relation:
-    """Compare under TV2, where the end of a transaction bumps the epoch."""
+    """Compare identities under TV2, where the end of a transaction bumps the epoch."""
     if is_retry_over_overflow(request, stored, previous_id):
         return Relation.RETRY
     if request.producer_id != stored.producer_id:
@@ -107,10 +107,10 @@ def relate_tv2(request: Identity, stored: Identity, previous_id: int) -> Relatio
 
 
 def may_continue(request: Identity, stored: Identity, previous_id: int) -> bool:
-    """Whether the producer id of a continuing InitProducerId (KIP-360) can be its owner's.
+    """Whether a continuing InitProducerId (KIP-360) can have the producer id of the owner.
 
-    Either it is the stored one, or nothing was stored yet, or it is the one before a rotation whose
-    answer was lost.
+    That is the stored id, any id if none was stored yet, or the id before a rotation whose answer
+    was lost.
     """
     return (
         stored.epoch == NO_EPOCH
@@ -120,13 +120,13 @@ def may_continue(request: Identity, stored: Identity, previous_id: int) -> bool:
 
 
 def claim(given: Identity | None, stored: Identity, last: Identity | None) -> Claim:
-    """Decide what a claim gets while no transaction is open.
+    """Decide on a claim while no transaction is open.
 
-    ``given`` is the identity of a continuing producer, already found good by ``may_continue``.
-    ``last`` is the identity to whose holder ``stored`` was the answer, where that is known.
+    ``given`` is the identity of a continuing producer that ``may_continue`` has accepted. ``last``
+    is the identity for which ``stored`` was handed out in exchange, if known.
 
-    The order matters: an exhausted epoch rotates only for its holder or for a newcomer. A request
-    that repeats one already answered must not bump again, or it would fence its own sender.
+    The order matters: an exhausted epoch rotates only for its owner or for a new producer. A
+    repeated request must not bump the epoch again, or it would fence its own sender.
     """
     if given is None or stored.epoch == NO_EPOCH or given == stored:
         return Claim.ROTATE if is_exhausted(stored.epoch) else Claim.BUMP

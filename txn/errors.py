@@ -1,6 +1,7 @@
-"""What the transaction coordinator refuses. No class here knows a wire number.
+"""The errors that the transaction coordinator raises. None contains a protocol error code.
 
-Each docstring names Kafka's error code in capitals; ``coordinator/error_codes.py`` holds the map.
+Each docstring names Kafka's error in capitals; ``coordinator/error_codes.py`` maps the classes to
+codes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from fencepost.logcore.machine import DomainError
 
 
 class TxnError(DomainError):
-    """Base of everything the transaction coordinator refuses."""
+    """Base of every error of the transaction coordinator."""
 
 
 class InvalidTxnRequestError(TxnError):
-    """A field has a value no client may send: an empty id, half an identity (INVALID_REQUEST)."""
+    """A field has an invalid value, such as an empty id or half an identity (INVALID_REQUEST)."""
 
 
 class InvalidTransactionTimeoutError(TxnError):
@@ -25,7 +26,7 @@ class TwoPhaseCommitDisabledError(TxnError):
 
 
 class KeepPreparedUnsupportedError(TxnError):
-    """Two-phase commit is off, so nothing can be kept (UNSUPPORTED_VERSION)."""
+    """Two-phase commit is off, so no transaction can be kept (UNSUPPORTED_VERSION)."""
 
 
 class ConcurrentTransactionsError(TxnError):
@@ -33,7 +34,7 @@ class ConcurrentTransactionsError(TxnError):
 
 
 class ProducerFencedError(TxnError):
-    """A newer producer, or the coordinator itself, took the id over (PRODUCER_FENCED)."""
+    """A newer producer or the coordinator has taken over the id (PRODUCER_FENCED)."""
 
 
 class InvalidProducerIdMappingError(TxnError):
@@ -45,24 +46,24 @@ class InvalidTransactionStateError(TxnError):
 
 
 class TransactionAbortableError(TxnError):
-    """The partition is not in the transaction, which has to be aborted (TRANSACTION_ABORTABLE)."""
+    """The partition is not in the transaction, which must be aborted (TRANSACTION_ABORTABLE)."""
 
 
 class TransactionalIdNotFoundError(TxnError):
-    """Nothing is known of this id (TRANSACTIONAL_ID_NOT_FOUND)."""
+    """The transactional id is unknown (TRANSACTIONAL_ID_NOT_FOUND)."""
 
 
 class ProducerIdsUnavailableError(TxnError):
-    """No producer id can be given out just now; retry (COORDINATOR_LOAD_IN_PROGRESS)."""
+    """No producer id is available at the moment; retry (COORDINATOR_LOAD_IN_PROGRESS)."""
 
 
 class TooManyTransactionalIdsError(TxnError):
-    """There is no room for one more id; none was created (POLICY_VIOLATION)."""
+    """The memory budget has no room for another id; none was created (POLICY_VIOLATION)."""
 
 
 class TooManyPartitionsError(TxnError):
-    """The transaction would span more partitions than it may (POLICY_VIOLATION)."""
+    """The transaction would have more partitions than allowed (POLICY_VIOLATION)."""
 
 
 class CoordinatorUnloadedError(TxnError):
-    """The shard stopped serving while the request waited; look it up again (NOT_COORDINATOR)."""
+    """The shard stopped serving; find the coordinator again (NOT_COORDINATOR)."""

@@ -1,4 +1,4 @@
-"""What the history tells of transactions."""
+"""The history's events of transactions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """The causes that are remembered; the subject of each event is the transactional id."""
+    """The kinds of events; the subject of each event is the transactional id."""
 
     EPOCH_BUMPED = "epoch-bumped"
     PRODUCER_ID_ROTATED = "producer-id-rotated"

@@ -1,7 +1,7 @@
-"""Where producer ids come from.
+"""Producer ids, taken from blocks that the controller has reserved.
 
-Source: ``ProducerIdManager``/``RPCProducerIdManager``: ids are handed out from blocks that the
-controller reserves durably; what is left of a block when its holder stops is never used.
+Source: ``ProducerIdManager``/``RPCProducerIdManager``: the controller reserves blocks durably; the
+rest of a block is never used once its holder stops.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ MAX_PRODUCER_ID = 2**63 - 1
 """Ids are int64 on the wire."""
 
 LOW_AT = 0.1
-"""Share of a block that is left when it is time to reserve the next one (Kafka: 10 %)."""
+"""The share of a block below which the next one is reserved (Kafka: 10 %)."""
 
 
 def may_draw_id(command: object) -> bool:
-    """Whether the decision on ``command`` may need a producer id of its own."""
+    """Whether the decision on ``command`` may need a new producer id."""
     if isinstance(command, EndTxn):
         return epochs.is_exhausted(command.producer_epoch)
     return isinstance(command, InitProducerId)
 
 
 class ProducerIds(Protocol):
-    """A source of ids that were never given out before."""
+    """A source of producer ids, each of which is returned once."""
 
     def take(self) -> int:
-        """Return a fresh producer id. Raises ProducerIdsUnavailableError."""
+        """Return a new producer id. Raises ProducerIdsUnavailableError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class ProducerIdBlock:
 
     @property
     def end(self) -> int:
-        """The first id behind the block."""
+        """The first id after the block."""
         return self.first_producer_id + self.length
 
 
 class BlockProducerIds:
-    """Hands out ids from blocks whose reservation is durable already.
+    """Takes ids from blocks whose reservation is already durable.
 
-    It only draws from memory. Blocks are reserved before an id is needed, never in a decision.
+    It takes them from memory. Blocks are reserved before an id is needed, never in a decision.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class BlockProducerIds:
 
     @property
     def remaining(self) -> int:
-        """How many ids can be taken."""
+        """The number of ids that can be taken."""
         return sum(block.length for block in self._blocks) - self._position
 
     @property
@@ -71,7 +71,7 @@ class BlockProducerIds:
         return not self._blocks or self.remaining <= self._blocks[0].length * LOW_AT
 
     def take(self) -> int:
-        """Return a fresh producer id. Raises ProducerIdsUnavailableError."""
+        """Return a new producer id. Raises ProducerIdsUnavailableError."""
         if not self._blocks:
             raise ProducerIdsUnavailableError("no producer ids are reserved")
         block = self._blocks[0]
@@ -83,10 +83,11 @@ class BlockProducerIds:
         return producer_id
 
     def add(self, block: ProducerIdBlock) -> None:
-        """Put a reserved block behind the others.
+        """Add a reserved block after the others.
 
-        One that overlaps an earlier one is our own bug, because two producers would share an
-        identity: InvariantViolation. Raises ProducerIdsUnavailableError behind the last id.
+        Raises InvariantViolation for an empty block or one that overlaps an earlier one, which
+        would give two producers the same identity, and ProducerIdsUnavailableError beyond the last
+        id.
         """
         if block.first_producer_id < self._highest_end or block.length <= 0:
             raise InvariantViolation(f"{block} overlaps ids below {self._highest_end}")

@@ -1,4 +1,4 @@
-"""InitProducerId: who owns a transactional id from now on.
+"""InitProducerId: claims on a transactional id.
 
 Sources: ``TransactionCoordinator.handleInitProducerId``; KIP-98, KIP-360, KIP-939.
 """
@@ -41,7 +41,7 @@ from fencepost.txn.state import TransactionMetadata, TransactionState
 def decide(
     shard: TxnShardState, decision: DecisionBuilder, token: Token, command: InitProducerId
 ) -> None:
-    """Give the id to the sender, at once or when the transaction left open has been aborted."""
+    """Give the id to the sender, at once or after the open transaction has been aborted."""
     _validate(shard, command)
     transactional_id = command.transactional_id
     if shard.is_pending(transactional_id):
@@ -76,9 +76,9 @@ def grant(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> InitProducerIdResult:
-    """Record the claim of ``command`` on an id at rest and return its answer.
+    """Record the claim of ``command`` on an id at rest and return its result.
 
-    Raises ProducerFencedError, ProducerIdsUnavailableError; ``decision`` is untouched then.
+    Raises ProducerFencedError, ProducerIdsUnavailableError; ``decision`` is unchanged then.
     """
     transactional_id = command.transactional_id
     stored, given = txn.identity, _given(command)
@@ -116,10 +116,10 @@ def grant_parked(
     transactional_id: str,
     txn: TransactionMetadata,
 ) -> None:
-    """Answer the request that waited for ``txn`` to come to rest, if there is one.
+    """Answer the request, if any, that waited for ``txn`` to come to rest.
 
-    It gets what a repetition sent now would get, so a client that waits and one that was told
-    CONCURRENT_TRANSACTIONS cannot tell the difference.
+    The request gets the answer that a repetition at this time would get, so a client that waits and
+    one that retries after CONCURRENT_TRANSACTIONS see no difference.
     """
     parked = shard.parked.pop(transactional_id, None)
     if parked is None:
@@ -135,7 +135,7 @@ def grant_parked(
 def turn_away_parked(
     shard: TxnShardState, decision: DecisionBuilder, transactional_id: str
 ) -> None:
-    """Tell the request that waits to come back later: its markers take too long."""
+    """Answer a waiting request with CONCURRENT_TRANSACTIONS: its markers take too long."""
     parked = shard.parked.pop(transactional_id, None)
     if parked is not None:
         error = ConcurrentTransactionsError("the open transaction is still being aborted")
@@ -149,11 +149,11 @@ def _take_over(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> None:
-    """Abort the open transaction with a fence, and let the sender wait for the markers.
+    """Abort and fence the open transaction, and let the request wait for the markers.
 
-    A continuing producer must hold the current epoch to do so. Kafka looks at the epoch only after
-    the abort, and so lets a producer that is fenced already end its successor's transaction before
-    it hears that it is fenced; here the same answer comes first.
+    A continuing producer must have the current epoch. Kafka checks the epoch only after the abort,
+    and so lets a fenced producer end its successor's transaction before it gets PRODUCER_FENCED;
+    here that answer comes first.
     """
     transactional_id = command.transactional_id
     given = _given(command)
@@ -177,11 +177,11 @@ def _keep(
     command: InitProducerId,
     txn: TransactionMetadata,
 ) -> None:
-    """Leave the open transaction open, and give the id to the sender so that it can end it.
+    """Keep the open transaction, and give its id to the sender so that it can end it.
 
-    The identity moves on with every such claim, so that of several restarted producers only the
-    last one decides. The timeout of the transaction stays: nobody may shorten what was prepared;
-    but a sender that says two-phase commit takes it away.
+    Each such claim bumps the client's epoch, so that only the last of several restarted producers
+    can decide the outcome. The transaction keeps its timeout: a claim must not shorten it. A sender
+    that enables two-phase commit removes it.
     """
     transactional_id = command.transactional_id
     before = txn.client_identity

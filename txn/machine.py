@@ -1,8 +1,7 @@
 """The transaction coordinator of one partition of ``__transaction_state``.
 
-Here is only what ties the parts together: which handler takes which command, how a record becomes
-state, and what happens when a shard starts and stops to serve. The rules are in the handlers'
-modules.
+This module connects the parts: it dispatches commands to handlers, replays records, and begins and
+ends serving. The rules are in the handlers' modules.
 """
 
 from __future__ import annotations
@@ -60,19 +59,20 @@ HANDLERS: Mapping[type, Handler] = MappingProxyType(
         ExpireTransactionalIds: admin.expire_transactional_ids,
     }
 )
-"""Who decides on which command."""
+"""The handler of each command."""
 
 
 class TxnMachine:
     """One shard's transactions (see ``fencepost.logcore.machine.Machine``).
 
-    ``coordinator_epoch`` is the leader epoch of the shard's partition and goes into every marker.
-    ``transaction_version`` is the cluster's finalized transaction.version: it rules over aborts
-    that the coordinator makes by itself, and over the form of records. ``memory`` is the shard's
-    part of the broker's budget.
+    ``coordinator_epoch`` is the leader epoch of the shard's partition and is written to every
+    marker. ``transaction_version`` returns the cluster's finalized transaction.version, which
+    decides the rules of aborts by the coordinator and the version of records. ``memory`` is the
+    shard's account of the broker's budget.
 
-    The runtime has to hand every :class:`fencepost.txn.commands.WriteMarkers` back as its
-    ``written()`` command. Replies to such commands, and to sweeps, may be ignored.
+    The runtime must return the ``written()`` command of every
+    :class:`fencepost.txn.commands.WriteMarkers`. It may ignore the replies to these commands, and
+    to sweeps.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class TxnMachine:
 
     @property
     def transactions(self) -> Mapping[str, TransactionMetadata]:
-        """All ids as they stand; only for looking."""
+        """All transactional ids with their durable state; read-only."""
         return self._shard.transactions
 
     def transaction(self, transactional_id: str) -> TransactionMetadata | None:
-        """Return the durable state of an id, None where there is none."""
+        """Return the durable state of an id, None if it is unknown."""
         return self._shard.transactions.get(transactional_id)
 
     def last_offset(self, transactional_id: str) -> int | None:
-        """Return where the id's last record stands in the log, None where there is none."""
+        """Return the log offset of the id's last record, None if there is none."""
         return self._shard.offsets.get(transactional_id)
 
     def is_pending(self, transactional_id: str) -> bool:
@@ -110,8 +110,8 @@ class TxnMachine:
     def decide(self, token: Token, command: object, now_ms: int) -> Decision:
         """Decide on a command of one of the classes in :data:`HANDLERS`.
 
-        Raises any ``TxnError`` as the short form of a decision that answers with
-        it, and InvariantViolation for a command of another kind.
+        Raises any ``TxnError``, which stands for a decision that answers with it, and
+        InvariantViolation for a command of another class.
         """
         shard = self._shard
         if not shard.serving:
@@ -124,7 +124,7 @@ class TxnMachine:
         return decision.build()
 
     def fire(self, key: Hashable, now_ms: int) -> Decision:
-        """Act on a timer that has run out; one that is out of date does nothing.
+        """Handle an expired timer; an outdated one has no effect.
 
         ``(TIMEOUT_TIMER, transactional_id)`` aborts the transaction whose timeout has passed,
         ``(PARK_TIMER, transactional_id)`` answers an InitProducerId that waited for too long.
@@ -144,10 +144,11 @@ class TxnMachine:
         timestamp_ms: int,  # noqa: ARG002 - the protocol's; our records carry their own times
         stamp: ProducerStamp | None,  # noqa: ARG002 - the protocol's; no batch here has one
     ) -> None:
-        """Apply one record; the only place where durable state changes.
+        """Apply one record; only replay changes durable state.
 
-        While the shard loads, the last record of an id wins, whatever came before it: compaction
-        may have removed that. From then on each step is checked against the table of transitions.
+        While the shard loads, the last record of an id counts, whatever preceded it, because
+        compaction may have removed earlier ones. Later, each step is checked against the table of
+        transitions.
 
         Raises CorruptRecordError, InvariantViolation.
         """
@@ -181,11 +182,11 @@ class TxnMachine:
         *,
         commit: bool,  # noqa: ARG002 - the protocol's
     ) -> None:
-        """Pass over a marker: no batch of this log is transactional, so it ends nothing."""
+        """Skip a marker: no batch of this log is transactional, so it ends nothing."""
         self._shard.last_offset = offset
 
     def loaded(self, now_ms: int) -> Decision:
-        """Begin to serve: complete what is prepared, and arm the timeout of what is open."""
+        """Begin to serve: complete prepared transactions, and arm the timeouts of open ones."""
         shard = self._shard
         shard.serving = True
         decision = DecisionBuilder(now_ms)
@@ -207,7 +208,7 @@ class TxnMachine:
         return decision.build()
 
     def unload(self) -> Decision:
-        """Stop to serve: whoever waits has to find the coordinator again."""
+        """Stop serving; waiting clients must find the coordinator again."""
         shard = self._shard
         error: DomainError = CoordinatorUnloadedError("the shard stopped serving")
         replies = tuple(Reply(parked.token, error) for parked in shard.parked.values())
@@ -217,7 +218,7 @@ class TxnMachine:
         return Decision(replies=replies)
 
     def digest(self) -> str:
-        """Return a hash of every id's durable state, independent of the form of its record."""
+        """Return a hash of every id's durable state, independent of the record version."""
         total = hashlib.sha256()
         for transactional_id, txn in sorted(self._shard.transactions.items()):
             for part in (

@@ -1,13 +1,13 @@
-"""Queues of end markers by the brokers that lead their partitions; answers and retries.
+"""Queues of end markers, one per broker that leads their partitions; answers and retries.
 
-Every broker that leads partitions of ended transactions has a queue, this broker as well. Another
-broker gets one request at a time, and the next one waits for the answer. This broker writes its own
-markers at once, even while former ones are under way, and each transaction's by themselves, so that
-none waits for another one's replicas. Markers whose leader is not known, or that got a retriable
-error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks leaders up, for as long
-as its caller has time. Nothing is sent or reported under a coordinator epoch that is over.
+Every broker that leads partitions of ended transactions has a queue, including this broker. Another
+broker gets one request at a time; the next one waits for the answer. This broker's own markers are
+written at once, even while earlier ones are in flight, and in one request per transaction, so that
+no transaction waits for another one's replicas. Markers without a known leader, or with a retriable
+error, wait for :meth:`MarkerQueues.retry`. :meth:`MarkerQueues.route` looks up leaders for as long
+as its caller allows. Nothing is sent or reported under an outdated coordinator epoch.
 
-Writing a marker again is harmless: it is sent once more if it may not have been written.
+Writing a marker twice is harmless: it is sent again unless it is known to be written.
 
 Source: ``TransactionMarkerChannelManager``, ``TransactionMarkerRequestCompletionHandler``.
 """
@@ -26,27 +26,30 @@ from fencepost.logcore.values import dataclass
 from fencepost.txn.commands import TopicPartition, WriteMarkers
 
 MAX_PARTITIONS_PER_REQUEST: Final = 2_000
-"""The rest goes with the next request: to make and to read one takes a few milliseconds."""
+"""Further partitions go into the next request: building and parsing one takes a few
+milliseconds."""
 
 PARTITIONS_ROUTED_AT_ONCE: Final = 100
-"""Partitions whose leaders are looked up before the time is; that takes about 0.1 ms."""
+"""Partitions whose leaders are looked up between two checks of the time; that takes about 0.1
+ms."""
 
 
 class Outcome(Enum):
     """The meaning of an answer for one partition."""
 
     WRITTEN = auto()
-    """It holds the marker, or needs none."""
+    """The partition has the marker, or needs none."""
     RETRY = auto()
-    """Another broker may lead it now, or this one may soon: look its leader up, send again."""
+    """Another broker may lead the partition now, or this one may soon: look up the leader and send
+    again."""
     CANCEL = auto()
-    """A newer producer or coordinator has the transaction now: send no further marker of it."""
+    """A newer producer or coordinator owns the transaction: send none of its markers again."""
 
 
 OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
     {
         "NONE": Outcome.WRITTEN,
-        # A broker with such a format has refused the producer's data as well.
+        # A broker with such a message format has refused the producer's batches as well.
         "UNSUPPORTED_FOR_MESSAGE_FORMAT": Outcome.WRITTEN,
         "UNSUPPORTED_VERSION": Outcome.WRITTEN,
         "UNKNOWN_TOPIC_OR_PARTITION": Outcome.RETRY,
@@ -59,31 +62,33 @@ OUTCOMES: Mapping[str, Outcome] = MappingProxyType(
         "TRANSACTION_COORDINATOR_FENCED": Outcome.CANCEL,
     }
 )
-"""By Kafka's name of an error. Any other is tried again (in Kafka it ends the sender's thread)."""
+"""By Kafka's name of the error. Any other error is retried (in Kafka it ends the sender's
+thread)."""
 
 
 class Nowhere(Enum):
     """Why a marker has no broker to go to."""
 
     NO_LEADER = auto()
-    """There is none now, or it is not registered: the marker waits."""
+    """The partition has no leader, or the leader is not registered: the marker waits."""
     NO_PARTITION = auto()
-    """It was deleted: the transaction ends without it."""
+    """The partition was deleted: the transaction ends without this marker."""
 
 
 LeaderOf = Callable[[TopicPartition], int | Nowhere]
-"""The broker that leads a partition, as far as is known here."""
+"""Returns the leader of a partition according to this broker's metadata."""
 
 EpochOf = Callable[[int], int | None]
-"""The coordinator epoch in which a partition of ``__transaction_state`` is served; None if not."""
+"""Returns the coordinator epoch of a partition of ``__transaction_state``; None if it is not
+served."""
 
 Codes = Mapping[int, Mapping[TopicPartition, str]]
-"""An answer: Kafka's names of errors by producer id and partition."""
+"""An answer: Kafka's error names by producer id and partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The end marker of a transaction, for its partitions at one broker."""
+    """The end marker of a transaction, for its partitions on one broker."""
 
     transactional_id: str
     end: EndMarker
@@ -92,7 +97,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request to a broker; ``number`` names it to :meth:`MarkerQueues.answered`."""
+    """A request to a broker; ``number`` identifies it in :meth:`MarkerQueues.answered`."""
 
     broker_id: int
     number: int
@@ -101,7 +106,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Partitions of a request hold their marker: the caller reports them."""
+    """Partitions of a request have their marker: the caller reports them."""
 
     request: WriteMarkers
     partitions: tuple[TopicPartition, ...]
@@ -109,7 +114,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """No further marker of a request is sent, and why."""
+    """No further marker of a request is sent, for the given cause."""
 
     request: WriteMarkers
     cause: str
@@ -124,10 +129,10 @@ class _Job:
     shard: int
     """The partition of ``__transaction_state``."""
     left: int
-    """How many partitions are not written. Each is in one place: not routed yet, in a queue, under
-    way or waiting."""
+    """The number of partitions without a marker. Each is unrouted, in a queue, in flight or
+    waiting."""
     routes: int = 0
-    """How many lists of its partitions are not routed to the end."""
+    """The number of lists of its partitions that are not routed completely."""
     waiting: list[TopicPartition] = field(default_factory=list)
     """Partitions that wait for a retry."""
 
@@ -139,13 +144,13 @@ _Queue = dict[_Job, list[TopicPartition]]
 class _Destination:
     queue: _Queue = field(default_factory=dict)
     sent: dict[int, _Queue] = field(default_factory=dict)
-    """The requests under way, by number: one at most, but for this broker's own."""
+    """The requests in flight, by number: at most one, except for this broker's own."""
 
 
 class MarkerQueues:
-    """The markers that one broker's transaction coordinator has under way.
+    """The markers that one broker's transaction coordinator must have written.
 
-    ``own_id`` is that broker, whose own markers wait for no answer to former ones.
+    ``own_id`` is the id of that broker, whose own markers do not wait for earlier answers.
     """
 
     def __init__(self, leader_of: LeaderOf, epoch_of: EpochOf, own_id: int | None = None) -> None:
@@ -158,24 +163,24 @@ class MarkerQueues:
         self._numbers = 0
 
     def __len__(self) -> int:
-        """Transactions with markers under way."""
+        """Return the number of transactions with unwritten markers."""
         return len(self._jobs)
 
     def __contains__(self, transactional_id: str) -> bool:
-        """Whether markers of a transaction are under way."""
+        """Whether a transaction has unwritten markers."""
         return transactional_id in self._jobs
 
     @property
     def unknown(self) -> int:
-        """Markers that wait to be tried again (kafka: ``UnknownDestinationQueueSize``)."""
+        """The number of markers that wait for a retry (kafka: ``UnknownDestinationQueueSize``)."""
         return sum(len(job.waiting) for job in self._jobs.values())
 
     # --- jobs ---
 
     def add(self, request: WriteMarkers, shard: int) -> None:
-        """Have the markers of a request sent; :meth:`route` has to follow.
+        """Queue the markers of a request; the caller must call :meth:`route` afterwards.
 
-        One for the same transactional id takes the place of the former.
+        A request for the same transactional id replaces the earlier one.
         """
         job = _Job(request, shard, len(request.partitions))
         self._jobs[request.transactional_id] = job
@@ -187,7 +192,7 @@ class MarkerQueues:
         self._jobs.pop(transactional_id, None)
 
     def unload(self, shard: int) -> None:
-        """Forget the requests of a shard: this broker no longer serves it."""
+        """Drop the requests of a shard that this broker no longer serves."""
         for job in [one for one in self._jobs.values() if one.shard == shard]:
             del self._jobs[job.request.transactional_id]
 
@@ -195,14 +200,14 @@ class MarkerQueues:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether there is nothing to route and nothing to send before an answer or a retry."""
+        """Whether nothing can be routed or sent before an answer or a retry."""
         return not self._unrouted and not any(
             one.queue and (not one.sent or broker_id == self._own_id)
             for broker_id, one in self._destinations.items()
         )
 
     def is_begun(self, transactional_id: str) -> bool:
-        """Whether all markers of a transaction are routed, and those for this broker under way."""
+        """Whether a transaction's markers are all routed, and this broker's own are in flight."""
         job = self._jobs.get(transactional_id)
         if job is None:
             return True
@@ -210,9 +215,10 @@ class MarkerQueues:
         return not job.routes and (own is None or job not in own.queue)
 
     def route(self, is_over: Callable[[], bool] = lambda: False) -> list[Result]:
-        """Queue markers where their leaders are, until ``is_over``; without one they are written.
+        """Queue markers for the leaders of their partitions until ``is_over``.
 
-        At least one piece is queued. Transactions take turns: none waits for a large one.
+        Markers of deleted partitions count as written. At least one chunk is queued. Transactions
+        take turns, so that none waits for a large one.
         """
         results: list[Result] = []
         while self._unrouted:
@@ -229,9 +235,9 @@ class MarkerQueues:
         return results
 
     def sends(self) -> Iterator[Send]:
-        """The requests to be sent now, one at most for each other broker.
+        """Yield the requests to send now, at most one for each other broker.
 
-        Markers that the caller does not ask for stay queued.
+        Markers that the caller does not iterate over stay queued.
         """
         for broker_id, one in tuple(self._destinations.items()):
             if broker_id == self._own_id:
@@ -242,7 +248,7 @@ class MarkerQueues:
                 yield from self._send(broker_id, one, tuple(one.queue))
 
     def _send(self, broker_id: int, one: _Destination, jobs: Iterable[_Job]) -> Iterator[Send]:
-        """Take from a queue what goes into one request, if anything."""
+        """Take the content of one request from a queue; yield nothing if there is none."""
         room, markers, sent = MAX_PARTITIONS_PER_REQUEST, [], _Queue()
         for job in jobs:
             if not self._is_current(job):
@@ -266,7 +272,7 @@ class MarkerQueues:
     # --- answers ---
 
     def answered(self, send: Send, codes: Codes) -> list[Result]:
-        """Take the answer to a request; without effect if the request is no longer under way."""
+        """Handle the answer to a request; ignore it if the request is no longer in flight."""
         results: list[Result] = []
         for job, partitions in self._sent(send).items():
             if not self._is_current(job):
@@ -287,7 +293,7 @@ class MarkerQueues:
         return results
 
     def failed(self, send: Send) -> None:
-        """The connection broke, or no answer came in time: all of it is tried again."""
+        """Let all markers of a request wait for a retry: the connection broke or timed out."""
         for job, partitions in self._sent(send).items():
             self._wait(job, partitions)
 
@@ -298,14 +304,14 @@ class MarkerQueues:
     # --- retries ---
 
     def newly_waiting(self) -> list[str]:
-        """Transactions that have begun to wait for :meth:`retry` since the last call."""
+        """Return the transactions that have begun to wait for :meth:`retry` since the last call."""
         names, self._newly_waiting = self._newly_waiting, []
         return names
 
     def retry(self, transactional_id: str | None = None) -> None:
-        """Have leaders looked up of what waits, of one transaction or of all.
+        """Route the waiting markers of one transaction, or of all, again.
 
-        :meth:`route` has to follow.
+        The caller must call :meth:`route` afterwards.
         """
         if transactional_id is None:
             jobs = list(self._jobs.values())
@@ -317,11 +323,11 @@ class MarkerQueues:
             self._route_later(job, waiting)
 
     def leaders_changed(self) -> list[int]:
-        """Have all leaders looked up again; return brokers whose answers are not awaited now.
+        """Route all markers again; return the brokers whose answers are no longer awaited.
 
-        A request to a broker that no longer leads any of its partitions is over: the broker may be
-        dead, and its silence would hold up the transactions for as long as a request may take.
-        This broker's own are over soon without that. :meth:`route` has to follow.
+        A request to a broker that no longer leads any of its partitions is abandoned: the broker
+        may be dead, and its transactions would otherwise wait until the request times out. This
+        broker's own requests end soon anyway. The caller must call :meth:`route` afterwards.
         """
         abandoned: list[int] = []
         for broker_id, one in self._destinations.items():
@@ -339,7 +345,7 @@ class MarkerQueues:
         self.retry()
         return abandoned
 
-    # --- inside ---
+    # --- helpers ---
 
     def _leads_any(self, broker_id: int, sent: _Queue) -> bool:
         return any(
@@ -350,7 +356,7 @@ class MarkerQueues:
         )
 
     def _is_current(self, job: _Job) -> bool:
-        """Whether a job is the last one of its id, and its coordinator epoch still holds."""
+        """Whether a job is the latest of its id, and its coordinator epoch is current."""
         transactional_id = job.request.transactional_id
         if self._jobs.get(transactional_id) is not job:
             return False
@@ -371,7 +377,7 @@ class MarkerQueues:
             self._unrouted.append((job, partitions, 0))
 
     def _routed(self, job: _Job, partitions: Iterable[TopicPartition]) -> list[Result]:
-        """Queue a few markers where their leaders are."""
+        """Queue a few markers for the leaders of their partitions."""
         by_leader: dict[int | Nowhere, list[TopicPartition]] = {}
         for partition in partitions:
             by_leader.setdefault(self._leader_of(partition), []).append(partition)

@@ -1,9 +1,9 @@
-"""Which partitions still need the end marker of which transaction.
+"""The partitions that still need the end marker of a transaction.
 
-This is soft state: a reload starts every prepared transaction afresh with all of its partitions,
-which is right because writing a marker again is harmless.
+This is soft state: after a reload, every prepared transaction starts again with all of its
+partitions, because writing a marker twice is harmless.
 
-Source: ``TransactionMarkerChannelManager``, minus the sending, which is the runtime's.
+Source: ``TransactionMarkerChannelManager``, without the sending, which the runtime does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class _Completion:
 class MarkerTable:
     """The transactions whose markers are being written, by transactional id.
 
-    An id in here is what Kafka calls *pending*: its outcome is decided, and requests for it have
-    to wait. There is at most one completion per id, and ``transaction_number`` tells the answers
-    of this one from those of its predecessors, which under TV1 bear the same identity.
+    Kafka calls an id in this table *pending*: its outcome is decided, and requests for it must
+    wait. There is at most one completion per id. ``transaction_number`` distinguishes its reports
+    from those for earlier transactions, which have the same identity under TV1.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,15 @@ class MarkerTable:
         return transactional_id in self._completions
 
     def expect(self, request: WriteMarkers) -> None:
-        """Remember that the markers of ``request`` are to be written."""
+        """Add the markers of ``request``. Raises InvariantViolation if the id is pending."""
         if request.transactional_id in self._completions:
             raise InvariantViolation(f"{request.transactional_id} is being completed already")
         self._completions[request.transactional_id] = _Completion(request, set(request.partitions))
 
     def settle(self, answer: MarkersWritten) -> bool:
-        """Take note of ``answer``; True when it was the last one awaited.
+        """Note a report; return whether it was the last missing one.
 
-        An answer to another completion, or a repeated one, changes nothing.
+        A report on another completion, or a repeated one, changes nothing.
         """
         completion = self._completions.get(answer.transactional_id)
         if completion is None or not _answers(answer, completion.request):
@@ -59,11 +59,11 @@ class MarkerTable:
         return True
 
     def requests(self) -> tuple[WriteMarkers, ...]:
-        """The requests that are being carried out."""
+        """Return the requests whose markers are being written."""
         return tuple(completion.request for completion in self._completions.values())
 
     def clear(self) -> None:
-        """Forget everything: the shard stops serving."""
+        """Remove everything, because the shard stops serving."""
         self._completions.clear()
 
 

@@ -1,10 +1,10 @@
-"""The records of ``__transaction_state``, byte for byte Kafka's.
+"""The records of ``__transaction_state``, identical to Kafka's byte for byte.
 
 Key: int16 version 0, then the transactional id. Value: int16 version, then the body; version 0 has
 fixed-width lengths, version 1 is flexible and adds tagged fields. A null value is a tombstone.
 
 Source: ``TransactionLogKey.json``, ``TransactionLogValue.json``, ``TransactionLog``; KIP-915 for
-the rule that records of unknown versions are passed over, so that a downgrade can load.
+the rule that records of unknown versions are skipped, so that a broker can load after a downgrade.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAG_NEXT_PRODUCER_EPOCH = 3
 
 _KEY = struct.Struct(">hh")
 _HEAD, _BODY_HEAD = struct.Struct(">hqhib"), struct.Struct(">qhib")
-"""What a value begins with: its version and what follows, and that without the version."""
+"""The beginning of a value, with and without its version."""
 _TIMES = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
@@ -38,13 +38,13 @@ _LONG_FIELD, _SHORT_FIELD = struct.Struct(">BBq"), struct.Struct(">BBh")
 
 _NULL = b"\xff\xff\xff\xff", b"\x00"
 _NOTHING = b"\x00\x00\x00\x00", b"\x01"
-"""An array that is null, and one without elements: in the plain form, and in the flexible one."""
+"""A null array and an empty array: in the plain encoding, and in the flexible one."""
 
 _DURABLE_STATES = range(TransactionState.COMPLETE_ABORT + 1)
 
 
 class Decoded(NamedTuple):
-    """A record that was understood; ``txn`` None is a tombstone."""
+    """A decoded record; ``txn`` is None for a tombstone."""
 
     transactional_id: str
     txn: TransactionMetadata | None
@@ -53,20 +53,20 @@ class Decoded(NamedTuple):
 def encode(transactional_id: str, txn: TransactionMetadata, transaction_version: int) -> Record:
     """Build the record for ``txn``.
 
-    ``transaction_version`` is the cluster's: value version 1 from 1 on, as in Kafka. A transaction
-    of a TV2 client, and one that was kept, is written as version 1 in any case, because version 0
-    cannot say which identity the client was promised.
+    ``transaction_version`` is the cluster's: from 1 on, value version 1 is written, as in Kafka. A
+    transaction of a TV2 client, and a kept one, is always written as version 1, because version 0
+    cannot contain the identity that the client was given.
     """
     promised = txn.client_transaction_version >= TV2 or txn.is_kept
     flexible = transaction_version >= FLEXIBLE_VERSION or promised
     key, value = encode_key(transactional_id), encode_value(txn, FLEXIBLE_VERSION * flexible)
     if not flexible or (txn.state is TransactionState.EMPTY and txn.partitions):
-        return Record(key, value)  # which says less than ``txn``
+        return Record(key, value)  # replay must decode it: it lacks a part of ``txn``
     return Written.of(key, value, Decoded(transactional_id, txn))
 
 
 def tombstone(transactional_id: str) -> Record:
-    """Build the record that forgets the id."""
+    """Build the record that deletes the id."""
     return Record(encode_key(transactional_id), None)
 
 
@@ -79,7 +79,7 @@ def encode_key(transactional_id: str) -> bytes:
 
 
 def encode_value(txn: TransactionMetadata, version: int) -> bytes:
-    """Encode a record value of ``version`` 0 or 1, topics and partitions in order."""
+    """Encode a record value of ``version`` 0 or 1, with topics and partitions in order."""
     flexible = version >= FLEXIBLE_VERSION
     head = _HEAD.pack(version, txn.producer_id, txn.producer_epoch, txn.timeout_ms, txn.state)
     if txn.state is TransactionState.EMPTY:
@@ -91,7 +91,7 @@ def encode_value(txn: TransactionMetadata, version: int) -> bytes:
 
 
 class _Section(NamedTuple):
-    """A set of partitions, and how it stands in a record."""
+    """A set of partitions, and its encoding."""
 
     partitions: frozenset[TopicPartition]
     flexible: bool
@@ -99,14 +99,14 @@ class _Section(NamedTuple):
 
 
 _last_section = _Section(frozenset(), False, b"")
-"""The last set that was encoded. Replay may decode it at once, and the record that ends the
-transaction holds it again: with 10,000 partitions each would take as long as the first, while
-nobody else is served."""
+"""The set that was encoded last. Replay may decode it at once, and the record that ends the
+transaction contains it again. With 10,000 partitions each repetition would take as long as the
+first, while no other request is served."""
 
 
 def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool) -> bytes:
-    """Encode a set by topic, topics and partitions in order."""
-    global _last_section  # noqa: PLW0603 - a memo of what always comes out the same
+    """Encode a set by topic, with topics and partitions in order."""
+    global _last_section  # noqa: PLW0603 - a cache of a pure function's result
     if not partitions:
         return _NOTHING[flexible]
     if partitions is _last_section.partitions and flexible is _last_section.flexible:
@@ -129,7 +129,7 @@ def _encode_partitions(partitions: frozenset[TopicPartition], *, flexible: bool)
 
 
 def decode(record: Record) -> Decoded | None:
-    """Read a record; None for one whose key or value version is unknown.
+    """Decode a record; return None if its key or value version is unknown.
 
     Raises CorruptRecordError for a known version that cannot be read.
     """
@@ -150,7 +150,7 @@ def decode(record: Record) -> Decoded | None:
 
 def _decode_body(reader: FieldReader) -> TransactionMetadata:
     producer_id, producer_epoch, timeout_ms, status = _BODY_HEAD.unpack(reader.raw(_BODY_HEAD.size))
-    # DEAD and PREPARE_EPOCH_FENCE have numbers, but nothing ever writes them.
+    # DEAD and PREPARE_EPOCH_FENCE have numbers, but are never written.
     if status not in _DURABLE_STATES:
         raise CorruptRecordError(f"transaction status {status}")
     state = TransactionState(status)
@@ -195,7 +195,7 @@ def _decode_partitions(reader: FieldReader) -> frozenset[TopicPartition] | None:
 
 
 def _tagged_fields(txn: TransactionMetadata) -> bytes:
-    """The tagged fields that end a flexible value: their number, and each with its tag and size."""
+    """Encode the tagged fields that end a flexible value: a count, then tag, size and value."""
     fields: list[bytes] = []
     if txn.previous_producer_id != NO_PRODUCER_ID:
         fields.append(_LONG_FIELD.pack(_TAG_PREVIOUS_PRODUCER_ID, 8, txn.previous_producer_id))

@@ -1,4 +1,4 @@
-"""What the handlers of one shard share: its state, and what several of them decide."""
+"""The state of one shard, and decisions that several handlers share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARK_TIMER = "txn-park"
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """An InitProducerId that waits for the markers of the transaction it had to abort."""
+    """An InitProducerId that waits for the markers of the transaction that it aborted."""
 
     token: Token
     command: InitProducerId
@@ -45,12 +45,12 @@ class Parked:
 
 @dataclass(slots=True)
 class TxnShardState:
-    """One shard's state. ``transactions`` and ``offsets`` are durable, all else is soft.
+    """One shard's state. ``transactions`` and ``offsets`` are durable, the rest is soft.
 
-    ``offsets`` holds the offset of the last record of each id; ``last_producer_identity``
-    which identity was handed out last, and to the holder of which (Kafka's *last producer epoch*,
-    likewise lost by a restart: a repeated InitProducerId is fenced then); ``unswept`` the ids that
-    the sweep under way has not looked at.
+    ``offsets`` has the offset of each id's last record. ``last_producer_identity`` has the identity
+    that was handed out last, and the one that it replaced (Kafka's *last producer epoch*, which a
+    restart loses as well: a repeated InitProducerId is fenced then). ``unswept`` has the ids that
+    the current sweep has not examined.
     """
 
     limits: TxnLimits
@@ -74,21 +74,21 @@ class TxnShardState:
         return transactional_id in self.markers
 
     def last_identity(self, transactional_id: str, stored: Identity) -> Identity | None:
-        """The identity to whose holder ``stored`` was given, if that is still known."""
+        """Return the identity that ``stored`` replaced, None if it is unknown."""
         successor, last = self.last_producer_identity.get(transactional_id, (None, None))
         return last if successor == stored else None
 
     def record(self, transactional_id: str, txn: TransactionMetadata) -> Record:
-        """Build the record of ``txn`` in the form the cluster's transaction.version asks for."""
+        """Build the record of ``txn`` in the version for the cluster's transaction.version."""
         return records.encode(transactional_id, txn, self.transaction_version())
 
     def prepare(
         self, decision: DecisionBuilder, transactional_id: str, txn: TransactionMetadata
     ) -> None:
-        """Record the outcome of a transaction, end its timeout and request its markers.
+        """Record the outcome of a transaction, disarm its timeout and request its markers.
 
         The number of the request is the lowest offset its record can get. It never repeats for an
-        id, because each outcome is a record of its own.
+        id, because each outcome is a separate record.
         """
         decision.append(self.record(transactional_id, txn))
         decision.disarm((TIMEOUT_TIMER, transactional_id))
@@ -118,7 +118,7 @@ class TxnShardState:
 
 
 def timeout_deadline_ms(txn: TransactionMetadata) -> int | None:
-    """Return when an open transaction has lasted longer than its timeout; None if it never does."""
+    """Return when an open transaction exceeds its timeout; None if it has no deadline."""
     if txn.state is not TransactionState.ONGOING or txn.timeout_ms == TWO_PHASE_COMMIT_TIMEOUT_MS:
         return None
     return txn.start_ms + txn.timeout_ms + 1
@@ -132,7 +132,7 @@ def arm_timeout(decision: DecisionBuilder, transactional_id: str, txn: Transacti
 
 
 def require_id(transactional_id: str) -> None:
-    """Refuse an id that cannot be a key of the log. Raises InvalidTxnRequestError."""
+    """Raise InvalidTxnRequestError for an id that cannot be a key of the log."""
     if not transactional_id:
         raise InvalidTxnRequestError("the transactional id is empty")
     if len(transactional_id.encode()) > MAX_STRING_BYTES:
@@ -147,7 +147,7 @@ def refuse_fenced(
     stored: Identity,
     during: str,
 ) -> None:
-    """Answer a producer that lost its id, and remember that it tried."""
+    """Answer PRODUCER_FENCED to a producer that lost its id, and record the attempt."""
     decision.event(
         EventKind.PRODUCER_REFUSED,
         transactional_id,
@@ -166,7 +166,7 @@ def refuse_fenced(
 def tell_identity(
     decision: DecisionBuilder, transactional_id: str, before: Identity, after: Identity, cause: str
 ) -> None:
-    """Remember that ``after`` took the place of ``before``, unless it is the same."""
+    """Record that ``after`` has replaced ``before``, unless they are equal."""
     if after == before:
         return
     detail: dict[str, object] = {
@@ -181,7 +181,7 @@ def tell_identity(
     detail["former_producer_epoch"] = before.epoch
     # Every transaction of a TV2 client ends with a new epoch.
     is_routine = kind is EventKind.EPOCH_BUMPED and cause == "EndTxn"
-    # Who comes first takes nobody's place: 10,000 new ids are no 10,000 lines of log.
+    # The first producer of an id replaces none: 10,000 new ids must not log 10,000 lines.
     is_first = before.epoch < 0
     decision.remember(
         Event(str(kind), transactional_id, detail, routine=is_routine, quiet=is_first)

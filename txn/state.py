@@ -1,7 +1,7 @@
-"""The states of a transaction, which may follow which, and the step from each to the next.
+"""The states of a transaction, their legal transitions, and the step from each state to the next.
 
-The table :data:`TRANSITIONS` is the whole truth: a pair of states that is not in it raises
-InvariantViolation, and the diagram of the README is drawn from it.
+Any transition that is missing in :data:`TRANSITIONS` raises InvariantViolation. The diagram of the
+README is generated from this table.
 
 Sources: ``TransactionState``, ``TransactionMetadata`` (its ``prepare…`` methods and the checks of
 ``completeTransitionTo``).
@@ -25,19 +25,19 @@ NO_TIMESTAMP_MS = -1
 """The start of a transaction that has not begun."""
 
 ID_BYTES: Final = 768
-"""Memory of a transactional id at rest besides its characters. ``test_txn_budget.py`` measures 510,
-and 710 while it is known which identity its producer had before."""
+"""Memory of a transactional id at rest, without its characters. ``test_txn_budget.py`` measures
+510, and 710 while the previous identity of its producer is known."""
 OPEN_BYTES: Final = 512
-"""Memory that an open transaction adds besides its partitions: a timer and a set; 410 measured."""
+"""Memory of an open transaction, without its partitions: a timer and a set; 410 measured."""
 PARTITION_BYTES: Final = 256
-"""Memory of a partition of an open transaction, with a topic of its own: 210 measured."""
+"""Memory of a partition in an open transaction, with a topic name of its own: 210 measured."""
 
 TV2 = 2
-"""The transaction version from which each transaction has an epoch of its own (KIP-890)."""
+"""The transaction version from which on each transaction has its own epoch (KIP-890)."""
 
 
 class TransactionState(IntEnum):
-    """Kafka's states; the numbers are those of the log."""
+    """Kafka's states, with the numbers of the log."""
 
     EMPTY = 0
     ONGOING = 1
@@ -46,23 +46,23 @@ class TransactionState(IntEnum):
     COMPLETE_COMMIT = 4
     COMPLETE_ABORT = 5
     DEAD = 6
-    """Only in memory: the way to the tombstone."""
+    """Only in memory: the step before the tombstone."""
     PREPARE_EPOCH_FENCE = 7
-    """Only in memory: the way to PREPARE_ABORT for a transaction whose owner is fenced."""
+    """Only in memory: the step before PREPARE_ABORT for a transaction whose owner is fenced."""
 
     @property
     def kafka_name(self) -> str:
-        """The name of the admin APIs: ``CompleteCommit``."""
+        """The name in the admin APIs, such as ``CompleteCommit``."""
         return "".join(word.capitalize() for word in self.name.split("_"))
 
 
 _S = TransactionState
 
 AT_REST = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
-"""No transaction is open and none is being completed."""
+"""No transaction is open or being completed."""
 
 PREPARED = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
-"""The outcome is decided and can no longer change; markers are being written."""
+"""The outcome is decided and final; markers are being written."""
 
 TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingProxyType(
     {(old, _S.EMPTY): "InitProducerId" for old in AT_REST}
@@ -79,21 +79,21 @@ TRANSITIONS: Mapping[tuple[TransactionState, TransactionState], str] = MappingPr
         (_S.PREPARE_ABORT, _S.COMPLETE_ABORT): "markers written",
     }
 )
-"""Every legal transition, from one state to the next, and what brings it about."""
+"""Every legal transition, from one state to the next, and its cause."""
 
 
 @made_often
 @dataclass(frozen=True, slots=True)
 class TransactionMetadata:
-    """All that is durable about one transactional id; never changed, only replaced.
+    """The durable state of one transactional id; it is replaced, never changed.
 
-    ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id``
-    the one to switch to when the running completion ends (-1: stay). The last producer epoch,
-    which recognises a repeated InitProducerId, is not here: Kafka does not store it either.
+    ``previous_producer_id`` is the producer id before the last transition, ``next_producer_id`` the
+    one that follows when the current completion ends (-1: no change). The last producer epoch,
+    which recognises a repeated InitProducerId, is not included: Kafka does not store it either.
 
     A transaction that InitProducerId *kept* (KIP-939) has two identities: ``producer_id`` and
-    ``producer_epoch`` go on being those of its batches and markers, while the client has
-    ``next_producer_id`` and ``next_producer_epoch``. The latter is -1 for all others.
+    ``producer_epoch`` remain those of its batches and markers, while the client uses
+    ``next_producer_id`` and ``next_producer_epoch``. The latter is -1 for every other transaction.
     """
 
     producer_id: int
@@ -115,17 +115,17 @@ class TransactionMetadata:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the client's identity has moved on from that of its transaction (KIP-939)."""
+        """Whether the client's identity differs from its transaction's (KIP-939)."""
         return self.next_producer_epoch != NO_EPOCH
 
     @property
     def client_identity(self) -> Identity:
-        """The producer id and epoch that the owner of the id has to send."""
+        """The producer id and epoch that the owner of the id must send."""
         return self.next_identity if self.is_kept else self.identity
 
     @property
     def next_identity(self) -> Identity:
-        """The identity after the running completion."""
+        """The client's identity after the current completion."""
         if self.is_kept:
             return Identity(self.next_producer_id, self.next_producer_epoch)
         if self.next_producer_id != NO_PRODUCER_ID:
@@ -140,7 +140,7 @@ def require_legal(old: TransactionState, new: TransactionState) -> None:
 
 
 def created(producer_id: int, timeout_ms: int, now_ms: int) -> TransactionMetadata:
-    """Return what a new id starts from. It is not stored: InitProducerId moves on at once."""
+    """Return the initial state of a new id, which InitProducerId replaces before it is stored."""
     return TransactionMetadata(
         producer_id=producer_id,
         previous_producer_id=NO_PRODUCER_ID,
@@ -164,7 +164,7 @@ def initialised(
 ) -> TransactionMetadata:
     """Give the id to ``identity``.
 
-    Repeating the stored identity keeps the previous producer id, so that a request that crossed a
+    Repeating the stored identity keeps the previous producer id, so that a request from before a
     rotation is recognised however often its answer is lost.
     """
     require_legal(old.state, _S.EMPTY)
@@ -186,7 +186,7 @@ def initialised(
 def kept(
     old: TransactionMetadata, client: Identity, *, timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
-    """Leave an open transaction as it is and give its id to ``client`` (KIP-939)."""
+    """Keep an open transaction, and give its id to ``client`` (KIP-939)."""
     require_legal(old.state, _S.ONGOING)
     if old.state is not _S.ONGOING:
         raise InvariantViolation(f"nothing to keep in {old.state.name}")
@@ -210,7 +210,7 @@ def extended(
     """Add ``partitions``; the first addition begins the transaction."""
     require_legal(old.state, _S.ONGOING)
     begun = old.state is _S.ONGOING
-    return TransactionMetadata(  # all fields: ``replace`` costs as much as all else of a step
+    return TransactionMetadata(  # all fields: ``replace`` takes as long as the rest of a step
         producer_id=old.producer_id,
         previous_producer_id=old.producer_id,
         next_producer_id=old.next_producer_id,
@@ -226,10 +226,10 @@ def extended(
 
 
 def fenced(old: TransactionMetadata, transaction_version: int) -> TransactionMetadata:
-    """Turn the owner of an open transaction away; ``prepared`` has to follow at once.
+    """Fence the owner of an open transaction; ``prepared`` must follow at once.
 
-    Under TV2 the bump of the Prepare record does the fencing. A bump here as well would skip an
-    epoch, and run over the last one (KAFKA-19367).
+    Under TV2 the bump of the Prepare record fences the owner. Another bump here would skip an
+    epoch, and exceed the last one (KAFKA-19367).
     """
     require_legal(old.state, _S.PREPARE_EPOCH_FENCE)
     turned = replace(old, state=_S.PREPARE_EPOCH_FENCE)
@@ -248,11 +248,11 @@ def prepared(
     next_producer_id: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """Decide the outcome. Under TV2 this bumps the epoch, so that no request of it comes late.
+    """Decide the outcome. Under TV2 this bumps the epoch, which fences late requests.
 
-    A kept transaction has its markers at a bumped epoch in any case: they are what turns the
-    producer away that prepared it. Under TV2 its client's identity moves on as well, or an EndTxn
-    that was sent before the answer came would end the client's next transaction.
+    A kept transaction always has its markers at a bumped epoch, which fences the producer that
+    prepared it. Under TV2 its client's identity changes as well; otherwise an EndTxn that was sent
+    before the answer arrived would end the client's next transaction.
     """
     new_state = _S.PREPARE_COMMIT if commit else _S.PREPARE_ABORT
     require_legal(old.state, new_state)
@@ -285,13 +285,13 @@ def prepared(
 
 
 def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """Every marker is written: rest, and switch to the next producer id if there is one."""
+    """Come to rest once every marker is written; switch to the next producer id, if any."""
     new_state = _S.COMPLETE_COMMIT if old.state is _S.PREPARE_COMMIT else _S.COMPLETE_ABORT
     require_legal(old.state, new_state)
     producer_id, epoch = old.next_identity
     return TransactionMetadata(
         producer_id=producer_id,
-        # The client's, by which a retry of its EndTxn is known across a rotation.
+        # The client's previous id, which identifies a retry of its EndTxn across a rotation.
         previous_producer_id=old.previous_producer_id if old.is_kept else old.producer_id,
         next_producer_id=NO_PRODUCER_ID,
         producer_epoch=epoch,
@@ -306,7 +306,7 @@ def completed(old: TransactionMetadata, now_ms: int) -> TransactionMetadata:
 
 
 def dead(old: TransactionMetadata) -> TransactionMetadata:
-    """The id is about to be forgotten."""
+    """Return the state of an id that is about to be deleted."""
     require_legal(old.state, _S.DEAD)
     return replace(old, state=_S.DEAD, partitions=frozenset())
 
@@ -314,13 +314,13 @@ def dead(old: TransactionMetadata) -> TransactionMetadata:
 def check_step(old: TransactionMetadata | None, new: TransactionMetadata) -> None:
     """Check a live transition from ``old`` (None: the id is new) to ``new``.
 
-    Not for loading: compaction may have removed what lay between two records.
+    This is not checked while loading: compaction may have removed records between the two.
     """
     if old is None:
         if new.state is not _S.EMPTY or new.producer_epoch != 0:
             raise InvariantViolation(f"an id cannot begin as {new}")
         return
-    # The fence itself leaves no record: the step to PREPARE_ABORT is all that replay can see.
+    # The fence itself is not recorded: replay sees only the step to PREPARE_ABORT.
     require_legal(old.state, new.state)
     if new.state is _S.EMPTY:
         sound = _is_sound_claim(old, new)
@@ -377,7 +377,7 @@ def _is_sound_prepare(old: TransactionMetadata, new: TransactionMetadata) -> boo
 
 
 def _is_sound_tv1_end(old: TransactionMetadata, new: TransactionMetadata) -> bool:
-    """Under TV1 the client keeps its identity, unless the abort is a fence."""
+    """Whether the client keeps its identity, as under TV1, or the abort fences it."""
     legal = {old.next_producer_epoch}
     if new.state is _S.PREPARE_ABORT:
         legal.add(epochs.bump_to_fence(old.next_producer_epoch))
@@ -385,7 +385,7 @@ def _is_sound_tv1_end(old: TransactionMetadata, new: TransactionMetadata) -> boo
 
 
 def check_shape(transactional_id: str, txn: TransactionMetadata) -> None:
-    """Check what must hold of a single durable state, wherever it came from."""
+    """Check the invariants of a single durable state."""
     begun = txn.state is _S.ONGOING or txn.state in PREPARED
     sound = (
         txn.state not in {_S.DEAD, _S.PREPARE_EPOCH_FENCE}
@@ -414,7 +414,7 @@ def _is_sound_next(txn: TransactionMetadata) -> bool:
 
 
 def memory_bytes(transactional_id: str, txn: TransactionMetadata | None = None) -> int:
-    """Return the memory of an id, a new one without ``txn``."""
+    """Return the memory of an id, or of a new id without ``txn``."""
     width = 1 if transactional_id.isascii() else 4
     at_rest = ID_BYTES + len(transactional_id) * width
     if txn is None or not txn.partitions:

@@ -1,9 +1,10 @@
-"""Which transactions a partition leader asks other brokers about, and what their answers mean.
+"""Verification of transactions by partition leaders: requests to coordinators, and their answers.
 
-Before a producer's first batch of a transaction is appended to a partition, its leader has the
-transaction coordinator say that the partition is in the transaction (VerifyOnly), or put it there
-(KIP-890). All that waits for a coordinator goes out with one request. At most one question of a
-transactional id waits: a later one takes its place, for its producer is repeating itself.
+Before a partition leader appends the first batch of a producer's transaction, it has the
+transaction coordinator verify that the partition is in the transaction (VerifyOnly), or add it
+(KIP-890). All waiting verifications for one coordinator are sent in one request. At most one
+verification of a transactional id waits: a later one replaces it, because its producer has repeated
+the request.
 
 Source: ``AddPartitionsToTxnManager``.
 """
@@ -18,7 +19,7 @@ from fencepost.logcore.values import dataclass
 from fencepost.txn.commands import AddPartitions, TopicPartition
 
 Token = int
-"""Names one question that waits for its answer."""
+"""Identifies one verification that waits for its answer."""
 
 NETWORK_EXCEPTION: Final = "NETWORK_EXCEPTION"
 INVALID_PRODUCER_EPOCH: Final = "INVALID_PRODUCER_EPOCH"
@@ -28,12 +29,12 @@ INVALID_TXN_STATE: Final = "INVALID_TXN_STATE"
 NONE: Final = "NONE"
 
 MAX_TRANSACTIONS_PER_REQUEST: Final = 1_000
-"""The rest goes with the next request."""
+"""Further transactions go into the next request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The answer to a question: Kafka's name of the error of each partition that is refused."""
+    """The result of a verification: Kafka's error name of each refused partition."""
 
     token: Token
     errors: Mapping[TopicPartition, str] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request to a coordinator; ``number`` names it to :meth:`Verifications.answered`."""
+    """A request to a coordinator; ``number`` identifies it in :meth:`Verifications.answered`."""
 
     broker_id: int
     number: int
@@ -49,7 +50,7 @@ class Ask:
 
 
 CoordinatorOf = Callable[[str], int | None]
-"""The broker that coordinates a transactional id; None where it is not known, or not there."""
+"""Returns the broker that coordinates a transactional id; None if it is unknown or unavailable."""
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class _Destination:
 
 
 class Verifications:
-    """The questions that one broker has for others."""
+    """The verifications that one broker requests from others."""
 
     def __init__(self, coordinator_of: CoordinatorOf) -> None:
         self._coordinator_of = coordinator_of
@@ -77,7 +78,7 @@ class Verifications:
         self._numbers = 0
 
     def ask(self, token: Token, command: AddPartitions) -> list[Verified]:
-        """Have a question asked. Those that are answered by this alone are given back."""
+        """Queue a verification; return those that are decided by this call."""
         question, transactional_id = _Question(token, command), command.transactional_id
         broker_id = self._coordinator_of(transactional_id)
         if broker_id is None:
@@ -94,7 +95,7 @@ class Verifications:
         return [former.refused(INVALID_PRODUCER_EPOCH if known < epoch else NETWORK_EXCEPTION)]
 
     def sends(self) -> Iterator[Ask]:
-        """The requests to be sent now, one at most for each broker."""
+        """Yield the requests to send now, at most one for each broker."""
         for broker_id, one in self._destinations.items():
             if one.sent is None and one.waiting:
                 ids = list(one.waiting)[:MAX_TRANSACTIONS_PER_REQUEST]
@@ -107,12 +108,12 @@ class Verifications:
     def answered(
         self, ask: Ask, error: str, results: Mapping[str, Mapping[TopicPartition, str]]
     ) -> list[Verified]:
-        """Take the answer to a request: the error of the whole, or those of partitions by id.
+        """Handle the answer to a request: a top-level error, or the partitions' errors by id.
 
-        A transaction that the answer leaves out is not verified (NETWORK_EXCEPTION).
+        A transaction that the answer omits is not verified (NETWORK_EXCEPTION).
         """
         if error == CLUSTER_AUTHORIZATION_FAILED:
-            error = INVALID_TXN_STATE  # that this broker may not ask is not the client's business
+            error = INVALID_TXN_STATE  # the client cannot act on this broker's lack of permission
         found: list[Verified] = []
         for name, question in self._sent(ask).items():
             if error != NONE:
@@ -125,15 +126,15 @@ class Verifications:
         return found
 
     def failed(self, ask: Ask) -> list[Verified]:
-        """Nobody has answered a request: it is not repeated, for the producers are."""
+        """Refuse the verifications of an unanswered request: the producers will repeat theirs."""
         return [one.refused(NETWORK_EXCEPTION) for one in self._sent(ask).values()]
 
     def not_supported(self, ask: Ask) -> list[Verified]:
-        """The coordinator is too old to be asked: appends go on without its word."""
+        """Accept the verifications: the coordinator is too old to verify them."""
         return [Verified(one.token) for one in self._sent(ask).values()]
 
     def withdraw(self, broker_id: int) -> list[Verified]:
-        """Nobody is at a broker any more: all that waits for it is answered, and what was sent."""
+        """Refuse all verifications for a broker that is gone, including those in flight."""
         gone = self._destinations.pop(broker_id, None)
         if gone is None:
             return []

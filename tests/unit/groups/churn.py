@@ -1,4 +1,4 @@
-"""What all random lives of groups have in common: how they are made, and what must hold after."""
+"""Common parts of the random histories of groups: how they run, and their final checks."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 from log_compaction import every_variant, partly_compacted
 
 ACTIONS = 20
-"""A step is three small numbers, so that a failing life shrinks to a few steps."""
+"""A step is three small numbers, so that a failing history shrinks to a few steps."""
 
 LONGEST_TO_TRY_ALL = 300
-"""Records of a log up to which every variant is a candidate."""
+"""The most records of a log for which every variant is a candidate."""
 
 
 class Life(Protocol):
-    """One random life."""
+    """One random history."""
 
     driver: Driver
 
     def step(self, action: int, who: int, what: int) -> None:
-        """Do something."""
+        """Perform one action."""
 
     def finish(self) -> None:
-        """Look at what is left."""
+        """Check the final state."""
 
 
 def lives(max_size: int) -> st.SearchStrategy[list[tuple[int, int, int]]]:
-    """Lives of ten to ``max_size`` steps."""
+    """Return a strategy for histories of ten to ``max_size`` steps."""
     step = st.tuples(st.integers(0, ACTIONS - 1), st.integers(0, 7), st.integers(0, 3))
     return st.lists(step, min_size=10, max_size=max_size)
 
@@ -49,7 +49,7 @@ def long_life(life: Life, seed: int, length: int) -> None:
 
 
 def loads_back(log: list[Entry], digest: str) -> None:
-    """The log loads to the state with this digest, and serving changes nothing of it."""
+    """Check that the log loads to the state with this digest, and that serving keeps it."""
     machine = load(log)
     machine.check()
     machine.loaded(0)
@@ -58,7 +58,7 @@ def loads_back(log: list[Entry], digest: str) -> None:
 
 
 def log_loads_back(log: list[Entry], digest: str, variants: int) -> None:
-    """Some compacted variants of a log load back to the state with this digest."""
+    """Check that some compacted variants of a log load to the state with this digest."""
     rng = random.Random(len(log))
     every = list(every_variant(log)) if len(log) < LONGEST_TO_TRY_ALL else []
     for variant in rng.sample(every, min(variants, len(every))):
@@ -68,7 +68,7 @@ def log_loads_back(log: list[Entry], digest: str, variants: int) -> None:
 
 
 def every_variant_loads_back(make: Callable[[], Driver]) -> None:
-    """Every compacted variant of a scenario's log loads to the same state."""
+    """Check that every compacted variant of a scenario's log loads to the same state."""
     driver = make()
     digest = driver.machine.digest()
     for variant in every_variant(driver.log):
@@ -79,7 +79,7 @@ def every_variant_loads_back(make: Callable[[], Driver]) -> None:
 
 
 def every_prefix_loads(make: Callable[[], Driver]) -> None:
-    """A crash may end the log anywhere."""
+    """Check that every prefix of a log loads, since a crash may end it anywhere."""
     log = make().log
     for length in range(len(log) + 1):
         machine = load(log[:length])

@@ -1,4 +1,4 @@
-"""Logs of groups through the real cleaner and back into a machine."""
+"""Logs of groups, compacted by the real cleaner and loaded into a machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def entries_of(steps: Sequence[Step]) -> list[Entry]:
 
 
 def loads_back(log: Sequence[Entry], settings: Mapping[str, Any], *, most: int = 1 << 30) -> int:
-    """Compact the log up to ``most`` of its offsets and load each; return how many variants."""
+    """Compact the log up to ``most`` of its offsets, load every result, and return their number."""
     digest = load(log, **settings).digest()
     variants = 0
     for steps in cleaned_logs(steps_of(log), some_ends(len(log), min(most, len(log)))):

@@ -7,15 +7,15 @@ from cleaned_groups import loads_back
 from group_driver import MADE
 
 ENDS = 4
-"""Offsets up to which a scenario's log is compacted."""
+"""The number of offsets up to which a scenario's log is compacted."""
 
 LONGEST = 400
-"""Entries of a log that is looked at: the simulated fleets have tens of thousands."""
+"""The most entries of a log to check: the simulated fleets have tens of thousands."""
 
 
 @pytest.fixture(autouse=True)
 def _loads_back_from_the_cleaner() -> Iterator[None]:
-    """After each test the real cleaner compacts its logs, and they load back to the same state."""
+    """Compact each test's logs with the real cleaner, and check the state that they load to."""
     MADE.clear()
     yield
     for driver in list(MADE):

@@ -1,4 +1,4 @@
-"""Clients of consumer groups over the driver: they heartbeat, revoke and take as Kafka's do."""
+"""Clients of consumer groups over the driver: they heartbeat, revoke and adopt like Kafka's."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ SETTINGS = ConsumerSettings(assignment_interval_ms=0)
 
 
 class ConsumerDriver(Driver):
-    """A driver that knows the cluster's topics."""
+    """A driver with topics."""
 
     def __init__(self, *args: Any, image: TopicImage = IMAGE, **settings: Any) -> None:
         self.image = image
         self.consumer: ConsumerSettings = settings.pop("consumer", SETTINGS)
         self.sight: Sight | None = None
-        """What everybody may see of the topics; None for everything."""
+        """The visibility of topics to all clients; None if they may see every topic."""
         self.own: dict[str, ConsumerSettings] = {}
-        """What single groups have in place of ``consumer``."""
+        """Settings of single groups in place of ``consumer``."""
         super().__init__(*args, environment=self.environment, **settings)
 
     def environment(self, group_id: str) -> Environment:
@@ -83,14 +83,14 @@ class ConsumerDriver(Driver):
         return str(self.describe().state)
 
     def client(self, member_id: str, *names: str, **fields: Any) -> Client:
-        """A client that has joined."""
+        """Return a client that has joined."""
         client = Client(self, member_id, names or ("t",), fields)
         client.rejoin()
         return client
 
 
 class Client:
-    """What a consumer knows. ``owned`` follows what it is told when :meth:`catch_up` is called."""
+    """The state of a consumer. :meth:`catch_up` sets ``owned`` to the assignment received last."""
 
     def __init__(
         self, driver: ConsumerDriver, member_id: str, names: tuple[str, ...], fields: dict[str, Any]
@@ -101,9 +101,9 @@ class Client:
         self.told: frozenset[tuple[bytes, int]] = frozenset()
         self.unsure = False
         self.said: frozenset[tuple[bytes, int]] | None = None
-        """What it last said that it owns: it does not repeat itself."""
+        """The owned partitions in its last heartbeat, which it does not repeat."""
         self.times_lost = 0
-        """How often it has lost everything that it owned."""
+        """How often it has lost all its partitions."""
 
     def rejoin(self) -> None:
         self.owned = self.told = frozenset()
@@ -114,9 +114,9 @@ class Client:
         self.owned = self.told
 
     def beat(self, *, lost: bool = False, **fields: Any) -> None:
-        """One heartbeat; a client that is told that it is out drops everything and rejoins."""
+        """Send a heartbeat; on a fencing error drop all partitions and rejoin."""
         if self.unsure:
-            # As Kafka's client after a timeout: it says everything, so that it is told everything.
+            # Like Kafka's client after a timeout: send all fields, to get a full response.
             fields = {
                 "rebalance_timeout_ms": REBALANCE,
                 "subscribed_topic_names": self.names,
@@ -145,7 +145,7 @@ class Client:
             self.told = flat(result.assignment)
 
     def catch_up(self) -> None:
-        """Revoke and take until what is owned is what was told."""
+        """Revoke and adopt partitions until the owned ones match the assignment."""
         self.owned = self.told
 
     def leave(self, epoch: int = -1) -> None:
@@ -155,7 +155,7 @@ class Client:
 
 
 def settle(*clients: Client, rounds: int = 4) -> None:
-    """Everybody heartbeats and does what it is told, until all is quiet."""
+    """Let all clients heartbeat and adopt their assignments until nothing changes."""
     for _ in range(rounds):
         for client in clients:
             client.beat()
@@ -163,7 +163,7 @@ def settle(*clients: Client, rounds: int = 4) -> None:
 
 
 def changed(image: TopicImage, **topics: tuple[bytes, int] | None) -> TopicImage:
-    """The topics after a change; None deletes one."""
+    """Return the topics after a change; None deletes one."""
     merged = {**image.topics, **topics}
     kept = {name: entry for name, entry in merged.items() if entry is not None}
     return TopicImage(kept, image.version + 1)

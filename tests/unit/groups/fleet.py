@@ -1,10 +1,9 @@
-"""A fleet of consumers of both protocols that works, and suffers everything that fleets suffer.
+"""A simulated fleet of consumers of both protocols, with the failures that real fleets suffer.
 
-Each member commits what it has read of the partitions that it owns. A ledger holds the last commit
-that was accepted of each partition, and looks for three things: two members that own a partition
-and may both commit it, a commit that was accepted behind an earlier one, and a committed offset
-that is not there any more. From time to time the fleet is left in peace: then every partition must
-find its reader.
+Each member commits the offsets that it has read of its partitions. A ledger holds the last accepted
+commit of each partition and detects three errors: two owners that may both commit a partition, an
+accepted commit below an earlier one, and a lost committed offset. At times the faults pause; then
+every partition must find an owner.
 """
 
 from __future__ import annotations
@@ -38,17 +37,22 @@ OFFERS = (
     (("range",), ("range", COOPERATIVE)),
     ((COOPERATIVE,), (COOPERATIVE, "range")),
 )
-"""What the classic members of a fleet offer: they need not offer the same, but have one in common.
-Those of the second fleet read on while they rebalance, if they offer nothing else."""
+"""The assignors that classic members offer: the lists differ but have one in common.
+
+Members of the second fleet keep reading during a rebalance if they offer only that one.
+"""
 EXPRESSION = "t|w.*"
 HOUR_MS = 3_600_000
 PATIENCE_S = 400
-"""Of simulated time: of somebody who is gone a JoinGroup may be parked, which is answered at the
-end of one rebalance timeout, and missed at the end of the next."""
+"""Simulated time in seconds.
+
+The JoinGroup of a dead client may be parked; it completes after one rebalance timeout, and the
+member is removed after the next.
+"""
 
 
 class Member:
-    """A client of either protocol, and how far it has read."""
+    """A client of either protocol, and its positions."""
 
     def __init__(self, client: Client | ClassicClient) -> None:
         self.client = client
@@ -56,7 +60,7 @@ class Member:
         self.times_lost = 0
         self.paused_until = 0
         self.is_out = False
-        """A refusal ended what it was in the group; it must join anew."""
+        """Whether an error ended its membership, so that it must rejoin."""
 
     @property
     def is_classic(self) -> bool:
@@ -82,7 +86,7 @@ class Fleet:
         self.ledger: dict[Partition, int] = {}
         self.counts: Counter[str] = Counter()
         self.hidden: set[str] = set()
-        """Topics that nobody may see: an expression does not find them."""
+        """Topics that no client may see, hence no regular expression matches."""
         self.made = 0
         self.topics_made = 0
         self.rebalances = 0
@@ -91,12 +95,12 @@ class Fleet:
         """Members that the coordinator removed, until they have an assignment again."""
         self.offers = self.rng.choice(OFFERS)
         self.classic_share = 0.5
-        """How likely a new member speaks the classic protocol; it drifts, so groups migrate."""
+        """The probability that a new member is classic; it drifts, so that groups migrate."""
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One thing, most often a member's work."""
+        """Perform one action, most often a member's work."""
         if self.rng.random() < 0.008:
             self.classic_share = self.rng.choice((0.0, 0.5, 1.0))
         actions = {
@@ -126,8 +130,8 @@ class Fleet:
         names = self.rng.choice(TOPICS)
         if self.rng.random() < self.classic_share:
             if place is not None:
-                # A static member that comes back to a Stable group keeps what its place has,
-                # whatever it subscribes to by then (KIP-345).
+                # A static member that returns to a Stable group keeps its predecessor's assignment,
+                # even with another subscription (KIP-345).
                 names = TOPICS[place]
             offers = self.rng.choice(self.offers)
             client = ClassicClient(self.driver, f"c{self.made}", names, instance, offers)
@@ -149,7 +153,7 @@ class Fleet:
             self.advance_member(member)
 
     def take_place(self) -> None:
-        """A static member comes, perhaps in the place of one that speaks the other protocol."""
+        """Add a static member, perhaps in place of one that uses the other protocol."""
         member = self.new(is_static=True)
         instance = self.instance(member)
         before = [other for other in self.members if self.instance(other) == instance]
@@ -161,12 +165,12 @@ class Fleet:
         self.members.append(member)
         self.advance_member(member)
         if self.rng.random() < 0.3:
-            # Nothing comes that would make good what has gone wrong here.
+            # Without further events the group must recover from errors here.
             self.be_left_in_peace()
 
     def leave(self) -> None:
         if self.members:
-            # Those go first that speak what is on its way out.
+            # Members of the protocol that is being phased out leave first.
             self.members.sort(key=lambda one: one.is_classic == (self.classic_share > 0.5))
             member = self.members.pop(self.rng.randrange(min(3, len(self.members))))
             with contextlib.suppress(DomainError):
@@ -187,7 +191,7 @@ class Fleet:
         awake = [one for one in self.members if one.paused_until <= self.driver.now]
         if awake:
             member = self.rng.choice(awake)
-            # What it does before it hears from the coordinator again may be out of date.
+            # The member may work with an outdated assignment until its next heartbeat.
             self.read_and_commit(member)
             self.advance_member(member)
 
@@ -208,7 +212,7 @@ class Fleet:
         self.driver.image = changed(self.driver.image, **{name: entry})
 
     def change_rights(self) -> None:
-        """Others may see a topic now, or may not any more."""
+        """Toggle whether clients may see a topic."""
         self.hidden ^= {self.rng.choice("tw")}
         sight = self.driver.sight
         hidden = frozenset(self.hidden)
@@ -229,7 +233,7 @@ class Fleet:
             member.paused_until = min(member.paused_until, self.driver.now)
 
     def be_left_in_peace(self) -> None:
-        """Everybody does what it should: before long all that is subscribed to is read."""
+        """Let all members behave: after a while an owner must read every subscribed partition."""
         for _ in range(PATIENCE_S):
             for member in self.members:
                 member.paused_until = 0
@@ -242,7 +246,7 @@ class Fleet:
         raise AssertionError(f"nobody reads {sorted(self.unread())}")
 
     def unread(self) -> set[Partition]:
-        """What members of the group subscribe to and nobody owns; all of it if nobody is in."""
+        """Return subscribed partitions without an owner in the group."""
         group, topics = self.driver.groups.get(G), self.driver.image.topics
         wanted: set[Partition] = set()
         read: set[Partition] = set()
@@ -255,7 +259,7 @@ class Fleet:
         return wanted - read
 
     def found_what_is_hidden(self) -> set[str]:
-        """Topics of expressions that nobody may see; those that there were may take a while."""
+        """Return hidden topics that an expression still matches, which may last a while."""
         group = self.driver.groups.get(G)
         found = group.regexes.values() if isinstance(group, ConsumerGroup) else ()
         return {name for one in found for name in one.topics} & self.hidden
@@ -267,7 +271,7 @@ class Fleet:
         matched = {"t", "w"} if "subscribed_topic_regex" in client.fields else set()
         return {*client.names, *(matched - self.hidden)}
 
-    # --- a member's work -------------------------------------------------------------------------
+    # --- a member's work --------------------------------------------------------------------------
 
     def advance_member(self, member: Member, *, calm: bool = False) -> None:
         client = member.client
@@ -289,10 +293,10 @@ class Fleet:
         self.take_up(member)
 
     def take_up(self, member: Member) -> None:
-        """Begin to read at what is committed, and forget what is not one's own any more."""
+        """Start reading new partitions at the committed offset, and forget revoked ones."""
         owned = member.client.owned
         if member.times_lost != member.client.times_lost:
-            # Somebody else may have read on; what was committed since is what counts.
+            # Another member may have read on, so the committed offsets count.
             member.times_lost = member.client.times_lost
             member.read.clear()
         member.read = {tp: at for tp, at in member.read.items() if tp in owned}
@@ -330,7 +334,7 @@ class Fleet:
             self.ledger[partition] = member.read[partition]
             self.counts["commits"] += 1
 
-    # --- the ledger ------------------------------------------------------------------------------
+    # --- the ledger -------------------------------------------------------------------------------
 
     def instance(self, member: Member) -> str | None:
         one = member.client
@@ -348,7 +352,7 @@ class Fleet:
         return int(found.topics[0][1][0].offset)
 
     def look(self) -> None:
-        """No partition has two owners that the coordinator takes for members as they are."""
+        """Check that no partition has two owners with valid membership."""
         for event in self.driver.events[self.events_seen :]:
             if event.kind in GONE:
                 self.removed.add(str(event.detail["member"]))
@@ -369,7 +373,7 @@ class Fleet:
             if client.is_stable:
                 self.removed.discard(client.member_id)
             elif client.reads_on:
-                # While it rebalances it need not know the newest generation.
+                # During a rebalance it need not know the newest generation.
                 return frozenset() if client.member_id in self.removed else client.owned
         if isinstance(group, ClassicGroup):
             is_current = member.is_classic and member.epoch == group.generation_id

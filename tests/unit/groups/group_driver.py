@@ -1,6 +1,6 @@
-"""Drives a GroupMachine as the runtime does, and looks over its shoulder at every step.
+"""Drive a GroupMachine as the runtime does, and check it at every step.
 
-Each step: decide, see that nothing durable moved, append and replay, arm timers, ``check()``. A
+Each step: decide, check that no durable state moved, append and replay, arm timers, ``check()``. A
 token must be answered exactly once. Time stands still until ``advance``.
 """
 
@@ -54,7 +54,7 @@ RETENTION = 604_800_000
 
 
 def subscription(*topics: str) -> bytes:
-    """A consumer's JoinGroup metadata, version 0."""
+    """Return a consumer's JoinGroup metadata, version 0."""
     out = struct.pack(">hi", 0, len(topics))
     for topic in topics:
         out += struct.pack(">h", len(topic)) + topic.encode()
@@ -83,7 +83,7 @@ class Entry:
 
 
 class Parked:
-    """Stands for an answer that has not come yet."""
+    """The placeholder for an answer that has not come yet."""
 
     def __repr__(self) -> str:
         return "PARKED"
@@ -93,9 +93,9 @@ PARKED = Parked()
 
 
 def load(log: Iterable[Entry], **settings: Any) -> GroupMachine:
-    """A fresh machine that has replayed ``log``; it does not serve yet.
+    """Return a new machine that has replayed ``log`` and does not serve yet.
 
-    Settings are those of the machine; ``budget`` and ``offset_budget`` stand for its accounts.
+    ``settings`` are the machine's, except that ``budget`` and ``offset_budget`` limit its accounts.
     """
     memory = Account(settings.pop("budget", None))
     offset_memory = Account(settings.pop("offset_budget", None))
@@ -116,15 +116,17 @@ def replay(machine: GroupMachine, entry: Entry) -> None:
 
 
 MADE: deque[Driver] = deque(maxlen=2)
-"""The last drivers that the test has made: their logs go through the real cleaner after it."""
+"""The test's last drivers, whose logs are compacted by the real cleaner after it."""
 
 
 class Driver:
     """One shard with a log, timers and a clock."""
 
     watch_every = 1
-    """Every how many steps the invariants and the digests are looked at: all, unless there are
-    tens of thousands."""
+    """The number of steps between checks of the invariants and digests.
+
+    Histories of tens of thousands of steps use more than one.
+    """
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class Driver:
         MADE.append(self)
         self.timers: dict[Hashable, int] = {}
         self._set_for: dict[Hashable, int] = {}
-        """Deadlines as the machine gave them: whenever they pass, it sees no time before."""
+        """Deadlines as the machine set them: a timer that fires never shows it an earlier time."""
         self.answers: dict[int, object] = {}
         self.events: list[Event] = []
         self.effects: list[object] = []
@@ -178,7 +180,7 @@ class Driver:
         return token
 
     def ask(self, command: object) -> Any:
-        """Send and return the result; raises the error, and if there is no answer."""
+        """Send a command and return the result; raise its error, or if there is no answer yet."""
         return self.answer(self.send(command))
 
     def answer(self, token: int) -> Any:
@@ -192,7 +194,7 @@ class Driver:
         return self.answers[token] is PARKED
 
     def advance(self, by_ms: int) -> None:
-        """Let time pass; timers fire in order, at their time."""
+        """Let time pass; timers fire in order, at their deadlines."""
         end = self.now + by_ms
         while self.timers:
             key, deadline = min(self.timers.items(), key=lambda item: (item[1], repr(item[0])))
@@ -208,17 +210,17 @@ class Driver:
         self.now = end
 
     def jump(self, by_ms: int) -> None:
-        """Somebody sets the wall clock; what waits goes on to wait as long as before."""
+        """Set the wall clock; timers keep their remaining time."""
         self.now += by_ms
         self.timers = {key: deadline + by_ms for key, deadline in self.timers.items()}
 
     def marker(self, producer_id: int, *, commit: bool) -> None:
-        """The transaction of ``producer_id`` ends."""
+        """End the transaction of ``producer_id``."""
         self._append(Entry(len(self.log), None, None, Marker(producer_id, commit)))
         self.check()
 
     def reload(self) -> None:
-        """Crash and load again: what the log says must be what there was."""
+        """Crash and load again: the log must restore the same state."""
         digest = self.machine.digest()
         unloaded = self.machine.unload()
         assert not unloaded.records
@@ -231,8 +233,8 @@ class Driver:
 
     def _apply(self, decision: Decision, now: int | None = None) -> None:
         self.decisions += 1
-        # What a decision brings about shows when it is replayed, or at once where nothing durable
-        # changes; the state of before is therefore that after the step before.
+        # A decision takes effect when it is replayed, or at once if it changes no durable state;
+        # the state before it is therefore the one after the previous step.
         before = self._told
         for record in decision.records:
             self._append(Entry(len(self.log), record, decision.stamp))
@@ -262,14 +264,14 @@ class Driver:
         self.effects.extend(decision.effects)
 
     def _watched(self) -> object:
-        """What replay alone may change, at the steps that are looked at: digest and group table."""
+        """Return the state that only replay may change (digest and groups), if the step is checked."""
         if self.decisions % self.watch_every:
             return None
         table = {group_id: id(group) for group_id, group in self.groups.items()}
         return self.machine.digest(), tuple(table.items())
 
     def check(self) -> None:
-        """The machine's own invariants, and that the armed timers are those its state needs."""
+        """Check the machine's invariants, and that exactly the required timers are armed."""
         if self.decisions % self.watch_every:
             return
         self.machine.check()
@@ -307,7 +309,7 @@ class Driver:
         assert needed <= armed, f"not armed: {needed - armed}"
         assert armed <= needed | allowed, f"armed for nothing: {armed - needed - allowed}"
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- inspection -------------------------------------------------------------------------------
 
     @property
     def groups(self) -> dict[str, Any]:
@@ -328,7 +330,7 @@ class Driver:
         return [event.kind for event in self.events]
 
     def event(self, kind: str) -> dict[str, Any]:
-        """The detail of the newest event of this kind."""
+        """Return the detail of the newest event of this kind."""
         return dict(next(event for event in reversed(self.events) if event.kind == kind).detail)
 
     def last_group_record(self) -> records.GroupMetadataValue | None:
@@ -347,7 +349,7 @@ class Driver:
     def join(
         self, member_id: str = "", *, instance: str | None = None, version: int = 9, **other: Any
     ) -> int:
-        """Send a JoinGroup as a client of the given version would; returns the token."""
+        """Send a JoinGroup as a client of the given version does and return the token."""
         self._ids += 1
         command = JoinGroup(
             group_id=G,
@@ -366,7 +368,7 @@ class Driver:
         return self.send(replace(command, **other))
 
     def join_dynamic(self, **other: Any) -> tuple[int, str]:
-        """A new dynamic member does the dance of KIP-394; (token, member id)."""
+        """Join as a new dynamic member with KIP-394's two requests; return token and member id."""
         first = self.answers[self.join(**other)]
         assert isinstance(first, MemberIdRequiredError)
         return self.join(first.member_id, **other), first.member_id
@@ -428,7 +430,7 @@ class Driver:
     def fetch(
         self, topic: str = "t", partition: int = 0, *, stable: bool = False, group_id: str = G
     ) -> Any:
-        """One partition's committed offset as FetchedOffset."""
+        """Return one partition's committed offset as FetchedOffset."""
         topics = (FetchTopic(topic, (partition,)),)
         return self.ask(FetchOffsets(group_id, topics, require_stable=stable)).topics[0][1][0]
 
@@ -440,7 +442,7 @@ class Driver:
             self.advance(DELAY)
 
     def rejoin_all(self, *, skip: Iterable[str] = ()) -> dict[str, int]:
-        """Let every member that does not wait rejoin as it was; member id → token."""
+        """Let members without a pending JoinGroup rejoin unchanged; return tokens by member id."""
         tokens = {}
         for member in list(self.group().members.values()):
             if member.join_token is None and member.member_id not in skip:
@@ -454,7 +456,7 @@ class Driver:
         return tokens
 
     def sync_all(self) -> dict[str, Any]:
-        """Every member syncs, the leader last; member id → result."""
+        """Let every member sync, the leader last; return results by member id."""
         group = self.group()
         ids = sorted(group.members, key=lambda member_id: member_id == group.leader_id)
         plan = [(member_id, f"to {member_id}".encode()) for member_id in ids]
@@ -472,7 +474,7 @@ class Driver:
 def completing(
     count: int = 2, *, static: Iterable[str] = (), **settings: Any
 ) -> tuple[Driver, list[str]]:
-    """A group in CompletingRebalance of generation 1; the first member leads."""
+    """Return a group in CompletingRebalance of generation 1; the first member leads."""
     driver = Driver(**settings)
     tokens = [driver.join_dynamic()[0] for _ in range(count)]
     tokens += [driver.join(instance=name) for name in static]
@@ -485,7 +487,7 @@ def completing(
 def stable(
     count: int = 2, *, static: Iterable[str] = (), **settings: Any
 ) -> tuple[Driver, list[str]]:
-    """A Stable group of generation 1; the first member leads."""
+    """Return a Stable group of generation 1; the first member leads."""
     driver, ids = completing(count, static=static, **settings)
     driver.sync_all()
     assert driver.state() == "Stable"
@@ -493,7 +495,7 @@ def stable(
 
 
 def preparing(count: int = 2, **settings: Any) -> tuple[Driver, list[str], int]:
-    """A Stable group whose leader just rejoined, and the leader's token."""
+    """Return a formerly Stable group whose leader just rejoined, and the leader's token."""
     driver, ids = stable(count, **settings)
     token = driver.join(ids[0])
     assert driver.state() == "PreparingRebalance"
@@ -501,7 +503,7 @@ def preparing(count: int = 2, **settings: Any) -> tuple[Driver, list[str], int]:
 
 
 def initial() -> tuple[Driver, list[str], list[int]]:
-    """A group in its first join phase, with one member."""
+    """Return a group in its first join phase, with one member."""
     driver = Driver()
     token, member_id = driver.join_dynamic()
     assert driver.state() == "PreparingRebalance"
@@ -509,7 +511,7 @@ def initial() -> tuple[Driver, list[str], list[int]]:
 
 
 def empty() -> Driver:
-    """A group whose last member left."""
+    """Return a group whose last member left."""
     driver, ids = stable(1)
     driver.leave(ids[0])
     assert driver.state() == "Empty"

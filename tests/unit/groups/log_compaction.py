@@ -1,9 +1,9 @@
-"""What a log cleaner may leave of a log: a model of Kafka's, over the drivers' entries.
+"""A model of the logs that Kafka's cleaner may leave, over the drivers' entries.
 
-A record may go when a later one of the same key is decided (plain, or of a committed transaction);
-so may a record of an aborted transaction, a marker whose transaction has no record left, and a
-tombstone after its time when nothing older of its key is left. At and above the first offset of an
-open transaction nothing is cleaned.
+The cleaner may remove a record superseded by a later one of the same key (plain, or of a committed
+transaction), a record of an aborted transaction, a marker whose transaction has no record left, and
+an expired tombstone without an older record of its key. It cleans nothing at or above the first
+offset of an open transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from group_driver import Entry
 
 
 def _fates(log: Sequence[Entry]) -> dict[int, bool | None]:
-    """Offset → committed (True), aborted (False), open (None), for records of transactions."""
+    """Map offsets of transactional records to committed (True), aborted (False) or open (None)."""
     open_offsets: dict[int, list[int]] = {}
     fates: dict[int, bool | None] = {}
     for entry in log:
@@ -29,13 +29,13 @@ def _fates(log: Sequence[Entry]) -> dict[int, bool | None]:
 
 
 def cleanable_end(log: Sequence[Entry]) -> int:
-    """The first offset of an open transaction, or the log's end."""
+    """Return the first offset of an open transaction, or the log's end."""
     pending = [offset for offset, fate in _fates(log).items() if fate is None]
     return min(pending, default=len(log))
 
 
 def removable(log: Sequence[Entry], end: int) -> set[int]:
-    """Offsets below ``end`` whose records (not markers) say nothing any more."""
+    """Return offsets below ``end`` of superseded or aborted records, without markers."""
     fates = _fates(log)
     newest: dict[bytes, int] = {}
     gone: set[int] = set()
@@ -52,7 +52,7 @@ def removable(log: Sequence[Entry], end: int) -> set[int]:
 
 
 def _empty_markers(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
-    """Offsets of markers below ``end`` whose transactions lost all their records."""
+    """Return offsets of markers below ``end`` whose transactions lost all their records."""
     left: dict[int, int] = {}
     markers: set[int] = set()
     for entry in log[:end]:
@@ -65,7 +65,7 @@ def _empty_markers(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
 
 
 def _old_tombstones(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
-    """Offsets of tombstones below ``end`` that have nothing older of their key left to hide."""
+    """Return offsets of tombstones below ``end`` without an older record of their key."""
     present: set[bytes] = set()
     found: set[int] = set()
     for entry in log[:end]:
@@ -79,7 +79,7 @@ def _old_tombstones(log: Sequence[Entry], gone: set[int], end: int) -> set[int]:
 
 
 def compacted(log: Sequence[Entry], end: int) -> Iterator[list[Entry]]:
-    """The log cleaned up to ``end``: with and without its tombstones and empty markers."""
+    """Yield the log cleaned up to ``end``: with and without its tombstones and empty markers."""
     end = min(end, cleanable_end(log))
     gone = removable(log, end)
     markers = _empty_markers(log, gone, end)
@@ -90,13 +90,13 @@ def compacted(log: Sequence[Entry], end: int) -> Iterator[list[Entry]]:
 
 
 def every_variant(log: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Cleaned up to each offset."""
+    """Yield the log cleaned up to each offset."""
     for end in range(len(log) + 1):
         yield from compacted(log, end)
 
 
 def partly_compacted(log: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """Any subset of what may go is gone: cleaned in pieces, segment by segment."""
+    """Return the log without a random subset of removable records, as after partial cleaning."""
     gone = removable(log, cleanable_end(log))
     dropped = {offset for offset in gone if rng.random() < 0.5}
     return [entry for entry in log if entry.offset not in dropped]

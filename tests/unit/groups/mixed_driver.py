@@ -30,7 +30,7 @@ MY_FAULT = (IllegalGenerationError, UnknownMemberIdError, FencedInstanceIdError)
 
 
 def assigned(*partitions: tuple[str, tuple[int, ...]], user_data: bytes = b"") -> bytes:
-    """An assignment, version 0."""
+    """Return an assignment, version 0."""
     out = struct.pack(">hi", 0, len(partitions))
     for name, indexes in partitions:
         out += struct.pack(">h", len(name)) + name.encode()
@@ -42,10 +42,10 @@ COOPERATIVE = "cooperative-sticky"
 
 
 class ClassicClient:
-    """What a consumer of the classic protocol knows.
+    """The state of a consumer of the classic protocol.
 
-    One that offers nothing but the cooperative protocol reads on while it rebalances; any other is
-    eager: it owns nothing from its JoinGroup to its SyncGroup.
+    A client that offers only the cooperative protocol keeps reading during a rebalance. Any other
+    is eager: it owns nothing between its JoinGroup and its SyncGroup.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class ClassicClient:
         self.owned: frozenset[tuple[bytes, int]] = frozenset()
         self.members: dict[str, bytes] = {}
         self.is_slow = False
-        """Whether it takes its time between the answer to its JoinGroup and its SyncGroup."""
+        """Whether it waits between the response to its JoinGroup and its SyncGroup."""
         self.must_sync = False
         self.planned_for = -1
         self.times_lost = 0
-        """How often it has given up, or lost, everything that it owned."""
+        """How often it has given up or lost all its partitions."""
         self.join_token: int | None = None
         self.sync_token: int | None = None
 
@@ -76,22 +76,22 @@ class ClassicClient:
 
     @property
     def is_stable(self) -> bool:
-        """Whether it has its generation's assignment; one that has not commits nothing."""
+        """Whether it has its generation's assignment; without one it commits nothing."""
         waits = self.join_token is not None or self.sync_token is not None
         return self.generation >= 0 and not waits and not self.must_sync
 
     def _subscription(self) -> bytes:
-        """Version 1: with what it owns."""
+        """Return a subscription of version 1, with the owned partitions."""
         names, owned = self.driver.image.names(), {}
         for topic_id, index in sorted(self.owned):
             if topic_id in names:
                 owned.setdefault(names[topic_id], []).append(index)
-        # An assignment is written as the owned partitions are, between a version and user data.
+        # Owned partitions have an assignment's format, without version and user data.
         written = assigned(*((name, tuple(indexes)) for name, indexes in owned.items()))[2:-4]
         return struct.pack(">h", 1) + subscription(*self.topics)[2:] + written
 
     def join(self) -> None:
-        """(Re)join, an eager one without anything; the answer may come later."""
+        """(Re)join, giving up all partitions if eager; the answer may come later."""
         if not self.reads_on:
             self._lose()
         self.sync_token, self.must_sync = None, False
@@ -120,7 +120,7 @@ class ClassicClient:
             self.hear()
 
     def hear(self) -> None:
-        """Take note of answers that came."""
+        """Process the answers that have come."""
         if self.join_token is not None:
             answer = self.driver.answers[self.join_token]
             if answer is PARKED:
@@ -144,7 +144,7 @@ class ClassicClient:
                 lost = self.owned - self._read(answer.assignment)
                 self.owned = self._read(answer.assignment)
                 if lost and self.reads_on:
-                    self.join()  # so that others get what it has just given up
+                    self.join()  # so that other members get the partitions it gave up
             else:
                 self._fail(answer)
 
@@ -162,7 +162,7 @@ class ClassicClient:
         self.times_lost += 1
 
     def sync(self) -> None:
-        """Ask for one's assignment; a leader shares out what everybody subscribes to."""
+        """Request its own assignment; the leader assigns the partitions of all subscriptions."""
         self.must_sync = False
         plan = self._plan() if self.leader == self.member_id else {}
         self.sync_token = self.driver.send(
@@ -179,11 +179,11 @@ class ClassicClient:
         self.hear()
 
     def heartbeat(self) -> Any:
-        """Stay; raises what the coordinator answers."""
+        """Send a heartbeat; raise the coordinator's error."""
         return self.driver.ask(Heartbeat(G, self.generation, self.member_id, self.instance_id))
 
     def step(self) -> None:
-        """Do what a client does next: wait, heartbeat, rejoin when told to."""
+        """Do a client's next action: wait, heartbeat, or rejoin on request."""
         if self.join_token is not None or self.sync_token is not None:
             self.hear()
             return
@@ -221,7 +221,7 @@ class ClassicClient:
             for index in range(count if takers else 0):
                 taker = takers[turn % len(takers)]
                 turn += 1
-                # What somebody else reads is given to nobody, until that one has given it up.
+                # A partition of another owner is assigned only after that owner has revoked it.
                 if self.protocol != COOPERATIVE or owners.get((topic, index), taker) == taker:
                     plan[taker].setdefault(topic, []).append(index)
         return {

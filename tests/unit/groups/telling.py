@@ -1,4 +1,4 @@
-"""Every change of a group that a client notices has an event: who, why, from what to what."""
+"""Every change of a group that clients notice has an event, with member, reason, old and new."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEW_KIND = frozenset({"group-created", "group-deleted", "group-upgraded", "group
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What clients can notice of a group."""
+    """The state of a group as far as clients notice it."""
 
     kind: str
     epoch: int
@@ -52,7 +52,7 @@ def seen(groups: Mapping[str, Any]) -> dict[str, Seen]:
 def check_told(
     before: Mapping[str, Seen], after: Mapping[str, Seen], events: Iterable[Event]
 ) -> None:
-    """What changed in one decision is in its events. Raises AssertionError."""
+    """Raise AssertionError unless the events cover all changes of one decision."""
     told: dict[str, list[Event]] = {}
     for event in events:
         told.setdefault(event.subject, []).append(event)
@@ -106,7 +106,7 @@ def _check_epoch(old: Seen, new: Seen, events: list[Event]) -> None:
     names = ("old_epoch", "epoch") if is_consumer else ("old_generation", "new_generation")
     steps = [tuple(event.detail[name] for name in names) for event in events if event.kind == kind]
     assert steps, (old.epoch, new.epoch, events)
-    # One decision may take several steps; together they lead from the old to the new.
+    # A decision may take several steps; together they lead from the old to the new epoch.
     assert steps[0][0] == old.epoch, (old.epoch, steps)
     assert steps[-1][1] == new.epoch, (new.epoch, steps)
     assert all(one[1] == following[0] for one, following in itertools.pairwise(steps))

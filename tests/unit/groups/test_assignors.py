@@ -34,7 +34,7 @@ def groups(draw, *, homogeneous: bool | None = None):
     members = {}
     for number in range(draw(st.integers(1, 6))):
         own = everything if same else draw(st.frozensets(st.sampled_from(topic_ids)))
-        # What is held may be contested, or no longer exist, or no longer be subscribed to.
+        # Owned partitions may be contested, deleted, or no longer subscribed to.
         held = draw(
             st.frozensets(st.tuples(st.sampled_from(TOPICS), st.integers(0, 10)), max_size=8)
         )
@@ -102,7 +102,7 @@ def test_uniform_moves_no_more_than_it_must(group, leaves):
     after = run(UniformAssignor(), GroupSpec(members, group.partition_counts))
     total = sum(len(partitions) for partitions in after.values())
     quota, extra = divmod(total, len(members))
-    # Nobody gives up a partition unless it has more than its share.
+    # A member only gives up partitions beyond its quota.
     for name in members.keys() - {"new"}:
         kept = before[name] & after[name]
         assert len(kept) >= min(len(before[name]), quota)
@@ -202,7 +202,7 @@ def test_the_registry_is_bounded():
 
 
 def crowd(members: int, topics: int, partitions: int, held: int = 0) -> GroupSpec:
-    """Members that want every other topic or all of them; the first holds some of the first."""
+    """Return members that want every other topic or all; the first owns some of the first topic."""
     ids = [number.to_bytes(16) for number in range(topics)]
     holds = frozenset((ids[0], index) for index in range(held))
     return GroupSpec(

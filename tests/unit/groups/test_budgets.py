@@ -1,4 +1,4 @@
-"""A budget counts about what its groups take: ``docs/operating.md`` names it as memory."""
+"""A budget approximates its groups' memory: ``docs/operating.md`` documents it as memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fencepost.logcore.budget import Account
 NAMES = 300
 LIMITS = GroupLimits(max_group_size=1 << 20, max_groups=1 << 20)
 ENOUGH = 4 << 20
-"""Bytes at which a state is measured."""
+"""The size in bytes at which a state is measured."""
 
 
 def machine() -> tuple[GroupMachine, Account, Account]:

@@ -1,4 +1,4 @@
-"""Client-side assignors: valid, even, sticky; their bytes; the check that users run on theirs."""
+"""Client-side assignors: valid, even, sticky; their bytes; the check for users' own assignors."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_user_data_that_can_not_be_read_says_nothing():
 
 
 def test_hash_codes_are_javas():
-    # From the Java documentation's formula; "Aa" and "BB" are the textbook collision.
+    # From the formula in Java's documentation; "Aa" and "BB" are the textbook collision.
     assert string_hash("") == 0
     assert string_hash("Aa") == string_hash("BB") == 2112
     assert partition_hash(("Aa", 3)) == 31 * 34 + 2112

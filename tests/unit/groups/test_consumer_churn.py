@@ -1,4 +1,4 @@
-"""Random lives of consumer groups, and every compacted form of their logs."""
+"""Random histories of consumer groups, and every compacted form of their logs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = (("t",), ("t", "u"), ("u",), ("t", "new"))
 
 
 class Churn:
-    """Clients that come, go, stall, lose answers and change their minds."""
+    """Clients that come, leave, stall, lose responses and change their subscriptions."""
 
     def __init__(self) -> None:
         self.driver = ConsumerDriver(consumer=settings(max_size=5, assignment_interval_ms=100))
@@ -149,7 +149,7 @@ class Churn:
         self.driver.advance(100_000)
 
     def look(self) -> None:
-        """No two living clients of the group's own members own one partition."""
+        """Check that no two live clients with valid membership own the same partition."""
         group = self.driver.groups.get(G)
         members = group.members if isinstance(group, ConsumerGroup) else {}
         alive = [client for client in self.clients if client.member_id in members]
@@ -159,7 +159,7 @@ class Churn:
                 assert not held, (one.member_id, other.member_id, held)
 
     def held(self, client: Client) -> frozenset:
-        """What a client may rightly own: its own view, as far as the server did not fence it."""
+        """Return the partitions that a client owns, or none if the server has fenced it."""
         group = self.driver.consumer_group()
         current = group.current(client.member_id)
         if client.epoch not in {current.member_epoch, current.previous_member_epoch}:

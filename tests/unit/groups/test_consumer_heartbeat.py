@@ -153,7 +153,7 @@ def test_a_lost_answer_is_forgiven_once():
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
-    driver.beat("m", 2, owned=((T, (0, 1)),))  # epoch 3, its answer is lost
+    driver.beat("m", 2, owned=((T, (0, 1)),))  # epoch 3, and its response is lost
     assert driver.consumer_group().current("m").member_epoch == 3
     for owned in (None, ALL_T):
         with pytest.raises(FencedMemberEpochError):
@@ -225,7 +225,7 @@ def test_a_static_member_away_holds_its_partitions():
     driver.beat("s1", -2, instance_id="i")
     assert driver.join("m").assignment == ()
     assert driver.consumer_group().current("m").state is MemberState.UNRELEASED_PARTITIONS
-    # It was to revoke two partitions; coming back with nothing, it has.
+    # It had to revoke two partitions; by coming back without any, it has done so.
     result = driver.join("s2", instance_id="i")
     assert result.assignment == ((T, (0, 1)),)
     assert driver.beat("m", 3).assignment == ((T, (2, 3)),)
@@ -265,7 +265,7 @@ def test_who_takes_over_a_place_leaves_its_own_to_the_others():
     assert two.owned | three.owned == flat(ALL_T)
 
 
-# --- a life --------------------------------------------------------------------------------------
+# --- lifecycle ------------------------------------------------------------------------------------
 
 
 def test_two_members_share_by_the_book():
@@ -527,7 +527,7 @@ def test_subscribing_to_nothing_is_being_a_member():
     assert driver.describe().state == "Stable"
 
 
-# --- looking at it -------------------------------------------------------------------------------
+# --- describing -----------------------------------------------------------------------------------
 
 
 def test_described_and_listed():

@@ -1,4 +1,4 @@
-"""Offsets of consumer groups, deletion, and names that pass from one group type to another."""
+"""Offsets of consumer groups, deletion, and group ids that change their group type."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def commit(driver, epoch, member_id="m", *offsets, **fields):
 
 
 def at(partition, offset=5):
-    """An offset of a partition of T, as the handlers say it: with the topic's id."""
+    """Return an offset of a partition of T in the handlers' form: with the topic's id."""
     return ("t", partition, offset, -1, "", T)
 
 
 def two_members() -> ConsumerDriver:
-    """m at epoch 3 keeps t-0 and t-1 of epoch 2; n at epoch 3 was given t-2 and t-3."""
+    """m at epoch 3 keeps t-0 and t-1 from epoch 2; n at epoch 3 has t-2 and t-3."""
     driver = ConsumerDriver()
     driver.join("m")
     driver.join("n")
@@ -196,7 +196,7 @@ def test_deleting_and_expiring_a_group():
     assert G not in driver.groups
 
 
-# --- names that pass from one type to the other --------------------------------------------------
+# --- group ids that change their group type -------------------------------------------------------
 
 
 def test_offsets_alone_do_not_keep_a_consumer_out():
@@ -209,7 +209,7 @@ def test_offsets_alone_do_not_keep_a_consumer_out():
 
 
 def classic(driver: Driver, **fields):
-    """A classic JoinGroup over a driver of consumers."""
+    """Send a classic JoinGroup over a driver of consumers."""
     return Driver.join(driver, version=3, **fields)
 
 
@@ -266,7 +266,7 @@ def test_a_classic_member_of_old_is_unknown_to_a_consumer_group():
 
 def test_whoever_was_about_to_join_as_classic_is_forgotten():
     driver = ConsumerDriver()
-    token = Driver.join(driver)  # is given an id
+    token = Driver.join(driver)  # receives a member id
     with contextlib.suppress(MemberIdRequiredError):
         driver.answer(token)
     assert driver.timers

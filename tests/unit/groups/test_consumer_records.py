@@ -52,7 +52,7 @@ MEMBER_BYTES = (
     "000004692d31027202630b2f3132372e302e302e3103027403c3bc04742e2a000493e008756e69666f726d"
 )
 NOT_CLASSIC = "01000100"
-"""Null is written: what is left out reads as a classic member without protocols."""
+"""Null is written: an absent field reads as a classic member without protocols."""
 A_HEX, B_HEX = A.hex(), B.hex()
 VALUES = [
     (cr.group_epoch(GROUP, cr.GroupEpochValue(7)), "00000000000700"),
@@ -151,9 +151,9 @@ def test_of_the_old_partition_metadata_only_the_presence_is_read():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("000300056772c3bc70", "00010000000700"),  # a version of the future
-        ("000300056772c3bc70", "00000000"),  # cut off
-        (  # an epoch too few
+        ("000300056772c3bc70", "00010000000700"),  # a future version
+        ("000300056772c3bc70", "00000000"),  # truncated
+        (  # one epoch is missing
             "000800056772c3bc7000036d2d31",
             f"000000000006000000050102{A_HEX}03000000000000000201000502000000030100",
         ),

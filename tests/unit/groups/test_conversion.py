@@ -1,4 +1,4 @@
-"""Groups with members change their kind, and members of both protocols share one group."""
+"""Groups with members change their type, and members of both protocols share a group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fencepost.groups.limits import GroupLimits
 
 
 def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicClient]:
-    """A Stable classic group of two members with two partitions each."""
+    """Return a Stable classic group of two members with two partitions each."""
     driver = ConsumerDriver(**more)
     one, two = ClassicClient(driver, "one"), ClassicClient(driver, "two")
     one.join()
@@ -45,13 +45,13 @@ def classic_pair(**more: Any) -> tuple[ConsumerDriver, ClassicClient, ClassicCli
 
 
 def join_dynamic(driver: ConsumerDriver, **other: Any) -> tuple[int, str]:
-    """The dance of KIP-394 over a driver of consumers: (token, member id)."""
+    """Join over a driver of consumers with KIP-394's two requests; return token and member id."""
     first = driver.answers[Driver.join(driver, **other)]
     assert isinstance(first, MemberIdRequiredError)
     return Driver.join(driver, first.member_id, **other), first.member_id
 
 
-# --- up ------------------------------------------------------------------------------------------
+# --- upgrades -------------------------------------------------------------------------------------
 
 
 def test_a_classic_group_becomes_one_of_the_consumer_protocol():
@@ -175,7 +175,7 @@ def test_who_joined_since_the_last_generation_gets_partitions_from_a_static_succ
     late = ClassicClient(driver, "late")
     late.join()
     assert driver.state() == "PreparingRebalance"
-    # It takes the place of a member that subscribed to the same, so nothing else bumps the epoch.
+    # It replaces a member with the same subscription, which by itself bumps no epoch.
     successor = driver.client("m", instance_id="i")
     for _ in range(4):
         late.step()
@@ -210,7 +210,7 @@ def test_who_reads_on_through_rebalances_that_fail_is_still_the_owner():
     _, other = join_dynamic(driver)
     rejoined = driver.answer(Driver.join(driver, member_id))
     assert rejoined.generation_id == 2
-    join_dynamic(driver)  # before anybody was assigned anything in this generation
+    join_dynamic(driver)  # no assignment has been made in this generation yet
     consumer = driver.client("m")
     group = driver.consumer_group()
     assert not consumer.owned
@@ -271,7 +271,7 @@ def test_a_refused_heartbeat_leaves_the_classic_group_as_it_was():
 
 
 def mixed() -> tuple[ConsumerDriver, ClassicClient]:
-    """A consumer that owns everything, and a classic member that has joined beside it."""
+    """Return a consumer that owns all partitions, and a classic member that has just joined."""
     driver = ConsumerDriver()
     driver.client("m")
     one = ClassicClient(driver, "one")
@@ -412,13 +412,13 @@ def test_who_is_told_to_rejoin_and_does_not_is_removed():
 
 
 def owning(topic: str) -> tuple[tuple[str, bytes], ...]:
-    """Protocols of a member that says it owns the topic's first partition."""
+    """Return protocols of a member that owns the topic's first partition."""
     owned = struct.pack(">ih", 1, len(topic)) + topic.encode() + struct.pack(">ii", 1, 0)
     return (("range", struct.pack(">h", 1) + subscription(topic)[2:] + owned),)
 
 
 def is_taken_in(driver: ConsumerDriver, member_id: str) -> bool:
-    """Whether a member that owns something may join under this id."""
+    """Return whether a member with owned partitions may join under this id."""
     try:
         return bool(driver.answer(Driver.join(driver, member_id, protocols=owning("t"))).member_id)
     except UnknownMemberIdError:
@@ -430,7 +430,7 @@ def test_who_was_removed_while_it_rebalanced_does_not_go_on_with_what_it_reads()
     one.sync()
     driver.leave(one.member_id)
     assert not is_taken_in(driver, one.member_id)
-    # A client that lets go of nothing would ask for ids for ever.
+    # A client that keeps its partitions would otherwise request ids for ever.
     _, new = join_dynamic(driver, protocols=owning("t"))
     assert new in driver.consumer_group().members
     driver.leave(new)
@@ -515,7 +515,7 @@ def test_a_member_that_changes_its_protocol_keeps_its_id():
     assert client.epoch
 
 
-# --- down ----------------------------------------------------------------------------------------
+# --- downgrades -----------------------------------------------------------------------------------
 
 
 def settled_mix() -> tuple[ConsumerDriver, ClassicClient, Any]:

@@ -1,4 +1,4 @@
-"""Expressions of a group that take more than one turn, and expressions that can't be used."""
+"""Regular expressions of a group that take more than one turn, and invalid ones."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ def test_a_step_is_small_whatever_the_expression(pattern):
     }
 
 
-# --- what can't be used --------------------------------------------------------------------------
+# --- invalid expressions --------------------------------------------------------------------------
 
 
 def imported(driver: ConsumerDriver, regex: str) -> ConsumerDriver:
-    """The group as another broker would have left it, with ``regex`` in place of the driver's."""
+    """Return the group as another broker would have left it, with ``regex`` instead."""
     log = []
     for entry in driver.log:
         record = entry.record
@@ -213,7 +213,7 @@ def test_expressions_that_do_not_fit_one_batch_come_one_after_another():
     assert all(len(one.topics) == 3 for one in driver.consumer_group().regexes.values())
 
 
-# --- what the sender may see ---------------------------------------------------------------------
+# --- topics visible to the sender -----------------------------------------------------------------
 
 
 def test_an_expression_stands_for_what_the_sender_may_see_and_follows_the_rules():
@@ -248,7 +248,7 @@ def test_what_a_timer_goes_on_with_is_still_what_the_sender_may_see():
     driver, pattern = ConsumerDriver(SLOW, image=MANY), "topic-[0-3].*"
     sight = Sight(1, {"topic-39"}.__contains__)
     driver.join("m", subscribed_topic_names=None, subscribed_topic_regex=pattern, sight=sight)
-    # The group was new, so nobody remembers what the sender may see before it says more.
+    # The group was new, so the sender's visible topics are unknown until its next heartbeat.
     driver.advance(1_000)
     assert not driver.consumer_group().regexes
     driver.beat("m", 1, sight=sight)

@@ -16,7 +16,7 @@ from fencepost.groups.reconcile import reconcile
 from fencepost.logcore.machine import Decision
 
 REBALANCES_PER_FLEET = 50
-"""Then a new one starts: a log and its reloads grow with a fleet's life."""
+"""After so many a new fleet starts, as a log and its reloads grow with the fleet's age."""
 
 MAX_STEPS = 20_000
 
@@ -56,7 +56,7 @@ def live(fleet: Fleet) -> None:
 def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The short way to the answer of most heartbeats gives what the long one would."""
+    """The shortcut for most heartbeats gives the same response as the full decision."""
     short, shown = consumer.brings_nothing_new, 0
     taken: list[bool] = []
 
@@ -87,13 +87,13 @@ def test_a_heartbeat_that_brings_nothing_new_is_decided_as_any_other(
         monkeypatch.setattr(driver.machine, "decide", both)
         for _ in range(1_500):
             fleet.step()
-            # A reload brings another machine.
+            # A reload replaces the machine.
             monkeypatch.setattr(driver.machine, "decide", both)
     assert shown > 50
 
 
 def test_the_ledger_sees_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator that hands out what others still hold is found out."""
+    """The check detects a coordinator that assigns partitions with another owner."""
 
     def careless(member: Any, target: Any, _is_held: Any, *rest: Any) -> Any:
         return reconcile(member, target, lambda _partition: False, *rest)
@@ -103,4 +103,4 @@ def test_the_ledger_sees_a_second_owner(monkeypatch: pytest.MonkeyPatch) -> None
     fleet.driver.watch_every = 1 << 30
     with pytest.raises(AssertionError):
         live(fleet)
-    MADE.clear()  # what this coordinator wrote is nothing that anyone should load
+    MADE.clear()  # this coordinator's logs are invalid

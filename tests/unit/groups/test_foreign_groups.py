@@ -1,4 +1,4 @@
-"""Groups that another broker coordinates: their records, their names and their offsets stay."""
+"""Groups that another broker coordinates: their records, names and offsets stay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def key(kind: Type, *names: str) -> bytes:
 
 
 def written(kind: Type, *names: str, version: int = 0) -> Record:
-    """A record; what is in its value is nobody's business here."""
+    """Return a record whose value is irrelevant here."""
     return Record(key(kind, *names), version.to_bytes(2) + b"whatever")
 
 
@@ -119,7 +119,7 @@ def test_a_share_group_has_no_offsets() -> None:
 
 
 def test_a_streams_group_keeps_its_offsets() -> None:
-    """They do not expire: who still works in the group, its own coordinator alone knows."""
+    """They do not expire: only the group's own coordinator knows its active members."""
     driver = Driver(log=log_of(OFFSET, *STREAMS))
     size = len(driver.log)
     driver.advance(2 * RETENTION)
@@ -160,7 +160,7 @@ def test_it_goes_with_its_last_record_and_its_offsets_stay() -> None:
 
 
 def test_the_newest_value_says_which_kind_a_group_is() -> None:
-    """A compacted log may have an old tombstone behind the records of the next kind."""
+    """A compacted log may have an old tombstone after the records of the next group type."""
     classic = records.group_metadata(
         G, records.GroupMetadataValue("consumer", 0, None, None, NOW, ())
     )

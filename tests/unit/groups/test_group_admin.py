@@ -269,7 +269,7 @@ def test_after_unloading_every_request_is_sent_elsewhere(build):
 
 
 def foreign(*values: records.GroupMetadataValue) -> Driver:
-    """A machine loaded from another broker's records of one group."""
+    """Return a machine loaded from another broker's records of one group."""
     log = [
         Entry(offset, records.group_metadata(G, value), None) for offset, value in enumerate(values)
     ]
@@ -323,7 +323,7 @@ def test_unknown_record_types_are_skipped_and_told():
     assert skipped == [{"record_type": 9, "count": 2}, {"record_type": 99, "count": 1}]
 
 
-# --- our own bugs --------------------------------------------------------------------------------
+# --- bugs in the coordinator ----------------------------------------------------------------------
 
 
 def test_what_is_no_command_or_timer():

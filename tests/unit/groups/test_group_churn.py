@@ -1,8 +1,8 @@
-"""Random lives of groups: every step keeps the invariants, every log loads back to the same state.
+"""Random histories of groups: steps keep the invariants, logs load to the same state.
 
-A step is three small numbers, so that a failing life shrinks to a few steps. What the clients see
-is checked as well: one leader per generation, assignments that are the leader's own, generations
-that never go back while the shard serves.
+A step is three small numbers, so that a failing history shrinks to a few steps. The responses are
+checked as well: one leader per generation, assignments equal to the leader's plan, and generations
+that never decrease while the shard serves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PROTOCOLS = (
 
 
 class Churn:
-    """Clients that do anything at any time to one group, and remember what they were told."""
+    """Clients that send any request at any time to one group, and record the responses."""
 
     def __init__(self) -> None:
         limits = GroupLimits(max_group_size=5, max_pending_members=3, max_looks_per_pass=3)
@@ -78,14 +78,14 @@ class Churn:
         self.look()
 
     def member(self, who: int) -> str:
-        """Somebody in the group, at times somebody who was."""
+        """Return the id of a member, sometimes of a former one."""
         group = self.driver.groups.get(G)
         alive = [*group.members, *group.pending_members] if group else []
         known = alive * 3 + self.ids[-2:]
         return known[who * 5 % len(known)] if known else "nobody"
 
     def settle(self, who: int, what: int) -> None:
-        """Most of the group does what it should for a while."""
+        """Let most of the group behave for a while."""
         if G not in self.driver.groups:
             return
         for token, member_id in (
@@ -177,7 +177,7 @@ class Churn:
             self.driver.advance(RETENTION)
 
     def look(self) -> None:
-        """Take note of answers that came, and compare them with what was asked."""
+        """Take the responses that have come and compare them with the requests."""
         answers = self.driver.answers
         for token in [token for token in self.joins if answers[token] is not PARKED]:
             asked = self.joins.pop(token)
@@ -205,7 +205,7 @@ class Churn:
             self.generation = group.generation_id
 
     def finish(self) -> None:
-        """Nobody is left without an answer, and every form of the log says the same."""
+        """Check that every request was answered, and that every form of the log loads back."""
         self.driver.reload()
         assert PARKED not in self.driver.answers.values()
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=20)

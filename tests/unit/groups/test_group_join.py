@@ -556,7 +556,7 @@ def test_who_waits_already_may_ask_again_in_a_full_group():
     assert driver.parked(driver.join("c-1"))
 
 
-# --- members that never hear from us -------------------------------------------------------------
+# --- members that never receive a response --------------------------------------------------------
 
 
 def test_a_new_member_whose_join_is_never_answered_expires_after_five_minutes():

@@ -68,7 +68,7 @@ def test_metadata_of_a_member_fits_a_batch_for_each_protocol_alone():
     driver = Driver(max_batch_bytes=500)
     assert refused(driver, driver.join(protocols=(("a", b"x" * 501),)))
     assert not refused(driver, driver.join(protocols=(("a", b"x" * 500), ("b", b"x" * 500))))
-    driver.max_batch_bytes = 501  # a setting that changes while the broker runs
+    driver.max_batch_bytes = 501  # the setting changes while the broker runs
     assert not refused(driver, driver.join(protocols=(("a", b"x" * 501),)))
 
 
@@ -108,7 +108,7 @@ def test_subscription_of_a_consumer_is_bounded():
     driver.join("m", "a", "b")
 
 
-# --- members in mid-life -------------------------------------------------------------------------
+# --- existing members -----------------------------------------------------------------------------
 
 
 def test_known_member_that_meets_a_limit_starts_over_and_keeps_its_place_until_its_session_ends():
@@ -117,8 +117,8 @@ def test_known_member_that_meets_a_limit_starts_over_and_keeps_its_place_until_i
     with pytest.raises(UnknownMemberIdError, match=r"max\.message\.bytes"):
         driver.answer(driver.join(ids[0], protocols=large))
     assert ids[0] in driver.group().members
-    # Its next incarnation has given everything up; the other member reads on until the join phase
-    # ends, which the place that is left holds up.
+    # Its next incarnation owns nothing; the other member keeps reading until the join phase ends,
+    # which the place left behind delays.
     again = driver.join(version=3)
     waiting = driver.join(ids[1])
     assert driver.parked(again)
@@ -159,7 +159,7 @@ def test_expressions_that_a_log_brought_beyond_the_limit_refuse_nobody():
         driver.join("d", subscribed_topic_names=None, subscribed_topic_regex="d.*")
 
 
-# --- budgets of the whole broker -----------------------------------------------------------------
+# --- broker-wide budgets --------------------------------------------------------------------------
 
 
 def test_two_shards_share_one_budget():
@@ -195,7 +195,7 @@ def test_what_a_log_brings_is_taken_whatever_the_budget():
     driver.reload()
     assert driver.settings["budget"].used > 1
     driver.heartbeat(ids[0])
-    driver.commit(generation=1, member_id=ids[0])  # no more than what is there
+    driver.commit(generation=1, member_id=ids[0])  # takes no additional memory
     assert refused(driver, driver.join(version=3))
     with pytest.raises(GroupLimitExceededError):
         driver.commit(("t", 9, 1), generation=1, member_id=ids[0])

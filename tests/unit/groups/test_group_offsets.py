@@ -59,7 +59,7 @@ def offset_records(driver: Driver) -> list[records.OffsetCommitValue | None]:
     return found
 
 
-# --- who may commit ------------------------------------------------------------------------------
+# --- members allowed to commit --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("producer", [PLAIN, IN_TXN])
@@ -179,7 +179,7 @@ def test_a_static_member_commits_with_its_instance_id():
     driver.commit(generation=1, member_id=ids[1], instance="i1")
 
 
-# --- what is committed ---------------------------------------------------------------------------
+# --- committed offsets ----------------------------------------------------------------------------
 
 
 def test_what_was_committed_is_fetched():
@@ -438,7 +438,7 @@ def test_delete_refuses_topics_that_are_consumed(build):
     driver.marker(P, commit=True)
     result = driver.ask(DeleteOffsets(G, (("t", (0, 5)), ("u", (0, 5)))))
     errors = [(topic, index, error is None) for topic, index, error in result.partitions]
-    # Before the first generation nobody knows what the members consume.
+    # Before the first generation the members' subscriptions are unknown.
     knows = build is not initial
     assert errors == [("t", 0, False), ("t", 5, False), ("u", 0, knows), ("u", 5, knows)]
     assert isinstance(result.partitions[0][2], GroupSubscribedToTopicError)
@@ -478,7 +478,7 @@ def test_delete_writes_tombstones_only_where_something_is(build):
     assert driver.state() == "Empty"
 
 
-# --- topics that are deleted ---------------------------------------------------------------------
+# --- deleted topics -------------------------------------------------------------------------------
 
 
 def test_offsets_go_with_their_topic():
@@ -612,7 +612,7 @@ def test_an_empty_group_of_an_old_record_expires_by_commit_time():
 
 
 def patient(build_topics: bytes, **fields: object) -> Driver:
-    """A Stable group whose member needs no heartbeat for the length of this test."""
+    """Return a Stable group whose member needs no heartbeat during this test."""
     driver = Driver(GroupLimits(max_session_timeout_ms=RETENTION * 3))
     driver.join(
         version=3,

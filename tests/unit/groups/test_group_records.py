@@ -315,7 +315,7 @@ def test_subscriptions(metadata, topics):
 
 @pytest.mark.parametrize("metadata", ["", "m", "é" * 63, "m" * 127, "m" * 128, "m" * 30_000])
 def test_common_commits_are_read_as_the_general_reader_reads_them(metadata: str) -> None:
-    """126 bytes of metadata are the longest of the short way; past it nothing changes."""
+    """The fast path handles at most 126 bytes of metadata; longer ones give the same result."""
     value = OffsetCommitValue(7, -1, metadata, TIME, topic_id=TOPIC_ID)
     record = records.offset_commit("grüp", "top", 2**31 - 1, value)
     common = records._decode_common(record)

@@ -58,7 +58,7 @@ SCENARIOS = {
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Every transition that happens during the test."""
+    """Return the list of transitions that happen during the test."""
     pairs: list[tuple[ClassicState, ClassicState]] = []
 
     def record(source, target, group_id):

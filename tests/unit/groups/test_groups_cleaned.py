@@ -1,6 +1,7 @@
 """``__consumer_offsets`` after the real cleaner loads back to the same groups and offsets.
 
-Here up to every offset of a log; the folder's conftest.py does some of them after every test.
+These tests clean up to every offset of a log; the folder's conftest.py cleans up to some after
+every test.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def test_every_scenario(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [ClassicChurn, ConsumerChurn])
 def test_random_lives(kind: type[ClassicChurn | ConsumerChurn]) -> None:
-    """Joins, leaves, commits plain and transactional, deletions, expiries, crashes."""
+    """Joins, leaves, plain and transactional commits, deletions, expirations, crashes."""
     variants = 0
     for seed in range(8):
         rng, churn = random.Random(seed), kind()
         while len(churn.driver.log) < 50:
             churn.step(rng.randrange(64), rng.randrange(6), rng.randrange(2))
-        # An open transaction would stop the cleaner there.
+        # An open transaction would stop the cleaner.
         for entry in list(churn.driver.log):
             if entry.stamp is not None:
                 churn.driver.marker(entry.stamp.producer_id, commit=seed % 2 == 0)

@@ -1,9 +1,9 @@
-"""Random lives of a group that anybody of either protocol may come to, in every phase of it.
+"""Random histories of a group that clients of either protocol join in every phase.
 
-Nothing here behaves: a step may send any request of either protocol, with names that are known,
-stale, empty or too long, while offsets make the group, clocks are set back and topics change. What
-must hold is that nothing but a refusal comes of it, that each request is answered exactly once,
-that the invariants of both kinds of group hold, and that every form of the log loads back.
+No client behaves here: a step may send any request of either protocol, with names that are known,
+stale, empty or too long, while commits create groups, clocks are set back and topics change.
+Invalid requests must only be refused, each request must be answered exactly once, the invariants of
+both group types must hold, and every form of the log must load back.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ LIMITS = GroupLimits(
 SUBSCRIBED = (subscription("t"), subscription("t", "u"), subscription("u"), b"s")
 OFFERS = (("cooperative-sticky", "range"), ("range",), ("range", "cooperative-sticky"), ("sticky",))
 LONG = "n" * 40_000
-"""More than a string of a record holds."""
+"""A string longer than a record can hold."""
 NAMES: tuple[tuple[str, ...], ...] = (("t",), ("t", "u"), ("u", "new"), (LONG,))
 REGEXES = ("", "t|n.*", "(", "(.?){9}")
 ODD_NAMES = ("", " ", "ü" * 12, "m" * 24, "m" * 25, LONG)
 
 
 class Churn:
-    """Requests of both protocols that come at any time, and what was told in answer to them."""
+    """Requests of both protocols at any time, and their responses."""
 
     def __init__(self) -> None:
         self.driver = ConsumerDriver(
@@ -73,7 +73,7 @@ class Churn:
             actions[action % len(actions)](who, what)
         self.hear()
 
-    # --- who --------------------------------------------------------------------------------------
+    # --- members ----------------------------------------------------------------------------------
 
     @property
     def members(self) -> list[str]:
@@ -81,7 +81,7 @@ class Churn:
         return [] if group is None else list(group.members)
 
     def member(self, who: int) -> str:
-        """Somebody in the group, somebody who was or is about to be, or nobody that can be."""
+        """Return the id of a member, a former or future one, or an invalid one."""
         known = [*self.members * 3, *self.ids[-3:], ODD_NAMES[who % len(ODD_NAMES)]]
         return known[who * 5 % len(known)]
 
@@ -121,13 +121,13 @@ class Churn:
         plan: list[tuple[str, bytes]] = []
         if isinstance(group, ClassicGroup):
             for index, name in enumerate(group.members):
-                mine = (index,) if what else (0,)  # at times everybody is given the same
+                mine = (index,) if what else (0,)  # sometimes all members get the same partition
                 plan.append((name, assigned(("t", mine)) if what < 3 else b"odd"))
         generation = self.epoch(member_id)
         self.send(SyncGroup(G, generation, member_id, None, None, None, tuple(plan)))
 
     def settle(self, who: int, what: int) -> None:
-        """Most of a classic group does for a while what it should."""
+        """Let most of a classic group behave for a while."""
         for index in range(len(self.members)):
             self.rejoin(index * 2, 0)
         self.driver.advance(DELAY)
@@ -145,7 +145,7 @@ class Churn:
     # --- the consumer protocol --------------------------------------------------------------------
 
     def enter(self, who: int, what: int, **more: Any) -> None:
-        """A heartbeat of epoch 0: of somebody new, or of whoever is there already."""
+        """Send a heartbeat with epoch 0, as a new client or an existing member."""
         member_id = f"m{who}" if what else self.member(who)
         fields = {"subscribed_topic_regex": REGEXES[who % 4], **more}
         self.driver.join(member_id, *NAMES[what], rebalance_timeout_ms=500, **fields)
@@ -167,7 +167,7 @@ class Churn:
     # --- the rest ---------------------------------------------------------------------------------
 
     def commit(self, who: int, what: int) -> None:
-        """As a member, by a transaction, or as nobody, which alone makes a group."""
+        """Commit as a member, in a transaction, or without an id, which may create a group."""
         member_id = self.member(who) if who % 2 else ""
         generation = self.epoch(member_id) if who % 2 else -1
         producer = {"producer": 1} if what == 2 else {"knows_member_epochs": True}
@@ -187,7 +187,7 @@ class Churn:
     def upkeep(self, who: int, what: int) -> None:
         match who:
             case 0:
-                # A group that only has offsets comes after it.
+                # A group with offsets only takes its place.
                 self.send(LeaveGroup(G, tuple(map(LeavingMember, self.members))))
                 self.driver.advance(REBALANCE)
                 self.driver.ask(DeleteGroup(G))
@@ -205,7 +205,7 @@ class Churn:
                 self.driver.image = changed(self.driver.image, **sizes)
 
     def hear(self) -> None:
-        """Remember the ids that were handed out."""
+        """Record the member ids that were assigned."""
         for token in [token for token in self.asked if self.driver.answers[token] is not PARKED]:
             self.asked.remove(token)
             answer = self.driver.answers[token]
@@ -213,7 +213,7 @@ class Churn:
                 self.ids.append(answer.member_id)
 
     def finish(self) -> None:
-        """Nobody is left without an answer, and every form of the log says the same."""
+        """Check that every request was answered, and that every form of the log loads back."""
         self.driver.reload()
         assert PARKED not in self.driver.answers.values()
         log_loads_back(self.driver.log, self.driver.machine.digest(), variants=10)

@@ -1,8 +1,8 @@
 """Reconciliation, enumerated: three members, three partitions, targets that change at any time.
 
-The model holds what the server knows and what each client really owns. A heartbeat may lose its
-answer; a client gives partitions up when it likes, and reports what it owns only then. A client
-whose epoch is refused drops everything and comes back with epoch 0.
+The model holds the server's state and each client's actual partitions. A heartbeat may lose its
+response; a client revokes partitions at any time, and reports its partitions only then. A client
+with a refused epoch drops all partitions and returns with epoch 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Frozen = tuple[int, int, int, frozenset, frozenset]
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What a client knows: ``told`` is the last assignment that reached it."""
+    """The state of a client: ``told`` is the last assignment that reached it."""
 
     epoch: int = 0
     owned: frozenset = frozenset()
@@ -87,7 +87,7 @@ def heartbeat(world: World, index: int, *, answered: bool, seen: set) -> World:
         return replace(world, members=tuple(members), clients=tuple(clients))
     wanted = frozenset(tp for tp, who in zip(PARTITIONS, world.target, strict=True) if who == index)
     target = Target(world.epoch, wanted)
-    # A client that has not caught up with what it was told says nothing.
+    # A client that has not adopted its assignment yet reports no partitions.
     owned = client.owned if client.owned == client.told else None
     after = reconcile(member, target, held.__contains__, owned)
     if after is not member:
@@ -134,7 +134,7 @@ def converge(world: World) -> None:
 
 
 def settled(start: tuple[int, ...]) -> World:
-    """Everybody has what the first target says."""
+    """Return the world in which all members have the first target."""
     world = World((freeze(CurrentAssignment()),) * 3, (Client(),) * 3, start, 1)
     for _ in range(4):
         for index in range(3):
@@ -143,7 +143,7 @@ def settled(start: tuple[int, ...]) -> World:
 
 
 def explore(start: World, targets: int, *, losses: bool, converge_every: int) -> tuple[int, set]:
-    """Every world that can be reached with so many targets; (how many, transitions seen)."""
+    """Explore every reachable world with so many targets; return count and transitions."""
     transitions: set = set()
     todo = deque([start])
     seen = {start}

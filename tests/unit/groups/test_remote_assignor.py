@@ -1,4 +1,4 @@
-"""A group whose assignor runs elsewhere: it goes on with what it has until the answer comes."""
+"""A group with a remote assignor: it keeps its assignment until the response arrives."""
 
 from __future__ import annotations
 

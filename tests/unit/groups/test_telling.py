@@ -1,4 +1,4 @@
-"""What the drivers of all other tests look for at each step is found where it is planted."""
+"""The check that all other tests' drivers make at each step detects planted errors."""
 
 from __future__ import annotations
 

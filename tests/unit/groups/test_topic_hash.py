@@ -1,4 +1,4 @@
-"""The hash of a consumer group's topics is Kafka's: what it stands in is read by both."""
+"""The hash of a consumer group's topics equals Kafka's, since both read the records with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BY_SIZE = {
     4096: -2935635270157212802,
     5000: 8762507191635236893,
 }
-"""Of bytes 3, 10, 17 and so on, as hash4j 0.22 computes it in Java."""
+"""Hashes by size of the bytes 3, 10, 17 and so on, as hash4j 0.22 computes them in Java."""
 
 
 @pytest.mark.parametrize("size", BY_SIZE)
@@ -53,7 +53,7 @@ TOPICS = {
     (): -6864518685027797556,
     (("a", "b"), ("b",), ()): -8765270811213858875,
 }
-"""Racks of three partitions, and the hash of the topic: by Kafka's ``Utils.computeTopicHash``."""
+"""Racks of three partitions, and the topic's hash by Kafka's ``Utils.computeTopicHash``."""
 
 
 @pytest.mark.parametrize("racks", TOPICS)
@@ -62,7 +62,7 @@ def test_a_topic(racks: tuple[tuple[str, ...], ...]) -> None:
 
 
 def test_a_group() -> None:
-    """In the order of names, whatever order they come in; 0 where there is none."""
+    """Topics are hashed in the order of their names; the hash of none is 0."""
     assert group_hash([("b", 2), ("a", -1), ("c", 3)]) == 5761250613315063933
     assert group_hash([]) == 0
 

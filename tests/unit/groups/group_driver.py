@@ -264,7 +264,7 @@ class Driver:
         self.effects.extend(decision.effects)
 
     def _watched(self) -> object:
-        """Return the state that only replay may change (digest and groups), if the step is checked."""
+        """Return the state that only replay may change: digest and groups."""
         if self.decisions % self.watch_every:
             return None
         table = {group_id: id(group) for group_id, group in self.groups.items()}

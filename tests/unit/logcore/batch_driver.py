@@ -1,4 +1,4 @@
-"""Batches of any content, and ways to break them under a right CRC."""
+"""Batches with arbitrary contents, and malformed ones under a valid CRC."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record_lists(draw: st.DrawFn, *, min_size: int = 1) -> list[LogRecord]:
 
 
 def with_payload(batch: bytes, payload: bytes, **fields: int) -> bytes:
-    """The batch's header, changed in ``fields``, over other record bytes, with a right CRC."""
+    """Return a batch with its header, changed in ``fields``, other record bytes and a valid CRC."""
     header = parse_header(batch)._replace(size=HEADER_SIZE + len(payload), **fields)
     after = struct.pack(">hiqqqhii", *header[5:]) + payload
     before = struct.pack(
@@ -38,7 +38,7 @@ def with_payload(batch: bytes, payload: bytes, **fields: int) -> bytes:
 
 
 def body(*parts: int | bytes) -> bytes:
-    """A record of varints and bytes behind its right length."""
+    """Return a record of varints and bytes, prefixed with its length."""
     content = b"\0" + b"".join(part if isinstance(part, bytes) else encode(part) for part in parts)
     return encode(len(content)) + content
 
@@ -70,7 +70,7 @@ MALFORMED = (
     body(0, 0, -1, -1, 1, 1, b"k", 2**31 - 1),
     body(0, 0, -1, -1, 1, 1, b"k", 9, b"v"),
 )
-"""Records of a batch of one that no reader gets through."""
+"""Malformed records, each for a batch of one record."""
 
 EDITS = st.lists(
     st.tuples(st.integers(0, 1 << 16), st.integers(0, 2), st.integers(0, 255)),
@@ -89,7 +89,7 @@ def edited(data: bytes, edits: list[tuple[int, int, int]]) -> bytes:
 
 
 def placed(batch: bytes, base_offset: int, *, leader_epoch: int = 0) -> bytes:
-    """A batch where it stands in a log: neither field is under its CRC."""
+    """Return a batch with its place in a log: the CRC covers neither field."""
     return (
         struct.pack(">q", base_offset) + batch[8:12] + struct.pack(">i", leader_epoch) + batch[16:]
     )

@@ -1,4 +1,4 @@
-"""Histories of keyed and transactional logs, rounds of compaction, and kills in the middle."""
+"""Histories of keyed and transactional logs, rounds of compaction, and kills during a round."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def put(
     codec: Codec = Codec.NONE,
     now_ms: int = T0,
 ) -> None:
-    """Append one batch as a client; sequences follow on."""
+    """Append one batch as a client, with the next sequence."""
     sequence = -1
     if producer_id >= 0:
         known = {one.producer_id: one for one in partition.producers.view()}.get(producer_id)
@@ -92,7 +92,7 @@ def compact(
     budget_bytes: int = 1 << 20,
     throttle: Callable[[int], None] = unthrottled,
 ) -> int | None:
-    """One whole round; where the next begins, None if nothing was dirty or it was dropped."""
+    """Run a round and return the next dirty offset; None if it had no work or was dropped."""
     dirty = partition.cleanup.dirty_range(checkpoint, now_ms)
     compaction = partition.cleanup.plan_compaction(dirty, now_ms=now_ms, budget_bytes=budget_bytes)
     if compaction is None:
@@ -106,7 +106,7 @@ def compact(
 
 
 def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | None]]:
-    """Offset to key and value of what a read_committed consumer works out."""
+    """Return the key and value of committed records, by offset, as a consumer determines them."""
     seen: dict[int, tuple[bytes | None, bytes | None]] = {}
     offset = partition.log_start_offset
     while True:
@@ -129,7 +129,7 @@ def committed(partition: Partition) -> dict[int, tuple[bytes | None, bytes | Non
 
 
 def last_values(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[bytes, bytes]:
-    """Value of each key that has one: what a table built from the log holds."""
+    """Return the last value of each key, as a table built from the log has it."""
     table: dict[bytes, bytes] = {}
     for _, (key, value) in sorted(seen.items()):
         if key is not None:
@@ -140,7 +140,7 @@ def last_values(seen: dict[int, tuple[bytes | None, bytes | None]]) -> dict[byte
 
 
 def essence(partition: Partition) -> tuple[object, ...]:
-    """What compaction may not change, and neither may a kill in it."""
+    """Return the state that neither compaction nor a kill during it may change."""
     return (
         partition.log_start_offset,
         partition.log_end_offset,

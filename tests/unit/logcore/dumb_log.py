@@ -1,8 +1,7 @@
-"""A second implementation of a log, as dumb as can be: every batch in one list.
+"""A second implementation of a log, deliberately simple: every batch in one list.
 
-Every answer is worked out by going over all of it. It knows no index, no snapshot, no recovery.
-Which segments there are, and how many bytes each has, it is told: where a log rolls is no question
-of what it holds.
+Every answer scans the whole list. There is no index, no snapshot, no recovery. The caller passes
+the segments and their sizes, since where a log rolls does not follow from its records.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 Sizes = Mapping[int, int]
-"""Bytes of each segment by its base offset."""
+"""Sizes of segments in bytes, by base offset."""
 
 
 class Item(NamedTuple):
@@ -26,7 +25,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One batch. ``commit`` is None for data, else what the marker says."""
+    """One batch. ``commit`` is None for data, else the marker's type."""
 
     first: int
     last: int
@@ -40,17 +39,17 @@ class Chunk:
 
 @dataclass
 class DumbLog:
-    """What is in the log, and where it starts and ends."""
+    """The contents of the log, its start and its end."""
 
     chunks: list[Chunk] = field(default_factory=list)
     start: int = 0
     end: int = 0
     last_data: dict[int, int] = field(default_factory=dict)
-    """Offset of the last record of each producer; −1 if only markers came from it."""
+    """Offset of each producer's last record; −1 if it has only markers."""
     open: dict[int, int] = field(default_factory=dict)
     """First offset of each producer's open transaction."""
     hidden: set[int] = field(default_factory=set)
-    """Offsets of records in transactions that were aborted."""
+    """Offsets of records in aborted transactions."""
 
     # --- writing ---
 
@@ -87,12 +86,12 @@ class DumbLog:
         return max(min([self.end, *self.open.values()]), self.start)
 
     def records(self) -> Iterator[Item]:
-        """Those of markers too."""
+        """Yield all records, those in markers included."""
         for chunk in self.chunks:
             yield from (item for item in chunk.items if item.offset >= self.start)
 
     def visible(self, offset: int) -> list[tuple[int, bytes | None, bytes | None]]:
-        """Offset, key and value of what a read_committed consumer sees from an offset on."""
+        """Return offset, key and value of the records that a read_committed consumer sees."""
         return [
             (item.offset, item.key, item.value)
             for chunk in self.chunks
@@ -108,12 +107,12 @@ class DumbLog:
         return None
 
     def latest(self) -> tuple[int, int] | None:
-        """Offset and time of the first record with the largest time."""
+        """Return offset and time of the first record with the largest time."""
         largest = max((item.time_ms for item in self.records()), default=-1)
         return self.by_time(largest, self.end) if largest >= 0 else None
 
     def replay(self, base: int) -> None:
-        """Forget of open transactions what is not in the log any more, which begins at ``base``."""
+        """Forget the parts of open transactions below ``base``, where the log now starts."""
         for producer, first in list(self.open.items()):
             if first < base:
                 left = (
@@ -129,7 +128,7 @@ class DumbLog:
                     self.open[producer] = begins
 
     def cut(self, end: int, last_data: dict[int, int], open_txns: dict[int, int]) -> None:
-        """End the log at an offset; what is known of producers then depends on files, and is told.
+        """Truncate the log; the caller passes the producer state, which depends on files.
 
         Records of a transaction whose marker is gone are open again.
         """
@@ -149,7 +148,7 @@ class DumbLog:
         self.start = max(self.start, offset)
 
     def retain(self, sizes: Sizes, now_ms: int, *, max_bytes: int, max_ms: int) -> int:
-        """Drop the segments that have to go, oldest first; return how many."""
+        """Drop the segments that exceed retention, oldest first; return their number."""
         bases = sorted(sizes)
         ends = [*bases[1:], self.end]
         gone = 0
@@ -172,7 +171,7 @@ class DumbLog:
     # --- compaction ---
 
     def begin_round(self, dirty: int, mapped: int, now_ms: int, retention_ms: int) -> DumbRound:
-        """Take down what decides over a round with the keys of [dirty, mapped)."""
+        """Begin a round with the keys of [dirty, mapped)."""
         newest = {
             item.key: item.offset
             for chunk in self.chunks
@@ -183,7 +182,7 @@ class DumbLog:
         return DumbRound(newest, mapped, now_ms, retention_ms, dict(self.last_data))
 
     def compact(self, one: DumbRound, end: int) -> None:
-        """Clean what the round has not cleaned yet of the segments below ``end``."""
+        """Clean the segments below ``end`` that the round has not cleaned yet."""
         before, self.chunks = self.chunks, []
         for chunk in before:
             if one.cleaned <= chunk.first < end:
@@ -216,26 +215,26 @@ class DumbLog:
 
 @dataclass
 class DumbRound:
-    """A round of compaction: the newest offset of each key, and how far it has come."""
+    """A round of compaction: the newest offset of each key, and its progress."""
 
     newest: Mapping[bytes | None, int]
     mapped: int
     now_ms: int
     retention_ms: int
     last_data: Mapping[int, int]
-    """Of each producer, when the round began."""
+    """The last data offset of each producer at the beginning of the round."""
     seen: list[Chunk] = field(default_factory=list)
-    """What was cleaned, as it was before; part of it may be gone by now."""
+    """Cleaned batches in their former state; some of them may be gone by now."""
     cleaned: int = 0
 
     def keeps_empty(self, chunk: Chunk) -> bool:
-        """Whether a batch without records is kept for its producer's sake."""
+        """Return whether the producer's state requires keeping a batch without records."""
         last = self.last_data.get(chunk.producer, -2)
         return last == chunk.last or (last == -1 and chunk.commit is not None)
 
 
 def _has_data(before: list[Chunk], producer: int) -> bool:
-    """Whether a batch of the producer's transaction is left before its marker."""
+    """Return whether a batch of the producer's transaction is left before its marker."""
     for chunk in reversed(before):
         if chunk.producer == producer and chunk.transactional:
             return chunk.commit is None
@@ -243,7 +242,7 @@ def _has_data(before: list[Chunk], producer: int) -> bool:
 
 
 def _left_of(chunk: Chunk, items: tuple[Item, ...], done: bool, horizon_ms: int) -> list[Chunk]:
-    """The batch with what is left in it; without records it keeps its time, but no horizon."""
+    """Return the batch with its remaining records; an empty one keeps its time, but no horizon."""
     tombstones = chunk.commit is None and any(item.value is None for item in items)
     if items and chunk.horizon_ms is None and (done or tombstones):
         chunk = replace(chunk, horizon_ms=horizon_ms)

@@ -1,4 +1,4 @@
-"""What ``kafka_batches.txt`` holds: bytes that Apache Kafka wrote, and what stands in them."""
+"""The contents of ``kafka_batches.txt``: bytes that Apache Kafka wrote, and their records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS = [
 
 
 def records(name: str) -> list[LogRecord]:
-    """The records that the buffer ``name`` reads as."""
+    """Return the records in the buffer ``name``."""
     found = RECORDS
     if not name.startswith("m2"):
         found = [record._replace(headers=()) for record in found]

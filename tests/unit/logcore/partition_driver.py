@@ -1,4 +1,4 @@
-"""Partitions on a temporary directory, batches as clients send them, and images of a crash."""
+"""Partitions in a temporary directory, batches as clients send them, and crash images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def client_batch(
     codec: Codec = Codec.NONE,
     key: bytes | None = b"k",
 ) -> bytes:
-    """A batch with base offset 0; timestamps grow by 1 ms."""
+    """Return a batch with base offset 0; timestamps grow by 1 ms."""
     has_producer = producer_id >= 0
     return encode_batch(
         [LogRecord(at, timestamp_ms + at, key, bytes([at % 256]) * size) for at in range(count)],
@@ -97,12 +97,12 @@ def marker(
 
 
 def read_log(partition: Partition) -> list[tuple[int, bytes]]:
-    """Every batch from log start to log end: base offset and bytes."""
+    """Return base offset and bytes of every batch from log start to log end."""
     return [(header.base_offset, bytes(batch)) for header, batch in partition.reader.read_all()]
 
 
 def fetch_all(partition: Partition, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> bytes:
-    """What a reader gets from log start to its limit, fetch by fetch."""
+    """Return all bytes from the log start to the reader's limit, fetch by fetch."""
     offset = partition.log_start_offset
     parts = []
     while True:
@@ -127,7 +127,7 @@ def crash_image(partition: Partition, root: Path) -> Path:
 
 
 def state_of(partition: Partition) -> tuple[object, ...]:
-    """Everything a restart has to bring back, but for the window of older batches."""
+    """Return all state that a restart must restore, except the window of older batches."""
     return (
         partition.log_start_offset,
         partition.log_end_offset,
@@ -140,7 +140,7 @@ def state_of(partition: Partition) -> tuple[object, ...]:
 
 
 class LateFlusher:
-    """Flushes what has joined when it is told to."""
+    """A flusher that runs joined flushes on request."""
 
     def __init__(self) -> None:
         self.joined: dict[FlushState, None] = {}
@@ -163,7 +163,7 @@ class LateFlusher:
         before_it_runs: Callable[[], object] = lambda: None,
         before_it_ends: Callable[[], object] = lambda: None,
     ) -> None:
-        """One flush, and what happens meanwhile."""
+        """Run one flush, calling the hooks at its stages."""
         is_sealed = not self.joined
         flushes, _ = (self.sealed if is_sealed else self.joined).popitem()
         before_it_is_planned()

@@ -46,7 +46,7 @@ from tests.unit.logcore.batch_driver import (
 from tests.unit.logcore.kafka_batches import APPEND_TIME, BYTES, RECORDS, T0
 
 V2_NAMES = sorted(name for name in BYTES if name.startswith("m2-"))
-KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # the others need packages of their own there
+KAFKA_PYTHON_CODECS = [Codec.NONE, Codec.GZIP]  # the others need additional packages there
 # --- Apache Kafka's own bytes -----------------------------------------------------------------
 
 
@@ -66,7 +66,7 @@ def test_reads_what_kafka_wrote(name: str) -> None:
     assert not header.has_delete_horizon
     assert header.size == len(batch)
     assert header.record_count == 4
-    # Sequences wrap behind 2**31 - 1.
+    # Sequences wrap after 2**31 - 1.
     assert (header.base_sequence, header.last_sequence) == (2**31 - 2, 4)
 
 
@@ -138,7 +138,7 @@ def test_end_markers(kind: ControlType) -> None:
     assert parse_control(decode_records(written)[0]) == ControlRecord(kind, 12)
 
 
-# --- client libraries as judges ---------------------------------------------------------------
+# --- against client libraries ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", list(Codec))
@@ -335,7 +335,7 @@ def test_broken_control_records(key: bytes | None, value: bytes | None) -> None:
         control(key, value)
 
 
-# --- what the encoder refuses -----------------------------------------------------------------
+# --- refusals of the encoder ----------------------------------------------------------------------
 
 
 def test_offsets_must_rise_and_fit() -> None:
@@ -403,7 +403,7 @@ def decoded_or_refused(batch: bytes) -> None:
         records = decode_records(batch, 0, header, max_output_bytes=1 << 16)
     except (CorruptRecordError, InvalidRecordError):
         return
-    # What was accepted can be written again.
+    # Accepted records can be encoded again.
     again = encode_batch(
         records,
         base_offset=header.base_offset,

@@ -1,4 +1,4 @@
-"""Every bit of a batch, flipped: found, or outside what a CRC covers."""
+"""Flip every bit of a batch: the damage is detected, or outside the CRC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fencepost.logcore.legacy import iter_messages, parse_message, verify_messag
 from tests.unit.logcore.kafka_batches import BYTES
 
 PLACED_BY_THE_LEADER = {*range(8), *range(12, 16)}
-"""Base offset and leader epoch. The length and the magic have no CRC either, but other checks."""
+"""Base offset and leader epoch. Length and magic are outside the CRC too, but checked otherwise."""
 
 
 def undetected_v2(batch: bytes) -> set[int]:
@@ -34,7 +34,7 @@ def test_flipped_bits_of_a_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["m2-none", "marker-ABORT"])
 def test_flipped_bits_with_more_batches_behind(name: str) -> None:
-    # A longer length now finds bytes to cover, and the CRC finds it.
+    # With a longer length the CRC covers following bytes, and detects the damage.
     neighbour = BYTES["m2-gzip"]
     here = undetected_v2(BYTES[name] + neighbour) & set(range(len(BYTES[name])))
     assert here == PLACED_BY_THE_LEADER

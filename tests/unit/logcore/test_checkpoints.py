@@ -169,8 +169,10 @@ with open(sys.argv[1], "r+b") as file:
     print("locked", flush=True)
     sys.stdin.read()
 """
-"""Takes the lock that Java takes, in a process of its own, until its input ends. Exit status 3 says
-that somebody else has it."""
+"""Hold Java's lock in a process of its own until its input ends.
+
+Exit status 3 means that another process holds the lock.
+"""
 
 
 def test_a_second_attempt_in_this_process_gives_nothing_up(tmp_path: Path) -> None:

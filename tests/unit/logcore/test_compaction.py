@@ -1,4 +1,4 @@
-"""Rounds of compaction on real files: what may be cleaned, stays, is chosen, and what fails."""
+"""Rounds of compaction on real files: cleanable ranges, kept records, log choice, failures."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_a_round_leaves_the_last_value_of_each_key(tmp_path: Path) -> None:
     assert partition.log.size_bytes < size / 2
     cleaned = [one for one in committed(partition) if one < end_offset]
     assert cleaned == sorted({0, 12, end_offset - 1})
-    # Groups go by the sizes before a round, so that the next one puts the rests together.
+    # A round groups segments by their sizes before it, so the next one merges the remainders.
     assert compact(partition, 0) == end_offset
     assert bases(partition) == [0, end_offset]
     assert essence(partition) == before
     assert not [one for one in names(partition.log.directory) if "swap" in one or "cleaned" in one]
-    # Nothing is dirty any more, and a round that finds nothing to drop writes nothing.
+    # Nothing is dirty now, and a round without superseded records writes nothing.
     assert compact(partition, end_offset) is None
     fill_active(partition)
     assert compact(partition, end_offset) == bases(partition)[-1]
@@ -196,7 +196,7 @@ def test_who_reads_an_old_segment_goes_on(tmp_path: Path) -> None:
     seen += reader
     found = [(header.base_offset, bytes(batch)) for header, batch in seen]
     assert found[: len(expected)] == expected
-    # Nothing of the old ones came back on disk.
+    # No replaced file is on disk again.
     assert len(names(partition.log.directory)) < files
     assert bases(partition) == sorted(
         int(one[:20]) for one in names(partition.log.directory) if one.endswith(".log")
@@ -283,7 +283,7 @@ def test_retention_meanwhile_takes_segments_out_of_the_round(
     assert partition.log_start_offset == start
     assert not choice.uncleanable
     seen = committed(partition)
-    # The last batch of a segment stays, for the sake of its offset.
+    # The last batch of a segment stays because of its offset.
     assert last_values(seen).get(b"k") == (b"029" + b"." * 100 if gone != "all" else None)
     assert sum(key == b"k" for key, _ in seen.values()) <= 4
     assert not [one for one in names(partition.log.directory) if "cleaned" in one or "swap" in one]
@@ -387,7 +387,7 @@ def test_the_dirtiest_partition_above_its_ratio_is_chosen(tmp_path: Path) -> Non
     assert offsets == {("clean", 0): bases(clean)[-1]}
     fill_active(clean)
     assert chosen(choice, *partitions) is dirty
-    # Below the ratio nothing is due, until the oldest dirty record has waited too long.
+    # Below the ratio no log is due until its oldest dirty record exceeds the compaction lag.
     clean.log.config = small(min_cleanable_dirty_ratio=0.99)
     assert chosen(choice, clean) is None
     clean.log.config = small(min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms=1_000)

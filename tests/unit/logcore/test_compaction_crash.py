@@ -1,4 +1,4 @@
-"""Every file-system operation of a round as the last one of the process."""
+"""Kill the process after every file-system operation of a round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATER = T0 + 10_000
 
 
 def keyed_log(partition: Partition) -> None:
-    """Plain and idempotent batches, tombstones, compressed ones, in several groups."""
+    """Write plain and idempotent batches, tombstones, compressed ones, in several groups."""
     for turn in range(4):
         put(partition, [(b"a", b"%d" % turn), (b"b%d" % turn, b"once" * 10)], producer_id=7)
         put(partition, [(b"c", None if turn % 2 else b"value"), (b"d", b"%d" % turn)])
@@ -44,7 +44,7 @@ def keyed_log(partition: Partition) -> None:
 
 
 def offsets_log(partition: Partition) -> None:
-    """What ``__consumer_offsets`` sees of exactly-once consumers: commits and aborts, in turns."""
+    """Write ``__consumer_offsets`` as exactly-once consumers do: commits and aborts alternate."""
     for turn in range(6):
         commit_offsets(partition, 1, [(b"g/t/0", b"%d" % turn), (b"g/t/1", b"%d" % turn)])
         commit_offsets(partition, 2, [(b"g/t/0", b"lost %d" % turn)])
@@ -63,13 +63,13 @@ LOGS = {"keyed": (keyed_log, COMPACTED), "offsets": (offsets_log, small(file_del
 
 
 def prepare(root: Path, kind: str) -> tuple[Path, LogConfig]:
-    """A directory as a kill left it, already once compacted and dirty again."""
+    """Return a directory as a kill left it, compacted once and dirty again."""
     history, settings = LOGS[kind]
     partition = open_partition(root, config=settings, fs=MortalDisk())
     history(partition)
     assert compact(partition, now_ms=T0) is not None
     history(partition)
-    # Larger segments now, so that what is left of the first history is put together.
+    # With larger segments the next round merges the rest of the first history.
     return Path(partition.log.directory), replace(settings, segment_bytes=1_200)
 
 
@@ -85,7 +85,7 @@ def reopen(root: Path, settings: LogConfig, *, recovery_point: int = 0) -> Parti
 
 
 def run_until_killed(root: Path, settings: LogConfig, fs: MortalDisk, after: int) -> bool:
-    """Compact on ``fs`` which dies ``after`` so many operations from now on; whether it did."""
+    """Compact on ``fs``, which dies ``after`` so many operations; return whether it did."""
     partition = open_partition(root, config=settings, fs=fs)
     fs.dies_after(after)
     try:
@@ -100,7 +100,7 @@ def run_until_killed(root: Path, settings: LogConfig, fs: MortalDisk, after: int
 
 @pytest.fixture
 def root_path(tmp_path: Path) -> Iterator[Path]:
-    """Thousands of small files: in memory where the machine has such a file system."""
+    """Yield a root for thousands of small files, in memory if the machine has /dev/shm."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return
@@ -120,7 +120,7 @@ def test_a_kill_at_any_operation_loses_nothing(root_path: Path, kind: str, torn:
     while killed:
         root = copy(source, root_path / "copy")
         killed = run_until_killed(root, settings, MortalDisk(torn=torn), after)
-        # Recovery that trusts the checkpoint, and one that reads everything, without snapshots.
+        # Compare recovery with the checkpoint and recovery of everything, without snapshots.
         twin = copy(root / source.name, root_path / "twin")
         again = reopen(root, settings, recovery_point=end_offset)
         assert essence(again) == expected, after
@@ -154,7 +154,7 @@ def test_a_second_kill_in_the_recovery_loses_nothing(root_path: Path, kind: str)
     swaps = [at for at, (kind, name) in enumerate(steps) if name.endswith(".log.swap")]
     gone = {name for kind, name in steps if name.endswith((".log", ".log.deleted"))}
     assert len(gone) > len(swaps) > 1, "a round of several groups, some of several segments"
-    # The states between two renames are the ones that recovery has to sort out.
+    # Between two renames the directory is in the states that recovery has to resolve.
     for first in range(swaps[0], swaps[0] + 24):
         root = copy(source, root_path / "copy")
         assert run_until_killed(root, settings, MortalDisk(), first)

@@ -1,4 +1,4 @@
-"""The codecs: frames that Java reads, and limits that bombs meet."""
+"""The codecs: frames that Java reads, and limits on decompression bombs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AIOKAFKA = {
 
 
 def zstd_stream(data: bytes) -> bytes:
-    """A frame without a content size, as streaming writers make them."""
+    """Return a frame without a content size, as streaming writers make them."""
     compressor = cramjam.zstd.Compressor(level=3)
     compressor.compress(data)
     return bytes(compressor.finish())

@@ -1,4 +1,4 @@
-"""The limit of open files: what is refused there, and that it is nothing else."""
+"""The limit of open files: operations are refused at it, and nothing else goes wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = 0, 1 << 30, Isolation.READ_UNCOMMITTED
 
 def test_a_partition_is_opened_at_the_limit_and_refused_past_it(tmp_path: Path) -> None:
     with free_descriptors(2):
-        # One is the log's for good, one is used and given back for each small file.
+        # The log keeps one open, and each small file uses one briefly.
         first = open_partition(tmp_path, name="first")
         append(first)
         second = open_partition(tmp_path, name="second")
@@ -63,7 +63,7 @@ def test_the_logs_leave_a_reserve_and_work_on_at_their_own_limit(tmp_path: Path)
         with pytest.raises(NoRoomError, match=refusal):
             append(first)
         assert first.offline is None
-        # What is open for a moment may take of the reserve.
+        # Files that are open briefly may use the reserve.
         first.flushes.run(T0)
         append(second)
         assert fetch_bytes(second, *ALL).records
@@ -145,13 +145,13 @@ def test_no_further_map_is_refused_as_no_further_file_is(tmp_path: Path) -> None
     partition.close()
 
 
-# --- no further file at one moment, which is each in turn ---
+# --- no further file from some moment on, for every moment ---
 
 
 class CrampedDisk(FaultyDisk):
-    """From the n-th open, map or write on no further file may be opened, until :meth:`relieve`.
+    """A disk that refuses to open files from the n-th open, map or write until :meth:`relieve`.
 
-    The n-th, if it is a write, finds the disk full.
+    If the n-th operation is a write, it finds the disk full.
     """
 
     def __init__(self, moment: int) -> None:
@@ -162,7 +162,7 @@ class CrampedDisk(FaultyDisk):
         self.before = self._count
 
     def relieve(self) -> None:
-        """There is room from now on."""
+        """End the shortage."""
         self._is_cramped, self._left = False, 0
 
     def _count(self, kind: str, _path: str) -> None:
@@ -178,7 +178,7 @@ class CrampedDisk(FaultyDisk):
 
 
 def crowded_life(root: Path, disk: CrampedDisk) -> Partition:
-    """Rolls, aborted transactions, indexes that grow; what is refused is asked for again."""
+    """Run rolls, aborted transactions and growing indexes, retrying refused operations."""
     small = config(segment_bytes=900, index_interval_bytes=1)
     partition = open_partition(root, config=small, fs=disk)
 
@@ -207,7 +207,7 @@ def test_no_further_file_at_any_moment_costs_nothing_but_a_second_try(tmp_path: 
     undisturbed.close()
     files = files_of(tmp_path / "whole")
     assert sum(name.endswith(".txnindex") for name in files) > 2
-    moment, has_refused = 2, True  # the first is that of the open itself
+    moment, has_refused = 2, True  # the first operation belongs to the open itself
     while has_refused:
         root, disk = tmp_path / str(moment), CrampedDisk(moment)
         partition = crowded_life(root, disk)

@@ -1,4 +1,4 @@
-"""Every kind of file, whole and damaged, as rows."""
+"""Every kind of file, intact and damaged, as rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def problems(path: Path) -> list[object]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A partition with every kind of file in it, cleanly closed."""
+    """Return a partition with every kind of file, cleanly closed."""
     fs = MortalDisk()
     partition = open_partition(tmp_path, config=small(segment_bytes=2_000), fs=fs, leader_epoch=2)
     for turn in range(10):

@@ -22,7 +22,7 @@ def epochs(path: Path, *entries: tuple[int, int]) -> LeaderEpochs:
 
 
 def flush(cache: LeaderEpochs) -> bool:
-    """Write what a flush of the log would write; whether there was anything."""
+    """Write the epochs as a flush of the log does; return whether there were any changes."""
     entries = cache.plan_flush()
     if entries is not None:
         write_epochs(FS, cache._directory, entries)

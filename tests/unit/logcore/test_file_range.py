@@ -1,4 +1,4 @@
-"""Records that are sent from their file piece by piece, whatever becomes of the file meanwhile."""
+"""Records that are sent from their file in pieces, even if the file is replaced or deleted."""
 
 from __future__ import annotations
 

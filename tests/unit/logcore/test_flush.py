@@ -1,4 +1,4 @@
-"""What a roll leaves behind gets to disk, and what may come in between."""
+"""Flushes of sealed segments, and changes of the log during a flush."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SMALL = config(segment_bytes=500, index_interval_bytes=100)
 
 
 def rolled(partition: Partition, segments: int) -> Partition:
-    """Fill segments until there are so many, the last of which has a batch."""
+    """Fill segments until there are so many; the last one has a batch."""
     while len(partition.log.segments) < segments:
         append(partition, 2, size=90)
     return partition
 
 
 def late(root: Path, segments: int = 4) -> tuple[Partition, LateFlusher, FaultyDisk]:
-    """A partition whose flushes have joined and not begun."""
+    """Return a partition whose flushes have joined and not begun."""
     disk, flusher = FaultyDisk(), LateFlusher()
     partition = open_partition(root, config=SMALL, fs=disk, flusher=flusher)
     rolled(partition, segments)
@@ -90,13 +90,13 @@ def test_a_sealed_segment_is_forced_to_disk_whole_and_the_active_one_left_alone(
         f"{active:020d}.log",
         f"{active:020d}.index",
         f"{active:020d}.timeindex",
-        f"{active:020d}.snapshot",  # a roll right where the last flush ended would have made it
+        f"{active:020d}.snapshot",  # a roll at the end of the last flush makes it
         f"{active_base(partition):020d}.snapshot",
     }
 
 
 def test_damage_in_a_sealed_segment_costs_nothing_behind_it(tmp_path: Path) -> None:
-    """Twenty segments, a kill, and one bit of the second of them."""
+    """Twenty segments, a kill, and one flipped bit in the second one."""
     partition = rolled(open_partition(tmp_path / "whole", config=SMALL), 20)
     before = read_log(partition)
     root = crash_image(partition, tmp_path / "crash")
@@ -139,7 +139,7 @@ def test_a_log_that_was_recovered_gets_to_disk_as_well(tmp_path: Path) -> None:
     assert not again.flushes.run_if_due(T0)
 
 
-# --- what comes in between ---
+# --- changes during a flush ---
 
 
 def retention_takes_all(partition: Partition) -> None:
@@ -163,9 +163,9 @@ def retention_takes_all(partition: Partition) -> None:
 def test_what_changes_under_a_flush(
     tmp_path: Path, when: str, meanwhile: Callable[[Partition], object], expected: int | None
 ) -> None:
-    """``expected`` is the highest recovery point a log may have that was cut.
+    """``expected`` is the highest recovery point that a truncated log may have.
 
-    It has it at once where the cut came after the plan: what was not cut is on disk.
+    After the plan the truncation sets it at once: the remaining records are on disk.
     """
     partition, flusher, _ = late(tmp_path / "whole")
     flusher.run_one(**{when.replace(" ", "_"): lambda: meanwhile(partition)})
@@ -191,7 +191,7 @@ def test_what_changes_under_a_flush(
 def test_who_waits_for_a_flush_is_not_forgotten_by_a_cut(
     tmp_path: Path, meanwhile_appended: int
 ) -> None:
-    """The end of the log is shown as far as it was not cut; what came behind has its own flush."""
+    """The flush commits the records below the truncation; later appends get another flush."""
     flusher = LateFlusher()
     partition = open_partition(tmp_path, config=config(flush_messages=1), flusher=flusher)
     for _ in range(4):
@@ -261,7 +261,7 @@ def test_a_flush_that_finds_no_descriptor_or_no_room_is_due_again(
 
 
 def test_no_room_that_a_sync_finds_is_a_failure(tmp_path: Path) -> None:
-    """The kernel calls the pages clean that it had no room for."""
+    """The kernel reports the pages as clean although it could not write them."""
     partition, flusher, disk = late(tmp_path)
 
     def before(kind: str, path: str) -> None:

@@ -1,11 +1,11 @@
-"""Random histories of a log, each step compared with a second implementation that is dumb.
+"""Random histories of a log, each step compared with a second, simple implementation.
 
-    HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
+HISTORIES=20000 pytest tests/unit/logcore/test_histories.py --hypothesis-seed 7
 
-Appends of all kinds, ends of transactions, rolls, DeleteRecords, retention, compaction, stops,
-kills, rotten bits and logs cut short in any order, and retention, rolls and appends in the middle
-of a round of compaction, on a disk in memory. Any of the four offset checkpoints may be an older
-copy at a start. A failure is shrunk to the shortest history that shows it.
+The steps are appends of all kinds, ends of transactions, rolls, DeleteRecords, retention,
+compaction, stops, kills, bit rot and truncated logs in any order, and retention, rolls and appends
+during a round of compaction, on a disk in memory. Any of the four offset checkpoints may be an
+older copy at a start. A failing history is shrunk to the shortest one that shows the failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.support.memory_disk import MemoryDisk, split
 from tests.support.partitions import append_batch, fetch_bytes, retain
 
 HISTORIES = int(os.environ.get("HISTORIES", "500"))
-"""How many histories, over all cleanup policies."""
+"""The number of histories, over all cleanup policies."""
 
 T0 = 1_000_000
 DIRECTORY = "/data/t-0"
@@ -53,7 +53,7 @@ TOMBSTONE_MS = 300
 RETENTION_MS = 900
 RETENTION_BYTES = 2_000
 IDEMPOTENT = 10
-"""Producers from here on have no transactions."""
+"""Producers from this id on are idempotent without transactions."""
 
 KINDS = (
     *("plain", "plain", "idempotent", "data", "data", "data", "end", "end", "roll"),
@@ -61,13 +61,16 @@ KINDS = (
     *("rot", "rot", "unroll", "cut", "cut"),
 )
 MEANWHILE = ("delete", "retain", "delete", "roll", "delete", "data", "delete", "end")
-"""What may come between two steps of a round."""
+"""Steps that may come between two steps of a round."""
 ARGUMENTS = 8, 64
-# One number for a step and its two arguments: drawing is what most of the time would go into.
+# One number stands for a step and its two arguments, since drawing would take most of the time.
 NUMBERS = len(KINDS) * ARGUMENTS[0] * ARGUMENTS[1]
 SPREAD = 6967
-"""Without a common factor with NUMBERS. Small numbers are drawn more often than others, and would
-be the kinds that come first; times this, they are all kinds."""
+"""A number without a common factor with NUMBERS.
+
+Hypothesis draws small numbers more often, which would all be the first kinds; their multiples are
+spread over all kinds.
+"""
 STEPS = st.lists(st.integers(0, NUMBERS - 1), min_size=4, max_size=26)
 
 
@@ -85,7 +88,7 @@ def config_of(policy: str, segment_bytes: int) -> LogConfig:
 
 
 class Marks(NamedTuple):
-    """What the four offset checkpoints say of the partition."""
+    """The partition's values in the four offset checkpoints."""
 
     recovery_point: int = 0
     log_start: int = 0
@@ -94,7 +97,7 @@ class Marks(NamedTuple):
 
 
 class History:
-    """A partition and its dumb twin."""
+    """A partition and its model."""
 
     def __init__(self, policy: str, segment_bytes: int) -> None:
         self.config = config_of(policy, segment_bytes)
@@ -104,7 +107,7 @@ class History:
         self.model = DumbLog()
         self.cleaned: int | None = None
         self.written = [Marks()]
-        """What has been written down so far, the newest last."""
+        """All checkpoints written so far, the newest last."""
         self.sequences: dict[int, int] = {}
         self.partition = self.open(Marks(), clean=False)
 
@@ -129,7 +132,7 @@ class History:
         return partition
 
     def drawn(self, who: int, what: int) -> Marks:
-        """Draw what a start finds in each checkpoint: what it should, or an older copy of it."""
+        """Draw each checkpoint's value at a start: the newest, or an older copy."""
         newest, older = self.written[-1], self.written[len(self.written) * what // ARGUMENTS[1]]
         is_older = [who & 1, who & 2, who & 4, what & 1]
         chosen = (two[bool(at)] for at, *two in zip(is_older, newest, older, strict=True))
@@ -185,7 +188,8 @@ class History:
         self.partition = self.open(marks, clean=clean)
         self.model.start = max(marks.log_start, bases[0])
         self.cleaned = None if marks.cleaned is None else min(marks.cleaned, self.model.end)
-        # Of transactions whose beginning is gone only a snapshot tells, from before the recovery.
+        # Transactions whose beginning is gone are known only from a snapshot, written before
+        # recovery.
         snapshots = (
             [self.model.end] if clean else [at for at in bases if f"{at:020d}.snapshot" in names]
         )
@@ -195,7 +199,7 @@ class History:
 
     def put(self, producer: int, who: int, what: int, *, transactional: bool = False) -> None:
         now_ms, count = self.clock.now_ms(), 1 + what % 3
-        # Times go back and forth; a key in eight comes with a tombstone.
+        # Times go back and forth; one record in eight is a tombstone.
         records = [
             LogRecord(
                 at,
@@ -220,14 +224,14 @@ class History:
         self.model.data(items, producer=producer, transactional=transactional)
         append_batch(self.partition, data, now_ms=now_ms, transaction_verified=True)
 
-    # --- what a disk does ---
+    # --- disk failures ---
 
     def rot(self, who: int, what: int) -> None:
-        """A kill, and a bit is wrong in what was on disk: it costs nothing that is elsewhere."""
+        """Kill, and flip a bit in flushed records: other records must not be lost."""
         self.partition.flushes.run_if_due(self.clock.now_ms())
         newest = self.written[-1]._replace(recovery_point=self.partition.recovery_point)
         marks = self.drawn(who, what) if what % 4 == 3 else newest
-        # By now that is all that is sealed. An older recovery point does not know of all of it.
+        # By now every sealed segment is flushed; an older recovery point may not cover all of them.
         upto = min(marks.recovery_point if marks is not newest else self.model.end, self.active)
         places = [
             (segment.path, at)
@@ -251,7 +255,7 @@ class History:
         self.disk.contents[self.disk.names[directory][name]][at] ^= bits
 
     def cut(self, who: int, what: int) -> None:
-        """A kill, and a batch behind the recovery point is bad: the log ends there."""
+        """Kill, and damage a batch above the recovery point: the log is truncated there."""
         if what % 2:
             self.make_holes(who)
         marks = self.drawn(who | what % 2, what)
@@ -266,7 +270,7 @@ class History:
                     (holed if is_holed else found).append(one)
                 is_holed = is_holed or header.base_offset > end
                 end = header.next_offset
-        # Where a compacted segment would be the last one, if there is such a place.
+        # Prefer places where a compacted segment would become the last one.
         found = holed or found
         if not found:
             return
@@ -275,7 +279,7 @@ class History:
         self.flip(path, at, 1)
         self.partition = self.open(marks, clean=False)
         assert self.partition.log_end_offset == end
-        # What compaction took before is known of no producer that lost the rest.
+        # Of producers that lost the rest, the records removed by compaction are unknown.
         entries = [
             entry
             for one in self.partition.producers.view()
@@ -292,9 +296,9 @@ class History:
         self.cleaned = None if marks.cleaned is None else min(marks.cleaned, end)
 
     def unroll(self) -> None:
-        """A power loss takes the name of a segment that nothing was written to.
+        """Lose the directory entry of an empty segment in a power loss.
 
-        Not where compaction has made holes before it: its name was on disk by then.
+        This cannot happen after a compaction below it, by when the entry was on disk.
         """
         *_, before, last = [None, *self.partition.log.segments]
         self.disk = self.disk.after_kill()
@@ -306,7 +310,7 @@ class History:
                     self.disk.remove(f"{DIRECTORY}/{name}")
         self.restart(self.written[-1], clean=False)
 
-    # --- what takes away ---
+    # --- removals ---
 
     @property
     def active(self) -> int:
@@ -331,19 +335,19 @@ class History:
         assert retain(self.partition, now_ms) == gone
 
     def interrupt(self, number: int, who: int, what: int, end: int) -> None:
-        """Do something between the steps of a round; often retention, where there is any left."""
+        """Do a step between the steps of a round, often retention if it has work."""
         if number == who % 4:
             kind = MEANWHILE[what % len(MEANWHILE)]
             self.step(kind, what % 8, what)
             if kind == "delete":
-                # The files go as well, in one case of four all that the round is about.
+                # The files go as well; in one case of four all of the round's segments.
                 if what % 16 > 11:
                     self.model.delete_before(end)
                     self.partition.cleanup.delete_records_before(end)
                 self.step("retain", who, 0)
 
     def compact(self, now_ms: int, keys: int, meanwhile: tuple[int, int] | None = None) -> None:
-        """One round, with room for a few keys or for all; ``meanwhile`` says what comes between."""
+        """Run a round, with room for a few keys or all; ``meanwhile`` chooses an interruption."""
         if not self.config.is_compacted:
             return
         if self.cleaned is None or not self.model.start <= self.cleaned <= self.model.end:
@@ -369,7 +373,7 @@ class History:
                 break
             cleaned = compaction.cleaned
             assert cleaned is not None
-            # What was passed over would not have changed.
+            # Skipped segments would not have changed.
             self.model.compact(model, cleaned.base_offset)
             if meanwhile is not None:
                 self.interrupt(number + 1, *meanwhile, end)
@@ -385,7 +389,7 @@ class History:
         self.settle(model)
 
     def make_holes(self, who: int) -> None:
-        """A segment of small batches, of which a round of compaction takes one in the middle."""
+        """Write a segment of small batches, and compact it so that one in the middle goes."""
         self.partition.flushes.roll(self.clock.now_ms())
         for key in (0, 1, 1, 2, 3):
             self.put(-1, who + key, 0)
@@ -393,7 +397,7 @@ class History:
         self.compact(self.clock.now_ms(), 7)
 
     def settle(self, model: DumbRound) -> None:
-        """Let the model have the batches without records that may be, and must be, there."""
+        """Keep in the model the batches without records that may or must remain."""
         real = {chunk.last: chunk for chunk in self.chunks()}
         bases = sorted(self.sizes())[1:]
         ends = sorted(real)
@@ -407,10 +411,10 @@ class History:
                 left.append(chunk if chunk.commit is None else replace(chunk, items=items))
         self.model.chunks = left
 
-    # --- comparing ---
+    # --- comparison ---
 
     def chunks(self) -> Iterator[Chunk]:
-        """What is in the files, as the model has it."""
+        """Yield the contents of the files in the model's form."""
         for _, header, batch in self.partition.log.batches():
             verify_crc(batch, 0, header)
             records = decode_records(batch, 0, header)
@@ -430,7 +434,7 @@ class History:
             )
 
     def check(self) -> None:
-        """Compare everything that needs no look into the log."""
+        """Compare all state that needs no read of the log."""
         partition, model = self.partition, self.model
         assert (partition.log_start_offset, partition.log_end_offset) == (model.start, model.end)
         assert partition.last_stable_offset == model.stable
@@ -441,7 +445,7 @@ class History:
             assert one.last_sequence == self.sequences.get(producer, 0) - 1
 
     def look(self, who: int, what: int) -> None:
-        """Compare what readers get from somewhere on, and where some times are."""
+        """Compare what readers get from an offset on, and offsets by timestamp."""
         partition, model = self.partition, self.model
         offset = model.start + (model.end - model.start) * what // 63
         assert self.consumed(offset, 1 + who * 100) == model.visible(offset)
@@ -467,7 +471,7 @@ class History:
                 fetch_bytes(partition, outside, 1, Isolation.READ_COMMITTED)
 
     def consumed(self, offset: int, max_bytes: int) -> list[tuple[int, bytes | None, bytes | None]]:
-        """What a read_committed consumer works out of batches and aborted lists."""
+        """Return what a read_committed consumer derives from batches and aborted lists."""
         seen: list[tuple[int, bytes | None, bytes | None]] = []
         position = offset
         while True:

@@ -61,7 +61,7 @@ def test_live_index_is_preallocated_and_its_zero_tail_is_not_read(tmp_path: Path
 
 
 def resident_bytes(path: Path, size: int) -> int:
-    """How much of a file the page cache holds (``mincore``)."""
+    """Return the bytes of a file that are in the page cache (``mincore``)."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
         pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         first = ctypes.c_char.from_buffer(mapped)
@@ -75,7 +75,7 @@ def resident_bytes(path: Path, size: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in the page cache")
 def test_a_first_entry_brings_in_no_more_than_its_page(tmp_path: Path) -> None:
-    """Not what the device reads ahead: zeros, up to the whole 10 MiB, for each partition in use."""
+    """Not the device's read-ahead: zeros, up to the whole 10 MiB, for each partition in use."""
     size = 10 << 20
     index = OffsetIndex(FS, str(tmp_path / "0.index"), 0, size)
     index.append(10, 5000)
@@ -179,7 +179,7 @@ def test_full(tmp_path: Path) -> None:
     assert index.is_full
     index.append(4, 20_000)
     assert index.entries == 3
-    # One slot of the time index is kept for the entry that is written at the roll.
+    # One slot of the time index is reserved for the entry that a roll writes.
     assert not times.is_full
     times.maybe_append(1, 1)
     assert times.is_full
@@ -240,7 +240,7 @@ def test_collect_stops_where_nothing_open_is_left_below_the_bound(tmp_path: Path
     assert index.collect(0, 11, found)
     assert found == [(7, 0)]
     found.clear()
-    # The second transaction began below the bound although its marker lies behind it.
+    # The second transaction began below the bound although its marker is above it.
     assert index.collect(0, 12, found)
     assert found == [(7, 0), (8, 5)]
     found.clear()

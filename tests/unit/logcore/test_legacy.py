@@ -1,4 +1,4 @@
-"""Formats v0 and v1 against Apache Kafka's bytes and aiokafka, and their way into v2."""
+"""Formats v0 and v1 against Apache Kafka's bytes and aiokafka, and their conversion to v2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AIOKAFKA_CASES = [
     (magic, codec)
     for magic in (0, 1)
     for codec in CODECS
-    if (magic, codec) != (0, Codec.LZ4)  # it has not learnt that one
+    if (magic, codec) != (0, Codec.LZ4)  # aiokafka does not support it
 ]
 ITEMS = [
     LogRecord(7, T0, b"a", b"1"),
@@ -214,7 +214,7 @@ def test_runs_end_at_their_size() -> None:
 
 
 def test_a_wrapper_may_end_behind_its_last_inner_message() -> None:
-    # Compaction of v0 may have taken the last inner message.
+    # Compaction of v0 may have removed the last inner message.
     inner = encode_message_set(ITEMS[:2], 0)
     header = parse_header(to_v2(wrapper(inner, offset=20, magic=0)))
     assert (header.base_offset, header.last_offset, header.record_count) == (7, 20, 2)
@@ -323,7 +323,7 @@ def test_mutated_messages_are_read_or_refused(
         data[place % len(data)] = byte
     data = data[: len(data) - max(0, cut - 30)]
     if len(data) > 30 and cut % 2:
-        # A right CRC lets the damage through to what lies behind it.
+        # A valid CRC lets the damage reach the later checks.
         length = struct.unpack_from(">i", data, 8)[0]
         struct.pack_into(">I", data, 12, zlib.crc32(data[16 : max(16, 12 + length)]))
     try:

@@ -28,7 +28,7 @@ def bases(partition: Partition) -> list[int]:
     return [segment.base_offset for segment in partition.log.segments]
 
 
-# --- when a segment is full ---
+# --- rolls ---
 
 
 def test_roll_by_size_counts_the_incoming_batch(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_roll_by_time_goes_by_the_timestamps_of_first_and_incoming_batch(tmp_pat
     assert bases(partition) == [0]
     append(partition, timestamp_ms=T0 + 1001)
     assert bases(partition) == [0, 2]
-    # An old record does not roll, whatever the clock says.
+    # A record with an old timestamp does not roll the segment, however late it is.
     append(partition, timestamp_ms=T0 - 5, now_ms=T0 + 90_000)
     assert bases(partition) == [0, 2]
 
@@ -78,7 +78,7 @@ def test_an_empty_segment_is_not_rolled_by_time(tmp_path: Path) -> None:
 
 
 def test_roll_when_an_index_is_full(tmp_path: Path) -> None:
-    # Room for 3 offset entries, and for 2 time entries of which one is kept for the roll.
+    # Room for 3 offset entries and 2 time entries, one of which is reserved for the roll.
     partition = open_partition(
         tmp_path, config=config(segment_index_bytes=24, index_interval_bytes=0)
     )

@@ -1,4 +1,4 @@
-"""The overlay does what the operating system does, and leaves what is below as it is."""
+"""The overlay behaves like the operating system and leaves the lower directory unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build(root: Path, draw: random.Random) -> Path:
 
 
 def tree(fs: FileSystem, directory: str) -> dict[str, object]:
-    """All names below a directory, with the bytes of the files."""
+    """Return all names below a directory, with the contents of files."""
     found: dict[str, object] = {}
     for name in fs.list_directory(directory) or ():
         path = f"{directory}/{name}"
@@ -34,7 +34,7 @@ def tree(fs: FileSystem, directory: str) -> dict[str, object]:
 
 
 class Pair:
-    """The same calls on two file systems, which have to answer the same."""
+    """The same calls on two file systems, whose results must be equal."""
 
     def __init__(self, *sides: tuple[FileSystem, Path]) -> None:
         self._sides = sides
@@ -109,7 +109,7 @@ def test_it_answers_as_the_operating_system_does(tmp_path: Path, seed: int) -> N
     for _ in range(150):
         pair.step(draw)
     assert tree(overlay, str(below)) == tree(system, str(tmp_path / "real"))
-    # Directories get other names, and go, with what is in them.
+    # Directories are renamed and removed together with their contents.
     pair.call("rename", "one", "other")
     pair.call("list_directory", "one")
     pair.call("make_directory", "one")

@@ -1,4 +1,4 @@
-"""The batch of a coordinator's records is the one that any writer would make of them."""
+"""The batch of a coordinator's records equals the general encoder's."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
     assert append(again, 2) == (3, 4, -1, 0, False)
 
 
-# --- what a client may append (kafka: LogValidator) ---
+# --- appends by clients (kafka: LogValidator) ---
 
 
 def raw(**fields: object) -> bytes:
@@ -123,7 +123,7 @@ def raw(**fields: object) -> bytes:
 
 
 def patched(data: bytes, position: int, value: bytes) -> bytes:
-    """Change header fields and set the CRC right again."""
+    """Change header fields and recompute the CRC."""
     from crc32c import crc32c
 
     out = bytearray(data)
@@ -214,7 +214,7 @@ def test_a_compacted_topic_needs_keys(tmp_path: Path) -> None:
         append(partition, codec=codec)
 
 
-# --- what is written ---
+# --- written batches ---
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -243,7 +243,7 @@ def test_log_append_time(tmp_path: Path) -> None:
         append_batch(partition, flagged, now_ms=T0)
     data = client_batch(2, timestamp_ms=5, producer_id=3)
     assert append_batch(partition, data, now_ms=T0 + 7).log_append_time_ms == T0 + 7
-    # A retry is told the time of the first.
+    # A duplicate's response has the time of the first append.
     again = append_batch(partition, data, now_ms=T0 + 90)
     assert (again.duplicate, again.log_append_time_ms) == (True, T0 + 7)
     partition.append_records([Record(b"k", b"v")], now_ms=T0 + 8)
@@ -385,7 +385,7 @@ def test_a_failed_append_takes_the_partition_off_line(tmp_path: Path, fail: str)
     assert isinstance(partition.offline, StorageError)
     assert woken == [partition.offline]
     fs.fails = {}
-    # For good: not even reads are served until a restart has looked at the files.
+    # The partition stays offline: even reads fail until a restart has checked the files.
     for call in (
         lambda: append(partition, producer_id=1, sequence=1),
         lambda: fetch_bytes(partition, 0, 100, UNCOMMITTED),
@@ -456,7 +456,7 @@ def test_a_full_disk_under_an_index(tmp_path: Path) -> None:
     partition = open_partition(tmp_path, fs=fs, config=config(index_interval_bytes=1))
     append(partition)
     before = state_of(partition)
-    # The first entry needs a page in each of two indexes, and gets none or one.
+    # The first entry needs a page in each of two indexes, but gets none or one.
     for blocks in (0, 1):
         left = blocks
         with pytest.raises(NoRoomError):
@@ -557,7 +557,7 @@ def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
         append(partition)
 
 
-# --- the largest timestamp where a batch promises more than is left of it ---
+# --- the largest timestamp after records below it in a batch are gone ---
 
 
 def test_the_latest_record_when_the_log_start_cuts_through_its_batch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``preallocate``: a new segment's file has its full size, and is trimmed when it is done with."""
+"""``preallocate``: a new segment's file has its full size, and is trimmed when it is sealed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_active_segment_alone_is_at_its_full_size(tmp_path: Path) -> None:
     assert partition.log.size_bytes == 2 * first
     partition.close()
     assert logs(tmp_path) == {name(0): first, name(1): first}
-    # A file that is there already is taken as it is.
+    # An existing file keeps its size.
     open_partition(tmp_path, config=CONFIG)
     assert logs(tmp_path) == {name(0): first, name(1): first}
 
@@ -55,7 +55,7 @@ def test_without_it_files_grow(tmp_path: Path) -> None:
     put(partition)
     assert logs(tmp_path) == {name(0): partition.log.size_bytes}
     partition.log.config = CONFIG
-    put(partition, SIZE - 1_000)  # the next segment has it
+    put(partition, SIZE - 1_000)  # the next segment is preallocated
     assert logs(tmp_path)[name(1)] == SIZE
 
 
@@ -101,7 +101,7 @@ def test_zeros_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
 
 
 def test_a_trim_that_power_loss_took_back_is_made_up_for(tmp_path: Path) -> None:
-    """Also after a clean stop, which looks at nothing but where the log ends."""
+    """Also after a clean stop, whose restart checks only the end of the log."""
     partition = open_partition(tmp_path, config=CONFIG)
     put(partition)
     partition.close()
@@ -122,7 +122,7 @@ def test_a_segment_that_can_not_be_made_is_refused_and_nothing_kept(tmp_path: Pa
             super().truncate(handle, size)
 
     fs = Small()
-    small = replace(CONFIG, segment_index_bytes=4096)  # only the log is too large
+    small = replace(CONFIG, segment_index_bytes=4096)  # only the log exceeds the limit
     partition = open_partition(tmp_path, config=small, fs=fs)
     put(partition, SIZE // 2)
     fs.limit = SIZE - 1

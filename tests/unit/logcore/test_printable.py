@@ -29,5 +29,5 @@ def test_json_keeps_its_meaning() -> None:
     text = "".join(map(chr, range(sys.maxunicode + 1)))
     shown = json_printable(json.dumps({text: [text]}, ensure_ascii=False))
     assert shown.isprintable()
-    # Surrogates that follow one another in the text are read as one character.
+    # Adjacent surrogates in the text are read as one character.
     assert json.loads(shown) == json.loads(json.dumps({text: [text]}))

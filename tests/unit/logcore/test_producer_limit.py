@@ -1,4 +1,4 @@
-"""``max.producer.ids``: who is forgotten, who never is, and what is refused."""
+"""``max.producer.ids``: eviction of producers, exceptions from it, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_at_the_limit_all_are_known_and_one_past_it_the_longest_idle_is_not(tmp_
     append(partition, producer_id=4)
     assert known(partition) == {1, 3, 4}
     assert (limit.count, limit.forgotten) == (3, 1)
-    # The others keep their windows, in which a retry is found and a gap is not let through.
+    # The other producers keep their windows, which detect a retry and refuse a gap.
     assert append(partition, producer_id=1).duplicate
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=3, sequence=2)
@@ -52,7 +52,7 @@ def test_the_forgotten_is_as_one_never_seen(tmp_path: Path) -> None:
     partition = opened(tmp_path, ProducerLimit(1))
     append(partition, producer_id=1)
     append(partition, producer_id=2)
-    # What it sends again is no duplicate any more, and no gap is known of either.
+    # Its retry is no duplicate now, and gaps are not detected either.
     assert not append(partition, producer_id=1).duplicate
     append(partition, producer_id=2, sequence=70)
     append(partition, producer_id=1, epoch=5, sequence=9)
@@ -84,7 +84,7 @@ def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
     assert partition.last_stable_offset == 0
     marker(partition, 1, commit=True)
     assert partition.last_stable_offset == partition.log_end_offset
-    # Its end made it the youngest of the idle, and now it may go.
+    # The marker makes it the most recent idle producer, and now it may be evicted.
     append(partition, producer_id=20)
     assert known(partition) == {1, 20}
     append(partition, producer_id=21)
@@ -101,7 +101,7 @@ def test_with_transactions_everywhere_a_new_one_is_refused_until_one_ends(tmp_pa
         with pytest.raises(TooManyProducersError, match=r"max\.producer\.ids"):
             append(partition, producer_id=3, transactional=transactional)
     assert partition.log_end_offset == end
-    # Who is known goes on, and who has no id is not counted.
+    # Known producers continue, and batches without a producer id do not count.
     append(partition, producer_id=2, sequence=1, transactional=True)
     append(partition)
     marker(partition, 1, commit=False)
@@ -110,7 +110,7 @@ def test_with_transactions_everywhere_a_new_one_is_refused_until_one_ends(tmp_pa
 
 
 def test_coordinators_are_never_refused(tmp_path: Path) -> None:
-    """Their records belong to transactions, of which there is a limit elsewhere."""
+    """Their records belong to transactions, which have a limit of their own."""
     limit = ProducerLimit(1)
     partition = opened(tmp_path, limit)
     for producer in (1, 2):
@@ -153,7 +153,7 @@ def test_partitions_share_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_restart_keeps_the_limit(tmp_path: Path, clean: bool) -> None:
-    """From a snapshot those who wrote last stay; from the log likewise, and all that are open."""
+    """A snapshot keeps the most recent producers; so does the log, plus all open transactions."""
     partition = opened(tmp_path, ProducerLimit(100))
     append(partition, producer_id=0, transactional=True, timestamp_ms=T0)
     for producer in range(1, 9):

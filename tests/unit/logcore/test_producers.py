@@ -103,7 +103,7 @@ def test_each_of_the_last_five_batches_is_recognised(tmp_path: Path) -> None:
         sent.append((data, append_batch(partition, data, now_ms=T0)))
     for data, first in sent[2:]:
         again = append_batch(partition, data, now_ms=T0)
-        # A repeated batch is told its time, whoever gave it (Kafka's LogAppendInfo of a duplicate).
+        # A duplicate's response has its append time, with either timestamp type (LogAppendInfo).
         assert again == first._replace(duplicate=True, log_append_time_ms=T0 + 1)
     for data, _ in sent[:2]:
         with pytest.raises(OutOfOrderSequenceError):
@@ -144,10 +144,10 @@ def test_a_transaction_must_be_verified_to_begin(tmp_path: Path) -> None:
     assert not partition.producers.has_open_transaction(PID, 1)
     marker(partition, PID, commit=True)
     assert not partition.producers.has_open_transaction(PID, 0)
-    # A batch of the old transaction that arrives behind its marker.
+    # A batch of the former transaction that arrives after its marker.
     with pytest.raises(InvalidTxnStateError):
         append_batch(partition, data[2], now_ms=T0)
-    # A retry of what is in the log needs no verification.
+    # A retry of an appended batch needs no verification.
     assert append_batch(partition, data[1], now_ms=T0).duplicate
 
 
@@ -238,7 +238,7 @@ def test_marker_for_an_unknown_producer_makes_its_state(tmp_path: Path) -> None:
     marker(partition, PID, 3, commit=False)
     state = next(partition.producers.view())
     assert (state.producer_id, state.producer_epoch, state.last_sequence) == (PID, 3, -1)
-    # An empty transaction is no abort that a reader has to know of.
+    # The abort of an empty transaction is irrelevant to readers.
     assert partition.log.active.txn_index.entries == []
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=PID, epoch=3, sequence=1)
@@ -378,7 +378,7 @@ def test_expired_producers_of_a_snapshot_are_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_producers_keep_the_thread_for_no_long_turn(tmp_path: Path) -> None:
-    """At a roll, at the plan of a compaction, and when all of them expire."""
+    """At a roll, when planning a compaction, and when all of them expire."""
     partition = open_partition(tmp_path)
     for producer_id in range(100_000):
         marker(partition, producer_id, commit=True)

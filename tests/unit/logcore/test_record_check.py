@@ -1,4 +1,4 @@
-"""What a client's batch must hold: only what every consumer gets through, within limits."""
+"""A client's batch must have only records that every consumer can read, within limits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def many(count: int, codec: Codec = Codec.NONE, **fields: object) -> bytes:
     return encode_batch([record._replace(offset=index) for index in range(count)], codec=codec)
 
 
-# --- what is let in ---------------------------------------------------------------------------
+# --- accepted batches -----------------------------------------------------------------------------
 
 
 @given(records=record_lists().map(as_client), codec=st.sampled_from(list(Codec)))
@@ -77,7 +77,7 @@ def test_whatever_is_well_formed_is_let_in(records: list[LogRecord], codec: Code
 @CODECS
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 8191, 8192, 8193])
 def test_numbers_of_every_width(codec: Codec, count: int) -> None:
-    """Offset deltas of one, two and three bytes; lengths that grow with them."""
+    """Offset deltas of one, two and three bytes; lengths grow with them."""
     records = [
         LogRecord(index, NOW_MS + index, None, bytes(index if count < 100 else index % 130))
         for index in range(count)
@@ -96,21 +96,21 @@ def test_fields_of_every_width(size: int, field: str) -> None:
 
 @pytest.mark.parametrize("version", [b"\0\0\0\1", b"\1\0\0\0"])
 def test_snappy_of_either_byte_order(version: bytes) -> None:
-    """Old clients in Go write the version the other way round."""
+    """Old clients in Go write the version in the other byte order."""
     data = many(50, Codec.SNAPPY)
     stored = data[HEADER_SIZE : HEADER_SIZE + 8] + version * 2 + data[HEADER_SIZE + 16 :]
     admitted(with_payload(data, stored))
 
 
 def test_lz4_frames_with_everything_a_frame_may_have() -> None:
-    """Checksums of blocks and content, a size: what other writers than Java's put in."""
+    """Checksums of blocks and content, and a size: optional parts that Java does not write."""
     plain = many(3, value=bytes(range(256)) * 800)
     compressor = cramjam.lz4.Compressor(1, content_checksum=True, block_linked=False)
     compressor.compress(plain[HEADER_SIZE:])
     admitted(with_payload(plain, bytes(compressor.finish()), attributes=Codec.LZ4))
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- refused batches ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("payload", MALFORMED)
@@ -341,6 +341,6 @@ def test_another_codec_takes_more_than_a_turn() -> None:
 
 
 def test_varints_of_the_walk_are_those_of_the_encoder() -> None:
-    """A length of three bytes is read the long way round, which must not differ."""
+    """A length of three bytes takes the slow path, which must give the same result."""
     assert len(encode(8192)) == 3
     admitted(many(3, value=bytes(8192)))

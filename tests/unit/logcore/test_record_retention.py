@@ -1,4 +1,4 @@
-"""The cleaner's decisions against a deliberately simple second opinion, on random histories."""
+"""The cleaner's decisions against a deliberately simple model, on random histories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RETENTION_MS = 1_000
 
 @dataclass
 class History:
-    """A log in memory, and what a reader of committed data must find in it."""
+    """A log in memory, and the committed records that readers must find."""
 
     log: bytearray = field(default_factory=bytearray)
     next_offset: int = 0
@@ -112,7 +112,7 @@ def clean(history, *, log=None, aborted=None, now_ms=None, budget=1 << 20, known
 
 
 def read(log, aborted):
-    """Offset → (key, value) of committed data; the aborted list is used in the plainest way."""
+    """Return (key, value) of committed records by offset; the aborted list is applied naively."""
     seen = {}
     for header, buf in batches(log):
         verify_crc(buf, 0, header)
@@ -159,7 +159,7 @@ def play(steps):
         else:
             history.end(who, commit=what)
     for producer_id in list(history.pending):
-        history.end(producer_id, commit=True)  # the caller never hands over an open transaction
+        history.end(producer_id, commit=True)  # the caller never passes an open transaction
     return history
 
 

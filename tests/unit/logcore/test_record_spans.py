@@ -1,4 +1,4 @@
-"""Records as places in a batch's bytes: the same records, and the same refusals, as decoded."""
+"""Records as spans of a batch's bytes: the same records and errors as decoded ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _outcome(read):
 
 
 def spans_of(header: BatchHeader, raw: bytes) -> list[Span]:
-    """The spans of all chunks; their places are in ``raw``, which is one window."""
+    """Return the spans of all chunks; their positions refer to ``raw``, which is one window."""
     return list(chain.from_iterable(span_chunks(header, RecordWindow.over(raw, 0))))
 
 
@@ -68,7 +68,7 @@ def test_fewer_records_are_encoded_as_if_they_were_all(records, codec, horizon, 
         delete_horizon_ms=horizon,
     )
     assert decode_records(made) == decode_records(expected)
-    # The size of a zstd frame that is written in pieces does not stand in it.
+    # A zstd frame written in pieces does not contain its size.
     assert codec is Codec.ZSTD or made == expected
 
 
@@ -91,7 +91,7 @@ def test_damage_is_refused_where_decoding_refuses_it(records, edits):
     decoded = _outcome(lambda: decode_records(damaged, 0, header))
     spans = _outcome(lambda: spans_of(header, raw))
     if spans is None:
-        # A number that does not fit its width is read by the one, and by nobody else.
+        # Only the decoder accepts a number that exceeds its width.
         return
     assert decoded is not None
     assert [one[2] for one in spans] == [record.key for record in decoded]

@@ -1,4 +1,4 @@
-"""Records are read in pieces: the same records and refusals, wherever the bytes are cut."""
+"""Records read in pieces: the same records and errors, wherever the bytes are cut."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_one_record_of_many_pieces_is_read_whole(codec: Codec) -> None:
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
 def test_reader_of_first_record_inflates_no_more_than_a_piece(codec: Codec) -> None:
     batch = encode_batch([LogRecord(at, 5, b"", bytes(1000)) for at in range(60_000)], codec=codec)
-    list(iter_records(encode_batch([LogRecord(0, 5, b"", b"")], codec=codec)))  # the library
+    list(iter_records(encode_batch([LogRecord(0, 5, b"", b"")], codec=codec)))  # loads the library
     tracemalloc.start()
     try:
         assert next(iter_records(batch)).offset == 0

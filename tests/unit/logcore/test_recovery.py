@@ -1,4 +1,4 @@
-"""What a crash may leave, and what recovery makes of it."""
+"""States that a crash may leave, and the result of recovery."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG = f"orders-0/{0:020d}.log"
 
 
 def last_batches(partition: Partition) -> None:
-    """Plain, compressed, transactional batches and both markers, behind some older ones."""
+    """Append plain, compressed, transactional batches and both markers after some older ones."""
     append(partition, 3)
     append(partition, producer_id=9, transactional=True)
     append(partition, 2)
@@ -47,7 +47,7 @@ def last_batches(partition: Partition) -> None:
 
 
 def states_after_each_batch(build: Callable[[Partition], None], root: Path) -> dict[int, object]:
-    """The state a log of each length has, by its size: replayed one batch at a time."""
+    """Return the state after each batch, by log size, from replaying one batch at a time."""
     whole = open_partition(root / "whole")
     build(whole)
     raw = (root / "whole" / LOG).read_bytes()
@@ -69,7 +69,7 @@ def test_the_log_cut_at_every_byte(tmp_path: Path) -> None:
     for size in range(len(raw) + 1):
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(tmp_path / "whole", root)
-        # The index, epochs and snapshot of the whole log stay as they were.
+        # The index, epochs and snapshot of the whole log are still there.
         (root / LOG).write_bytes(raw[:size])
         partition = open_partition(root, clean=False)
         kept = max(one for one in states if one <= size)
@@ -149,7 +149,7 @@ def test_a_bad_batch_removes_the_later_segments(tmp_path: Path) -> None:
     damage(root / "orders-0" / f"{9:020d}.log", 500)
     partition = open_partition(root, clean=False)
     assert partition.log_end_offset == 12
-    # The one that was cut may have been compacted, so it does not become the active one.
+    # The truncated segment may have been compacted, so a new one becomes active.
     assert [one.base_offset for one in partition.log.segments] == [0, 9, 12]
     report = partition.recovery
     assert report is not None
@@ -159,7 +159,7 @@ def test_a_bad_batch_removes_the_later_segments(tmp_path: Path) -> None:
         int(one.stem) for one in (root / "orders-0").glob("0*[a-z]") if "stray" not in one.name
     }
     assert names == {0, 9, 12}
-    # The producer state is that of what is left.
+    # The producer state matches the remaining records.
     assert append(partition, producer_id=1, sequence=9).base_offset == 12
 
 
@@ -173,7 +173,7 @@ def test_what_lies_below_the_recovery_point_is_not_read(tmp_path: Path) -> None:
     assert partition.recovery.scanned_segments == 3
     assert partition.log_end_offset == 36
     partition.log.close()
-    # The active segment is scanned whatever the recovery point says.
+    # The active segment is scanned even if the recovery point is above it.
     last = open_partition(root, clean=False, recovery_point=1000)
     assert last.recovery is not None
     assert last.recovery.scanned_segments == 1
@@ -221,7 +221,7 @@ def test_stale_snapshots_ahead_of_the_log_are_not_believed(tmp_path: Path) -> No
     again = open_partition(tmp_path, clean=False, high_watermark=2)
     assert next(again.producers.view()).last_sequence == 0
     assert not list((tmp_path / "orders-0").glob("*.snapshot"))
-    # The checkpointed high watermark shows what was acknowledged and is gone.
+    # The checkpointed high watermark shows the loss of acknowledged records.
     assert again.recovery is not None
     assert again.recovery.lost_offsets == 1
     assert again.high_watermark == 1
@@ -279,7 +279,7 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
         f"{0:020d}.log.deleted",
         f"{5:020d}.log.cleaned",
         f"{5:020d}.index.cleaned",
-        f"{5:020d}.log.swap",  # at or behind a .cleaned file: its compaction had not finished
+        f"{5:020d}.log.swap",  # at or after a .cleaned file: its compaction had not finished
         "leader-epoch-checkpoint.tmp",
     ]
     for name in names:
@@ -293,7 +293,7 @@ def test_a_finished_compaction_is_rolled_forward(tmp_path: Path) -> None:
     whole = segments(tmp_path)
     whole.close()
     directory = tmp_path / "orders-0"
-    # One segment that takes the place of the first two, with a hole where batches were dropped.
+    # One segment that replaces the first two, with a hole where batches were dropped.
     kept = [
         (base, data) for base, data in read_log(open_partition(tmp_path)) if base in {3, 12, 17}
     ]
@@ -316,7 +316,7 @@ def test_log_start_beyond_the_log_end_starts_anew(tmp_path: Path) -> None:
     whole.close()
     again = open_partition(tmp_path, log_start_offset=50)
     assert (again.log_start_offset, again.log_end_offset, again.log.size_bytes) == (50, 50, 0)
-    # They were deleted: nothing of them is kept, and it is no loss.
+    # The records were deleted on request: they are not kept, and this is no loss.
     report = again.recovery
     assert report is not None
     assert (report.removed_records, report.kept, report.is_loss) == (count, [], False)
@@ -351,7 +351,7 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
             path.write_text(text)
         again = open_partition(root, clean=False)
         assert again._epochs.entries == [(0, 0), (4, 1)]
-        # A leader can't be older than its log.
+        # The leader epoch is not below the log's.
         assert again.marks.leader_epoch == 4
         again.close()
 
@@ -360,7 +360,7 @@ def test_leader_epochs_are_rebuilt_from_the_batches(tmp_path: Path) -> None:
 
 
 def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
-    """Data, transactions, rolls, retention; what is acknowledged is noted at once."""
+    """Write data, transactions, rolls, retention; record acknowledgements at once."""
 
     def note(base: int) -> None:
         acknowledged.append((base, b""))
@@ -376,7 +376,7 @@ def workload(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> Non
 
 
 def run_until_killed(root: Path, steps: int, *, half_write: bool) -> list[tuple[int, bytes]] | None:
-    """Acknowledged base offsets, None if the workload came to its end."""
+    """Return the acknowledged base offsets, or None if the workload completed."""
     acknowledged: list[tuple[int, bytes]] = []
     fs = MortalDisk(steps, torn=half_write, kinds=CHANGES)
     settings = config(segment_bytes=500, index_interval_bytes=50, file_delete_delay_ms=0)
@@ -400,7 +400,7 @@ def test_killed_before_any_step_nothing_acknowledged_is_lost(
         partition = open_partition(root, clean=False)
         offsets = [base for base, _ in read_log(partition)]
         wanted = [base for base, _ in acknowledged if base >= partition.log_start_offset]
-        # Everything acknowledged, and at most the one append that was under way.
+        # Every acknowledged append, and at most the one in progress.
         assert offsets[: len(wanted)] == wanted, steps
         assert len(offsets) <= len(wanted) + 1
         assert partition.log_start_offset <= 4
@@ -431,7 +431,7 @@ def test_killed_again_inside_recovery(tmp_path: Path) -> None:
 
 
 def test_batches_of_other_writers_are_read_as_they_are(tmp_path: Path) -> None:
-    """Record batches that only compaction or KRaft makes: without records, or of unknown kind."""
+    """Batches that only compaction or KRaft writes: without records, or of unknown kind."""
     open_partition(tmp_path).close()
     empty = encode_batch(
         [], base_offset=0, last_offset_delta=4, producer_id=3, producer_epoch=1, base_sequence=0

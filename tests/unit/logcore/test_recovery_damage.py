@@ -1,4 +1,4 @@
-"""Damage that a recovery meets: what it may cut, what it must not, and what becomes of it."""
+"""Damage found by recovery: what it may truncate, must keep, and reports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bases(partition: Partition) -> list[int]:
     return [header.base_offset for header, _ in partition.reader.read_all()]
 
 
-# --- below the recovery point: stepped over ------------------------------------------------------
+# --- below the recovery point: stepped over -------------------------------------------------------
 
 
 MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x80))]
@@ -55,7 +55,7 @@ MASKS = [0xFF, *(pytest.param(one, marks=pytest.mark.slow) for one in (0x01, 0x8
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int) -> None:
-    """Every byte of the flushed batches in the active segment, and an append behind them."""
+    """Damage every byte of the flushed batches in the active segment, and a batch after them."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=100))
     last_batches(whole)
     whole.flushes.run(T0)
@@ -74,16 +74,16 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
         report = partition.recovery
         assert report is not None
         if starts[at].base_offset >= flushed:
-            # Nobody was told that this one is on disk.
+            # This batch was never acknowledged as flushed.
             assert partition.log_end_offset == starts[at].base_offset, position
             partition.log.close()
             break
         assert (root / LOG).read_bytes() == rotten, position
         assert partition.log_end_offset == ends[-1], position
-        # One batch is reported; with a wrong leader epoch, which no reader sees, it is two at most.
+        # One batch is reported, or two if the damage is in a leader epoch, which no reader checks.
         assert 1 <= len(report.damaged) <= 2, (position, report.damaged)
         assert not report.is_loss
-        # What follows is found by its last offset, as the index has it.
+        # Like the index, a fetch finds the next batch by its last offset.
         behind = at + starts[at].size
         offset, size = starts[behind].last_offset, starts[behind].size
         read = fetch_bytes(partition, offset, 1, Isolation.READ_UNCOMMITTED)
@@ -97,7 +97,7 @@ def test_no_byte_that_was_on_disk_costs_another_batch(tmp_path: Path, mask: int)
 
 @pytest.mark.parametrize("mask", [0x80, pytest.param(0x02, marks=pytest.mark.slow)])
 def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, mask: int) -> None:
-    """No recovery walks it; what it says of offsets and epochs must not mislead one either."""
+    """Recovery does not scan it, and damaged offsets and epochs must not mislead readers either."""
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
     point, end = whole.recovery_point, whole.log_end_offset
@@ -107,7 +107,7 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
     raw = path.read_bytes()
     starts = [at for at, _ in iter_headers(raw)]
     files = {one: one.read_bytes() for one in (root / "orders-0").iterdir()}
-    # Up to the last offset, which an index is built from.
+    # Up to the last offset, from which an index is built.
     for position in (at + byte for at in starts for byte in range(27)):
         for one, content in files.items():
             one.write_bytes(content)
@@ -126,7 +126,7 @@ def test_no_header_of_a_sealed_segment_costs_anything_elsewhere(tmp_path: Path, 
 
 @pytest.mark.parametrize("mask", [0x40, 0x80])
 def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, mask: int) -> None:
-    """The index that does not fit it is built anew, of the batches beside it."""
+    """The index that does not match it is rebuilt from the batches next to it."""
     whole = open_partition(tmp_path / "whole", config=config(index_interval_bytes=1))
     for at in range(4):
         whole.append_records([Record(b"k", b"v")] * 2, now_ms=T0 + at)
@@ -146,7 +146,7 @@ def test_an_offset_that_can_not_be_takes_no_partition_off_line(tmp_path: Path, m
 
 
 def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> None:
-    """After a clean stop, and after a kill, with the segment below the recovery point."""
+    """After a clean stop, and after a kill with the segment below the recovery point."""
     whole = segments(tmp_path / "whole")
     end = whole.log_end_offset
     whole.close()
@@ -155,7 +155,7 @@ def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> No
         shutil.copytree(tmp_path / "whole", root)
         (root / "orders-0" / f"{9:020d}.index").unlink()
         damage(root / "orders-0" / f"{9:020d}.log", 500)
-        # The last batch of a segment as well: what follows it is in the next one.
+        # Damage the last batch of a segment as well: the next batch is in the next segment.
         damage(root / "orders-0" / f"{18:020d}.log", -1)
         again = open_partition(root, clean=clean, recovery_point=27)
         assert again.log_end_offset == end
@@ -166,12 +166,12 @@ def test_a_segment_without_index_is_built_anew_and_not_cut(tmp_path: Path) -> No
 
 
 def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
-    """Without the snapshot at its beginning, what precedes a segment has to be read."""
+    """Without the snapshot at a segment's beginning, recovery reads the segments before it."""
     whole = segments(tmp_path / "whole")
     root = crash_image(whole, tmp_path / "crash")
     for base in (9, 18, 27):
         (root / "orders-0" / f"{base:020d}.snapshot").unlink()
-    # The length of the segment's second batch: no header leads on from there.
+    # The damaged length of the segment's second batch hides the following headers.
     raw = bytearray((root / "orders-0" / f"{9:020d}.log").read_bytes())
     second = parse_header(raw).size
     raw[second + 9] ^= 0x40
@@ -186,7 +186,7 @@ def test_producers_are_found_again_past_damage(tmp_path: Path) -> None:
 
 
 def test_retention_and_rolls_go_on_past_damage(tmp_path: Path) -> None:
-    """No header of the only segment leads on from its first batch."""
+    """The damaged length of the first batch hides all other headers of the only segment."""
     small = config(segment_bytes=1000, retention_ms=10, file_delete_delay_ms=0)
     whole = open_partition(tmp_path, config=small)
     for _ in range(4):
@@ -204,7 +204,7 @@ def test_retention_and_rolls_go_on_past_damage(tmp_path: Path) -> None:
 
 
 def test_nothing_good_behind_it_and_the_log_ends_there(tmp_path: Path) -> None:
-    """A file that has lost its end, whatever the checkpoint says."""
+    """A file was cut short, although the checkpoint is above its end."""
     whole = open_partition(tmp_path / "whole")
     for _ in range(4):
         append(whole, 2)
@@ -223,7 +223,7 @@ def test_nothing_good_behind_it_and_the_log_ends_there(tmp_path: Path) -> None:
 
 
 def with_holes(root: Path) -> Path:
-    """A segment that was compacted, and one behind it; neither is known to be on disk."""
+    """Return a compacted segment and one after it; neither is known to be on disk."""
     whole = open_partition(root)
     for _ in range(6):
         append(whole, 2)
@@ -238,7 +238,7 @@ def with_holes(root: Path) -> Path:
 
 
 def test_a_compacted_segment_never_becomes_the_active_one(tmp_path: Path) -> None:
-    """Its last batch is bad, and what stood behind it goes. Then ten appends, and a kill."""
+    """Its last batch is damaged, and what follows it is removed. Then ten appends, and a kill."""
     root = with_holes(tmp_path / "a")
     damage(root / LOG, -1)
     partition = open_partition(root, clean=False)
@@ -273,7 +273,7 @@ def test_nor_when_the_segments_behind_it_do_not_follow(tmp_path: Path) -> None:
         ({"recovery_point": 14}, 14),
         ({"compacted_below": 12}, 14),
         ({"is_replica": True}, 14),
-        # The first hole ends at what was known to be on disk, the second lies behind it.
+        # The first hole ends at the recovery point, the second lies above it.
         ({"recovery_point": 3}, 6),
         ({}, 2),
     ],
@@ -292,7 +292,7 @@ def test_a_hole_in_the_active_segment_below_what_is_known(
 
 
 def test_damage_before_a_hole_that_begins_at_the_recovery_point(tmp_path: Path) -> None:
-    """What follows by the bad batch's length lies beyond what was flushed, and is kept."""
+    """The next batch by the damaged one's length is above the flushed range, and is kept."""
     root = with_holes(tmp_path)
     damage(root / LOG, 22)
     partition = open_partition(root, clean=False, recovery_point=2)
@@ -303,7 +303,7 @@ def test_damage_before_a_hole_that_begins_at_the_recovery_point(tmp_path: Path) 
     assert [(one.offset, one.next_offset) for one in report.damaged] == [(0, 4)]
 
 
-# --- what is cut is kept -------------------------------------------------------------------------
+# --- copies of truncated data ---------------------------------------------------------------------
 
 
 def test_what_was_cut_off_stands_beside_the_log(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_what_was_cut_off_stands_beside_the_log(tmp_path: Path) -> None:
     assert set(report.kept) == set(strays(root))
     assert report.truncated_bytes == sum(map(len, strays(root).values()))
     assert report.removed_records == 36 - 12
-    # Another time the numbers go on, and nothing takes the place of what was kept before.
+    # Another truncation takes the next number and does not overwrite an earlier copy.
     kept = strays(root)
     append(partition, 3)
     again_root = crash_image(partition, tmp_path / "again")
@@ -334,12 +334,12 @@ def test_what_was_cut_off_stands_beside_the_log(tmp_path: Path) -> None:
     assert strays(again_root).keys() - kept.keys() == {f"{12:020d}.log.2-stray"}
     assert kept.items() <= strays(again_root).items()
     again.close()
-    # They are read as log files, and are no part of the log that is verified.
+    # The copies can be dumped like log files, but are not verified as part of the log.
     directory = str(again_root / "orders-0")
     dumped = dump_file(FS, directory, f"{18:020d}.log.1-stray", verify=True)
     assert [row["base_offset"] for row in dumped if row["kind"] == "batch"] == [18, 21, 24, 26]
     assert not list(verify_partition(FS, directory))
-    # A start does not mind them, and they go with the partition.
+    # A start ignores them, and they are deleted with the partition.
     last = open_partition(again_root)
     assert last.recovery is None
     delete(last)
@@ -381,7 +381,7 @@ def test_without_room_to_keep_it_nothing_good_is_given_up(tmp_path: Path) -> Non
     with pytest.raises(StorageError, match="No space left"):
         open_partition(root, clean=False, fs=disk)
     assert {one: one.read_bytes() for one in (root / "orders-0").glob("*.log")} == before
-    # The write that nobody was told of is not worth that.
+    # An unacknowledged write needs no copy.
     partition = open_partition(torn, clean=False, fs=disk)
     assert partition.log_end_offset == 35
     assert not strays(torn)
@@ -416,7 +416,7 @@ def broken_in_the_middle(root: Path) -> Path:
 def test_a_kill_at_every_step_of_a_recovery_loses_nothing(
     tmp_path: Path, build: Callable[[Path], Path]
 ) -> None:
-    """Neither of the log nor of what is kept, and a compacted segment is never the active one."""
+    """Neither the log nor a copy loses data, and a compacted segment never becomes active."""
     source = build(tmp_path / "source")
     shutil.copytree(source / "orders-0", tmp_path / "straight" / "orders-0")
     straight = open_partition(tmp_path / "straight", clean=False)

@@ -1,4 +1,4 @@
-"""A producer's first batches come in their order, whichever of them is refused at first."""
+"""A producer's first batches are appended in order, even if some are refused at first."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_nor_one_that_was_not_verified(tmp_path: Path) -> None:
         append_batch(partition, first, now_ms=T0)
     with pytest.raises(OutOfOrderSequenceError):
         append(partition, producer_id=PID, sequence=4, transactional=True)
-    # One that comes even earlier is the first then.
+    # An even earlier batch then counts as the first one.
     append(partition, producer_id=PID, sequence=2, transactional=True)
     append(partition, producer_id=PID, sequence=3, transactional=True)
 
@@ -80,14 +80,14 @@ def test_nor_one_for_which_there_was_no_producer_left(tmp_path: Path) -> None:
 def test_nor_one_behind_what_was_cut_before_anybody_had_heard_of_it(
     tmp_path: Path, committed: int
 ) -> None:
-    """Led, cut by the next leader, led again; and then a late copy of the second batch."""
+    """Appended as leader, truncated by the next leader, leader again; then a late second batch."""
     partition = open_partition(tmp_path, is_replica=True, is_replicated=True)
     for sequence in (0, 1):
         append(partition, producer_id=PID, sequence=sequence)
     partition.replica.move_high_watermark(committed)
     partition.replica.truncate_to(0)
     if committed:
-        # Its client was told that they are there, and goes on behind them.
+        # They were acknowledged to the client, which continues after them.
         append(partition, producer_id=PID, sequence=2)
         return
     with pytest.raises(OutOfOrderSequenceError):
@@ -144,7 +144,7 @@ FAULTS = st.lists(st.sampled_from(["", "full", "not verified", "refused"]), max_
 def test_a_client_that_repeats_gets_all_of_it_written_in_order(
     faults: list[str], transactional: bool
 ) -> None:
-    """Five batches under way; a refused one is sent again with all that stand behind it."""
+    """Five batches in flight; a refused one is sent again with all batches after it."""
     disk, left = FaultyDisk(), deque(faults)
     with tempfile.TemporaryDirectory() as root:
         partition = open_partition(Path(root), fs=disk)

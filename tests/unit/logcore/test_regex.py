@@ -1,4 +1,4 @@
-"""Clients' regular expressions: Python's ``re`` judges."""
+"""Clients' regular expressions, compared with Python's ``re``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fencepost.logcore.steps import finish
 LONGEST = GroupLimits().max_string_bytes
 TRIES = 3
 TURN_S = 0.1
-"""Twice what a turn may take: the machines that run this are shared."""
+"""Twice the allowed duration of a turn, as the machines that run this are shared."""
 NON_ASCII = ("é", "(?i:\u212a)", "[é-ü]", "[ц-яa]", r"\p{Greek}", "[^é]")
-"""The same with what tells characters outside of ASCII apart."""
+"""Expressions that distinguish characters outside ASCII, to repeat up to the maximum length."""
 WORST = ("a", "a*", "|", "a|", "()", "[a]", r"\d", r"\pL", "(", "(?i:a)", "a{0,3}", "[[:alpha:]]")
-"""Repeated up to the greatest length."""
+"""Expressions to repeat up to the maximum length."""
 TEXTS = [
     "",
     "a",
@@ -116,8 +116,8 @@ def test_size_is_bounded_by_repetitions_alone():
 def check_turns(regex: str, names: list[str]) -> None:
     """Assert that no turn of matching is long.
 
-    A full collection of a large test process may fall into a turn, so a long one is tried again:
-    what a turn costs, it costs each time.
+    A full collection of a large test process may fall into a turn, so the scan is repeated after a
+    long one: the matching itself takes the same time every time.
     """
     for _ in range(TRIES):
         scan = RegexScan([regex], names, 1)
@@ -134,7 +134,7 @@ def check_turns(regex: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("pattern", WORST)
 def test_no_slice_of_an_expression_of_the_greatest_length_holds_the_loop(pattern):
-    """In processor time: that of a turn, for an expression of 32,767 bytes and long names."""
+    """Measure a turn's processor time for an expression of 32,767 bytes and long names."""
     regex = (pattern * LONGEST)[: LONGEST // len(pattern) * len(pattern)]
     if pattern == "(":
         regex = "(" * (LONGEST // 2) + ")" * (LONGEST // 2)
@@ -153,7 +153,7 @@ def test_an_expression_of_the_greatest_length_is_read_in_steps(pattern):
 
 @pytest.mark.parametrize("pattern", NON_ASCII)
 def test_sets_beyond_ascii_are_asked_once_a_character(pattern):
-    """However many pieces share them, and however many ranges they have."""
+    """The cost depends neither on the number of pieces that share a set nor on its ranges."""
     number = LONGEST // (len(pattern.encode()) + 1)
     ranges = "(?i)(?:[" + pattern.strip("[]") * (number // 2) + "]|.)*"
     for regex in ((pattern + "?") * number, ranges):

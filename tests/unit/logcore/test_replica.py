@@ -1,4 +1,4 @@
-"""A log that takes over its leader's: bytes as they are, high watermark from outside, cuts."""
+"""A log that copies its leader's: the same bytes, an external high watermark, truncation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _roots(tmp_path: Path) -> None:
 
 
 def fetch(leader: Partition, follower: Partition, max_bytes: int = 1 << 20) -> bool:
-    """One round of replication; whether anything came."""
+    """Replicate one fetch; return whether it had records."""
     data = fetch_bytes(
         leader, follower.log_end_offset, max_bytes, Isolation.READ_UNCOMMITTED
     ).records
@@ -66,16 +66,16 @@ def catch_up(leader: Partition, follower: Partition, max_bytes: int = 1 << 20) -
 
 
 def at(offset: int, count: int = 1, **fields: object) -> bytes:
-    """A leader's batch at this offset."""
+    """Return a leader's batch at this offset."""
     records = [LogRecord(offset + one, T0 + one, b"k", b"v") for one in range(count)]
     return encode_batch(records, **fields)
 
 
-# --- what is appended stays as it is ---
+# --- appended bytes are unchanged ---
 
 
 def files(partition: Partition, suffixes: set[str]) -> dict[str, bytes]:
-    """The files of a closed log by name."""
+    """Return the files of a closed log by name."""
     return {
         path.name: path.read_bytes()
         for path in Path(partition.log.directory).iterdir()
@@ -84,7 +84,7 @@ def files(partition: Partition, suffixes: set[str]) -> dict[str, bytes]:
 
 
 class Leading:
-    """Random deeds of a leader."""
+    """Random actions of a leader."""
 
     def __init__(self, leader: Partition, draw: random.Random) -> None:
         self.leader, self.draw = leader, draw
@@ -139,12 +139,12 @@ def test_any_log_is_taken_over_byte_by_byte(tmp_path: Path, seed: int) -> None:
             assert follower.recovery is not None
             assert not follower.recovery.reason
     catch_up(leader, follower, draw.choice([700, 1 << 20]))
-    # The last epoch of the leader may have no record yet, which nobody can fetch.
+    # The leader's last epoch may have no record yet, so the follower cannot have it.
     leader._epochs.truncate_from_end(leader.log_end_offset)
     assert state_of(follower) == state_of(leader)
     leader.close()
     follower.close()
-    # A start begins the distance between index entries anew, and each close takes a snapshot.
+    # A start resets the distance between index entries, and each close takes a snapshot.
     suffixes = {".log", ".txnindex"} if seed % 2 else KEPT
     assert files(follower, suffixes) == files(leader, suffixes)
 
@@ -162,7 +162,7 @@ def test_holes_of_a_compacted_leader_stay(tmp_path: Path) -> None:
 
 
 def test_a_hole_too_wide_for_a_segment(tmp_path: Path) -> None:
-    """All between was compacted away: no offset of an index could tell it."""
+    """Compaction removed all between, and the distance exceeds an index's relative offsets."""
     follower = follower_of(tmp_path)
     far = 5_000_000_000
     follower.append_as_follower(at(3) + at(far) + at(far + 1) + at(3 * far, leader_epoch=1), 1)
@@ -178,7 +178,7 @@ def test_a_hole_too_wide_for_a_segment(tmp_path: Path) -> None:
 
 
 def test_a_cut_in_a_hole_or_a_batch_leaves_no_gap(tmp_path: Path) -> None:
-    """The log ends behind a batch; what is fetched next begins a hole inside of the segment."""
+    """The log ends after a batch, and the next fetched batch begins a hole within the segment."""
     for offset in (5, 6, 8):
         follower = follower_of(tmp_path, name=f"cut{offset}")
         follower.append_as_follower(at(0, 3) + at(4, 3) + at(9, 3), 0)
@@ -194,7 +194,7 @@ def test_a_cut_in_a_hole_or_a_batch_leaves_no_gap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.LZ4])
 def test_messages_of_old_formats_stay_as_they_are(tmp_path: Path, magic: int, codec: Codec) -> None:
-    """A leader that was upgraded sends them as they lie in its files."""
+    """A leader that was upgraded sends them as they are in its files."""
     follower = follower_of(tmp_path)
     old = [LogRecord(one, T0 + one, b"k%d" % one, b"v") for one in range(6)]
     data = encode_message_set(old[:4], magic, codec=codec)
@@ -219,7 +219,7 @@ def test_messages_of_old_formats_stay_as_they_are(tmp_path: Path, magic: int, co
 
 
 def test_an_older_format_behind_a_newer_one_forgets_the_epochs(tmp_path: Path) -> None:
-    """As in Kafka: they can't be trusted for truncation then; and readers expect old ones first."""
+    """As in Kafka: truncation can then not rely on them; and readers expect old formats first."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(at(0, leader_epoch=2), 2)
     old = encode_message_set([LogRecord(1, T0, b"old", b"v"), LogRecord(2, T0, b"old", b"v")], 1)
@@ -233,7 +233,7 @@ def test_an_older_format_behind_a_newer_one_forgets_the_epochs(tmp_path: Path) -
 
 
 def crash_root(partition: Partition, root: Path) -> Path:
-    """A root in whose ``follower`` is what ``kill -9`` leaves now."""
+    """Return a root whose ``follower`` has the files that ``kill -9`` would leave now."""
     image = root / "image" / uuid.uuid4().hex
     (image / "follower").mkdir(parents=True)
     crash_image(partition, image / "follower")
@@ -273,7 +273,7 @@ def test_an_incomplete_batch_at_the_end_is_left(tmp_path: Path) -> None:
 
 
 def test_batches_of_a_later_epoch_are_skipped(tmp_path: Path) -> None:
-    """KAFKA-18723: the answer of an old request, delayed over an election."""
+    """KAFKA-18723: a response to an old request, delayed past an election."""
     follower = follower_of(tmp_path)
     data = at(0, leader_epoch=3) + at(1, leader_epoch=4) + at(2, leader_epoch=3)
     arrived = follower.append_as_follower(data, 3)
@@ -393,7 +393,7 @@ def test_the_last_stable_offset_waits_for_the_marker_to_be_replicated(tmp_path: 
 
 
 def test_a_restart_and_a_cut_know_what_is_not_replicated(tmp_path: Path) -> None:
-    """A snapshot tells of open transactions only; this one has ended, above the high watermark."""
+    """Snapshots contain open transactions only; this one has ended, above the high watermark."""
     leader = leader_of(tmp_path, config=SMALL)
     append(leader, 2)
     append(leader, 3, producer_id=1, transactional=True)
@@ -412,7 +412,7 @@ def test_a_restart_and_a_cut_know_what_is_not_replicated(tmp_path: Path) -> None
     assert follower.last_stable_offset == 6
 
 
-# --- cutting ---
+# --- truncation ---
 
 
 def test_a_cut_below_the_high_watermark(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_an_epoch_begins_before_its_first_record_also_right_after_a_start(tmp_pa
 
 
 def test_a_log_begins_elsewhere(tmp_path: Path) -> None:
-    """KAFKA-9491: log start, high watermark and end are the leader's log start."""
+    """KAFKA-9491: log start, high watermark and log end become the leader's log start."""
     follower = follower_of(tmp_path)
     one = {"producer_id": 1, "base_sequence": 0, "producer_epoch": 3, "transactional": True}
     follower.append_as_follower(at(0, 3, **one) + at(3, 3), 0)
@@ -509,7 +509,7 @@ def test_nothing_above_the_high_watermark_is_compacted(tmp_path: Path) -> None:
 
 
 def test_a_planned_cut_holds_the_recovery_point(tmp_path: Path) -> None:
-    """A flush that ends between the plan and the cut must not say more than will be there."""
+    """A flush that ends between plan and truncation must not raise the recovery point above it."""
     flusher = LateFlusher()
     follower = follower_of(tmp_path, flusher=flusher)
     follower.append_as_follower(at(0, 3) + at(3, 2), 0)
@@ -529,7 +529,7 @@ def test_a_planned_cut_holds_the_recovery_point(tmp_path: Path) -> None:
 
 
 def test_what_was_cut_is_not_taken_for_damage(tmp_path: Path) -> None:
-    """A kill tears what came after the cut: it is cut away, nothing below was on disk for sure."""
+    """A kill tears a batch appended after the truncation: recovery truncates, without a report."""
     follower = follower_of(tmp_path)
     follower.append_as_follower(b"".join(at(one) for one in range(10)), 0)
     follower.flushes.run(T0)

@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 
 
 def segments(root: Path, count: int = 4, **changes: object) -> Partition:
-    """One batch to a segment, a day between them."""
+    """Return a log with one batch per segment, a day apart."""
     partition = open_partition(root, config=config(segment_bytes=SIZE, **changes))
     for at in range(count):
         append(partition, timestamp_ms=T0 + at * DAY_MS, now_ms=T0 + at * DAY_MS)
@@ -98,7 +98,7 @@ def test_delete_records_moves_the_start_and_retention_takes_whole_segments(tmp_p
     assert bases(partition) == [0, 2, 4]
     assert retain(partition, T0) == 1
     assert bases(partition) == [2, 4]
-    # A batch that straddles the log start is read whole.
+    # A batch that straddles the log start is read completely.
     assert [base for base, _ in read_log(partition)] == [3, 4]
     assert partition.cleanup.delete_records_before(-1) == 5
     with pytest.raises(OffsetOutOfRangeError):
@@ -147,7 +147,7 @@ def test_producers_outlive_their_segments(tmp_path: Path) -> None:
     append(partition, 3)
     partition.cleanup.delete_records_before(2)
     assert retain(partition, T0) == 1
-    # The open transaction began before the log start, which bounds the stable offset.
+    # The open transaction began before the log start, which bounds the last stable offset.
     assert partition.last_stable_offset == partition.log_start_offset == 2
     assert [one.producer_id for one in partition.producers.view()] == [1]
     partition.close()

@@ -28,7 +28,7 @@ def make(path: Path, base: int = 0, *, fresh: bool = True, interval: int = 4096)
 
 
 def fill(segment: Segment, sizes: list[int], *, times: list[int] | None = None) -> list[bytes]:
-    """Append batches of two records and the given value sizes; offsets follow on."""
+    """Append batches of two records with the given value sizes, at consecutive offsets."""
     offset, result = segment.next_offset(), []
     for at, size in enumerate(sizes):
         timestamp = times[at] if times else 1000 + at
@@ -49,7 +49,7 @@ def test_entry_for_each_batch_behind_more_than_the_interval(tmp_path: Path) -> N
     batches = fill(segment, [3000, 3000, 100, 5000, 1], times=[1000, 3000, 2000, 2500, 4000])
     segment.seal()
     starts = [sum(map(len, batches[:at])) for at in range(5)]
-    # The first entry comes with the third batch, 6 kB in; its key is that batch's last offset.
+    # The first entry comes with the third batch, after 6 kB; its key is that batch's last offset.
     entries = (15 - 10, starts[2], 19 - 10, starts[4])
     assert Path(segment.offset_index.path).read_bytes() == struct.pack(">4i", *entries)
     # Time entries: the largest so far and the last offset of its batch; the last one is final.

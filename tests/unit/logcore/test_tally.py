@@ -1,4 +1,4 @@
-"""Honest lag: what a reader can really still get, against a reader that counts it."""
+"""Exact lag: the number of records still readable, compared with a reader that counts them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 120
 
 
 def readable(partition: Partition, isolation: Isolation) -> list[int]:
-    """The offsets of the records that a reader gets, from log start to its limit."""
+    """Return the offsets of all records that a reader gets, from log start to its limit."""
     offset, found, gone = partition.log_start_offset, [], set[int]()
     while True:
         fetched = fetch_bytes(partition, offset, 1 << 20, isolation)
@@ -94,7 +94,7 @@ def test_a_tally_counts_what_readers_get(
         if rng.random() < 0.02:
             life.restart()
             partition = life.partition
-            # As after a start of the broker: from where the slowest reader is.
+            # As after a broker's start: from the offset of the slowest reader.
             decided = Tally(partition, rng.randint(0, partition.last_stable_offset), 0, aborts=True)
         if step % 10 and rng.random() < 0.7:
             continue
@@ -146,7 +146,7 @@ def test_after_a_start_old_batches_are_looked_at_some_at_a_time(tmp_path: Path) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_compaction_has_removed_is_no_record(seed: int, tmp_path: Path) -> None:
-    """A batch that has lost records keeps its offsets; so does the place of one that is gone."""
+    """A batch keeps the offsets of its removed records; so does the gap of a removed batch."""
     rng = random.Random(seed)
     partition = open_partition(tmp_path, config=COMPACTED)
     for _ in range(60):
@@ -180,7 +180,7 @@ def test_the_memory_of_a_tally_is_bounded_and_its_sums_stay(tmp_path: Path) -> N
     assert counted.runs == 2 * MIN_RUNS
     end = partition.high_watermark
     assert counted.between(0, end) == (count, 0)
-    # In between it may be off by one, and says rather more records than less.
+    # Within a run the count may be one too high, never too low.
     off = [(end - at + 1) // 2 - counted.between(at, end)[0] for at in range(end)]
     assert set(off) == {0, 1}
     counted.keep(end, 1)

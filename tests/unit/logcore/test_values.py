@@ -1,4 +1,4 @@
-"""A class whose methods are made late is the dataclass that it says it is."""
+"""Classes whose methods are made on first use behave like the dataclasses they replace."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_value_may_be_of_a_class_that_another_goes_on_from() -> None:
 
 
 def test_a_value_can_be_read_where_none_was_made_yet() -> None:
-    """Nor need the class have been asked for anything: it may be another process that reads."""
+    """The class need not have been used before: the reader may be another process."""
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
     data = pickle.dumps(BrokerEndpoint("a", "b", 1, 2))
     read = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)

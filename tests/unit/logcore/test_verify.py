@@ -1,4 +1,4 @@
-"""A directory is checked against itself, and mended from its log or cut, with a way back."""
+"""A directory is checked for consistency, and repaired from its log or truncated, reversibly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLOCK = ManualClock(T0)
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Several segments, producers, transactions of both ends and one that is open; closed."""
+    """Return several segments, producers, committed, aborted and open transactions; closed."""
     partition = open_partition(tmp_path, config=SMALL)
     for turn in range(20):
         append(partition, 2, size=60, producer_id=7, sequence=2 * turn, timestamp_ms=T0 + turn)
@@ -111,7 +111,7 @@ def test_what_is_missing_is_named(directory: Path) -> None:
 
 
 def test_epochs_before_the_log_start_are_not_missed(tmp_path: Path) -> None:
-    """The log start lies in the first segment, which still holds batches of epochs before it."""
+    """The log starts in the first segment, which still has batches of earlier epochs."""
     for epoch in (0, 1, 2):
         partition = open_partition(tmp_path, leader_epoch=epoch)
         append(partition, 4)
@@ -199,7 +199,7 @@ def test_a_log_is_cut_and_the_cut_undone(directory: Path, tmp_path: Path) -> Non
     assert partition.log_end_offset == cut.first_offset
     assert read_log(partition)[-1][0] < cut.first_offset
     partition.close()
-    # The way back: what the cut left from the first copied segment on goes, the copies return.
+    # To undo it, remove the files from the first copied segment on and restore the copies.
     first = min(one.name for one in undo.iterdir())
     for one in directory.iterdir():
         if one.name[:20].isdecimal() and one.name >= first[:20]:

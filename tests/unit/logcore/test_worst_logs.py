@@ -1,4 +1,4 @@
-"""Work in the background on the worst batches keeps neither the loop nor the interpreter lock."""
+"""Background work on the worst batches blocks neither the loop nor the interpreter lock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.worst_batches import (
 KEYED, COMMITS = 500_000, 100_000
 NOW_MS = FIRST_MS + 1_000_000
 TRIES = 3
-"""How often work is done that a busy machine makes look too long."""
+"""How often work is repeated when a busy machine makes it look too long."""
 
 CODECS = pytest.mark.parametrize("codec", list(Codec)[1:], ids=lambda codec: codec.name.lower())
 COMPACTED = LogConfig(
@@ -59,7 +59,7 @@ def opened() -> Partition:
 
 
 def check_lock(work: Callable[[], Callable[[], object]]) -> None:
-    """Prepare and do work in a thread until the lock was free in time, and fail if it never was."""
+    """Run prepared work in a thread until the lock was free in time; fail if it never was."""
     watches: list[LockWatch] = []
     while not watches or (len(watches) < TRIES and not watches[-1].is_short):
         thread = threading.Thread(target=work(), name="work")

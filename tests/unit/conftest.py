@@ -1,4 +1,4 @@
-"""What a killed log leaves behind in a process that lives on: open files."""
+"""Files that killed logs leave open, since the test process continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost.logcore.log_file import LogFile
 
 @pytest.fixture
 def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A real kill closes them; here hundreds would pile up, and some clients bear 1,024 at most."""
+    """A real kill closes them; hundreds would pile up here, and some clients fail above 1,024."""
     left: set[int] = set()
     openers = OsFileSystem.open, OsFileSystem.open_for_reading
     close, retire = OsFileSystem.close, LogFile.retire
@@ -33,7 +33,7 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         close(fs, handle)
 
     def retiring(file: LogFile) -> None:
-        # It closes its handle when it dies: by then the number would be another test's.
+        # Its finalizer closes the handle, whose number may belong to another test by then.
         left.discard(file._handle)
         retire(file)
 
@@ -42,6 +42,6 @@ def killed_logs_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(OsFileSystem, "open_for_reading", opening_for_reading)
     monkeypatch.setattr(OsFileSystem, "close", closing)
     yield
-    while left:  # what dies meanwhile closes its own
+    while left:  # objects finalized meanwhile close their own
         with suppress(OSError):
             close(OsFileSystem(), left.pop())

@@ -1,4 +1,4 @@
-"""Tables of the benchmark: whose column is whose, and which direction is better."""
+"""Tables of the benchmark: the order of the columns, and the direction that is better."""
 
 from __future__ import annotations
 

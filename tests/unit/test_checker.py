@@ -1,4 +1,4 @@
-"""The checker is checked: it finds every planted anomaly and nothing in the history beside it."""
+"""The checker itself: it finds every planted anomaly, and none in the same history without it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def abort(at: float, txn: str, outcome: Outcome = OK) -> End:
 
 
 def read(at: float, position: int, values: str, end: int | None = None, **more: Any) -> Read:
-    """A read of ``values``, written as ``"0:a 1:b"``."""
+    """Return a read of ``values``, written as ``"0:a 1:b"``."""
     pairs = tuple((int(o), v) for o, _, v in (text.partition(":") for text in values.split()))
     upto = end if end is not None else max([position, *(offset + 1 for offset, _ in pairs)])
     fields = {
@@ -100,7 +100,7 @@ TXN = [
     send(1, "a", 0, txn="x"),
     send(2, "b", 0, txn="x", partition=Q),
 ]
-"""One transaction over two partitions; how it ended is for the history to say."""
+"""A transaction over two partitions; the history determines its outcome."""
 
 PAIRS: list[tuple[Kind, str, list[Operation], list[Operation]]] = [
     (
@@ -391,7 +391,7 @@ PAIRS: list[tuple[Kind, str, list[Operation], list[Operation]]] = [
         ],
     ),
 ]
-"""Per class: what is planted, the clean history, and the same with the anomaly in it."""
+"""By class: the planted anomaly, the clean history, and the same history with the anomaly."""
 
 CASES = [pytest.param(*pair, id=f"{pair[0]}: {pair[1]}") for pair in PAIRS]
 

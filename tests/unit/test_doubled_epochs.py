@@ -1,4 +1,4 @@
-"""The judge of what a producer that took another epoch may have written twice."""
+"""The check for records that a producer may have duplicated by taking another epoch."""
 
 from __future__ import annotations
 

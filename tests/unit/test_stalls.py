@@ -1,4 +1,4 @@
-"""The watch over the event loop finds what keeps it, however slow the machine is at the moment."""
+"""The watch over the event loop finds blocking code, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _in_a_thread(work: Callable[[], object]) -> LockWatch:
 
 
 def test_thread_that_keeps_the_lock_is_found() -> None:
-    watch = _in_a_thread(lambda: pow(3, 4_000_000))  # one call
+    watch = _in_a_thread(lambda: pow(3, 4_000_000))  # a single call
     assert not watch.is_short
 
 

@@ -1,4 +1,4 @@
-"""A transaction closes at its limits: by count, by bytes, by time; nothing is lost or reordered."""
+"""A transaction closes at its limits: by count, bytes or time; no record is lost or reordered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_byte_past_the_limit_waits_for_the_next() -> None:
     waiting = batcher(max_bytes=10, max_ms=1_000)
     waiting.add([b"x" * 9, b"yy"], 5)
     assert waiting.take(7) == [b"x" * 9]
-    assert waiting.left_ms(7) == 1_000  # what is over begins to wait anew
+    assert waiting.left_ms(7) == 1_000  # the wait of the remaining records starts here
     assert waiting.take(7) == [b"yy"]
 
 
@@ -52,7 +52,7 @@ def test_a_record_larger_than_the_limit_goes_alone() -> None:
 def test_time_at_the_limit_and_just_before() -> None:
     waiting = batcher(max_ms=50)
     waiting.add([b"a"], 100)
-    waiting.add([b"b"], 140)  # later ones do not put it off
+    waiting.add([b"b"], 140)  # later ones do not extend it
     assert not waiting.is_full(149)
     assert waiting.is_full(150)
 

@@ -1,4 +1,4 @@
-"""Which failure costs a transaction, which the producer, and which ends the pipeline."""
+"""Failures that cost a transaction or the producer, and failures that end the pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fencepost.pipelines.failures import (
 
 
 def wrapped(inner: Exception) -> Exception:
-    """As aiokafka wraps what its sender died of."""
+    """Wrap an exception as aiokafka does when its sender dies of it."""
     error: Exception = kafka.KafkaError("Unexpected error during batch delivery")
     error.__cause__ = inner
     return error

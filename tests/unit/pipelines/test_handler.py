@@ -1,4 +1,4 @@
-"""The handler's call: serdes, refusals, dead letters, threads, and what becomes of exceptions."""
+"""The handler's call: serdes, refusals, dead letters, threads, and exceptions."""
 
 from __future__ import annotations
 

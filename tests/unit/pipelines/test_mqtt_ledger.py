@@ -1,4 +1,4 @@
-"""The ledger: what was seen is known after a restart, and what is forgotten is the oldest."""
+"""The ledger: its entries survive a restart, and the oldest ones are evicted first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fencepost.pipelines.mqtt.message_ids import OwnId, json_id
 
 
 def compacted(written: list[tuple[bytes, bytes]]) -> list[bytes]:
-    """What compaction leaves: the last value of each key, in the order of the log."""
+    """Return the last value of each key in the order of the log, as compaction leaves it."""
     last = dict(written)
     return [value for key, value in written if last[key] is value]
 
 
 def restarted(ledger: Ledger) -> Ledger:
-    """What the next connection makes of all its records."""
+    """Return the ledger that the next connection restores from all its records."""
     return Ledger.restore([value for _, value in ledger.snapshot(whole=True)])
 
 
@@ -44,7 +44,7 @@ def test_a_packet_id_is_known_until_it_is_released() -> None:
 
 
 def test_a_released_packet_is_known_as_a_redelivery_alone() -> None:
-    """The broker may not have read our PUBCOMP."""
+    """The MQTT broker may not have read the bridge's PUBCOMP."""
     ledger = Ledger()
     ledger.receive(7, b"m")
     ledger.release(7)
@@ -72,7 +72,7 @@ def test_a_broker_that_uses_ids_again_at_once_is_taken_at_its_word() -> None:
 
 
 def test_an_id_used_again_after_a_restart_proves_nothing() -> None:
-    """The broker may have come back from an older file, and count its ids from there."""
+    """The MQTT broker may have restored an older file and count its packet ids from there."""
     ledger = Ledger()
     ledger.receive(1, b"m")
     ledger.release(1)
@@ -120,7 +120,7 @@ def test_a_forgotten_slot_leaves_an_id_that_was_used_again() -> None:
 
 
 def test_a_ledger_without_released_packets_is_read() -> None:
-    """As bridges before them wrote it."""
+    """Earlier bridges wrote such ledgers."""
     ledger = Ledger.restore([msgpack.packb([3, ["x"], {7: b"m"}, True])])
     assert ledger.knows("a", OwnId("x"), dup=True)
     assert not ledger.knows("a", OwnId("x"))  # it may be another device's
@@ -213,7 +213,7 @@ def test_ids_of_json_that_look_alike_are_different_messages() -> None:
 
 
 def test_ids_that_earlier_versions_remembered_still_count() -> None:
-    """They took ``str()`` of what JSON gave: the number and the string were one."""
+    """They applied ``str()`` to the JSON value, so that a number and its string were equal."""
     slots = [[0, [identity("a", "1"), identity("a", "True"), "x"], {}, False, False, 0]]
     ledger = Ledger.restore([msgpack.packb(slot) for slot in slots])
 
@@ -232,7 +232,7 @@ def test_ids_that_earlier_versions_remembered_still_count() -> None:
 
 
 def test_a_message_costs_the_ledger_little() -> None:
-    """Also at one message a transaction, where each writes its slots again: two of QoS 2."""
+    """Even with one message per transaction, each of which rewrites two QoS 2 slots."""
     ledger = Ledger()
     count = total = 0
     for number in range(2_000):

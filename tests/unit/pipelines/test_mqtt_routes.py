@@ -1,4 +1,4 @@
-"""MQTT filters, Kafka topics and keys from templates, and where a message's id stands."""
+"""MQTT filters, Kafka topics and keys from templates, and the place of a message's id."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TOPICS += [*(f"$S/{topic}" for topic in TOPICS), "$S"]
 @settings(deadline=None, max_examples=200)
 @given(FILTERS, FILTERS)
 def test_covering_and_overlapping_are_what_matching_says(one: str, other: str) -> None:
-    """Four levels and names are as good as all: filters here have at most four, and two names."""
+    """Filters of at most four levels and two names cover all cases."""
     ours = {topic for topic in TOPICS if covers(one, topic)}
     theirs = {topic for topic in TOPICS if covers(other, topic)}
     assert overlap(one, other) is bool(ours & theirs)
@@ -151,7 +151,7 @@ TREES = st.recursive(
         | st.lists(st.tuples(st.sampled_from("ab"), inner), max_size=3).map(tuple)
     ),
 )
-"""JSON values: the text of one that is neither, a list, or a tuple of an object's members."""
+"""JSON values: the text of a scalar, a list, or a tuple of an object's members."""
 
 
 def rendered(tree: Any) -> str:

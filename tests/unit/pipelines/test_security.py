@@ -1,4 +1,4 @@
-"""What aiokafka is told of encryption and logins, and what becomes of refusals."""
+"""aiokafka's options for encryption and logins, and the handling of refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the connection of Spark's source and sink does while the broker is away."""
+"""The connection of Spark's source and sink while the broker is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow columns to record batches and back, judged by the one-record-at-a-time codec."""
+"""Arrow columns to record batches and back, compared with the codec for single records."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_rows_without_topic_option_go_where_their_column_says() -> None:
     columns = {"value": pa.array([b"1", b"2", b"3"]), "topic": pa.array(["x", "y", "x"])}
     found = written(columns, topic=None)
     assert {topic: count for (topic, _), count in found.items()} == {"x": 2, "y": 1}
-    # As in the stock connector the option goes before the column.
+    # The option takes precedence over the column, as in the stock connector.
     assert {topic for topic, _ in written(columns)} == {"t"}
 
 
@@ -211,7 +211,7 @@ def test_rows_without_topic_option_go_where_their_column_says() -> None:
 def test_a_partition_that_the_topic_lacks_is_refused(partition: int) -> None:
     columns = {"value": pa.array([b"1"]), "partition": pa.array([partition], pa.int32())}
     if partition < 0:
-        # Below zero there is no partition to mean.
+        # Negative partitions do not exist.
         with pytest.raises(Exception, match="partition"):
             written(columns)
     else:
@@ -225,7 +225,7 @@ def pieces(count: int) -> list[Piece]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of its own."""
+    """Yield a machine's temporary folder."""
     monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -265,7 +265,7 @@ def test_what_was_left_on_another_machine_is_no_sign_of_a_shared_folder(
     machine: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_spool()
-    # The driver's machine; the task runs where an earlier batch of the query was driven from.
+    # The driver's machine; the task runs where an earlier driver of the query ran.
     monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path_factory.mktemp("driver")))
     made = new_spool()
     here = Path(machine, Path(made.folder).name)

@@ -1,4 +1,4 @@
-"""Options, offset planning and the sink's progress: what needs neither Spark nor broker."""
+"""Options, offset planning and the sink's progress, tested without Spark and broker."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_options_of_the_stock_connector_without_meaning_here_are_let_pass(
 
 
 def test_the_size_of_batches_is_that_of_requests() -> None:
-    # Kafka's batch.size is how much is gathered while other batches are under way.
+    # Kafka's batch.size limits what is collected while other batches are in flight.
     assert sink(kafka_batch_size="16384").batch_bytes == 900_000
     assert sink(kafka_max_request_size="500").batch_bytes == 500
     assert sink(kafka_max_request_size="10485760").batch_bytes == 900_000
@@ -256,7 +256,7 @@ def test_a_timestamp_is_a_column_of_the_sink_only_where_it_is_asked_for() -> Non
 
 
 class Told:
-    """What PySpark tells of a source."""
+    """The progress that PySpark reports for a source."""
 
     def __init__(self, end: str, latest: str) -> None:
         self.endOffset, self.latestOffset = end, latest
@@ -269,7 +269,7 @@ def test_the_lag_is_told_in_the_words_of_the_stock_connector() -> None:
         "maxOffsetsBehindLatest": "4",
         "avgOffsetsBehindLatest": str(7 / 3),
     }
-    # PySpark's text for nothing at all.
+    # PySpark's texts for an absent value.
     for nothing in ("None", "null", "", "{}"):
         assert behind_latest(Told('{"t":{"0":5}}', nothing)) == {}
         assert behind_latest(Told(nothing, '{"t":{"0":5}}')) == {}
@@ -288,7 +288,7 @@ def test_offsets_survive_the_checkpoint() -> None:
 def test_a_limit_is_shared_in_proportion_to_the_lags() -> None:
     assert plan.limit({T0: 0, T1: 0}, {T0: 900, T1: 100}, 100) == {T0: 90, T1: 10}
     assert plan.limit({T0: 0, T1: 5}, {T0: 10, T1: 5}, 100) == {T0: 10, T1: 5}
-    # A small lag next to a huge one still moves; a partition that is new counts from 0.
+    # A small lag next to a huge one still advances; a new partition counts from 0.
     assert plan.limit({T0: 0, T1: 7}, {T0: 10**9, T1: 8, T2: 0}, 10)[T1] == 8
     assert plan.limit({}, {T2: 100}, 10) == {T2: 10}
 
@@ -393,7 +393,7 @@ def test_only_local_checkpoints_can_be_read(tmp_path: Path) -> None:
     assert local_folder("file:///tmp/a%20b") == Path("/tmp/a b")
     assert local_folder("/tmp/x") == Path("/tmp/x")
     assert local_folder("x") == Path.cwd() / "x"
-    # What has no scheme may be on another file system; then it is not, or not as a whole, here.
+    # A path without a scheme may be on another file system, so it may be absent or incomplete here.
     assert read_checkpoint(str(tmp_path / "nothing")) is None
     (tmp_path / "metadata").write_text('{"id":"q-1"}')
     assert read_checkpoint(str(tmp_path)) is None

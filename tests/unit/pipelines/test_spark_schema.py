@@ -1,4 +1,4 @@
-"""The columns that a sink takes, by their types at every level."""
+"""The columns that a sink accepts, by their types at every level."""
 
 from __future__ import annotations
 

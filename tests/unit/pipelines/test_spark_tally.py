@@ -1,4 +1,4 @@
-"""The checksum of a batch: the same rows however they come, other rows whatever else is alike."""
+"""The checksum of a batch: equal for the same rows in any order, different for other rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = (pa.binary(), pa.binary(), HEADERS, pa.int32())
 
 
 def counted(*parts: list[Row]) -> tuple[int, str]:
-    """The tally of rows that came in several Arrow batches, from several tasks."""
+    """Return the tally of rows from several Arrow batches of several tasks."""
     rows, checksums = 0, 0
     for part in parts:
         found = Tally(is_exact=True)

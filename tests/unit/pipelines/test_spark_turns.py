@@ -1,4 +1,4 @@
-"""Tasks of one machine that take turns: real processes, their locks and what a dead one leaves."""
+"""Tasks of one machine that take turns: real processes, their locks, and dead ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def process(children: list[Child], program: str, *arguments: str) -> Child:
 
 
 def test_no_number_is_told_twice(folder: Spool, children: list[Child], tmp_path: Path) -> None:
-    # Some ask for both partitions, in either order: none waits for another that waits for it.
+    # Some request both partitions, in either order, which must not deadlock.
     gate = tmp_path / "gate"
     for parts in ("0,1", "1,0", "0", "1"):
         process(children, COUNT, folder.folder, parts, str(gate))
@@ -99,7 +99,7 @@ def test_a_task_killed_between_sealing_and_acknowledgement_ends_the_attempt(
     child.wait_for_line("^sealed$", deadline_s=PATIENCE_S)
     waiting = process(children, COUNT, folder.folder, "0", folder.folder)
     os.kill(child.pid, signal.SIGKILL)
-    # Who waits for the lock gets it, and finds no number.
+    # The waiting task gets the lock, and finds no number.
     assert waiting.wait(PATIENCE_S) == 1
     assert "can't be told" in waiting.tail()
     with pytest.raises(SharedTransactionError, match="amid its write"):
@@ -135,7 +135,7 @@ def test_the_first_begins_and_the_others_join(folder: Spool) -> None:
     def fails() -> Begun:
         raise ConnectionError
 
-    # Who fails to begin leaves it to the next.
+    # After a failed begin the next task may begin.
     with pytest.raises(ConnectionError):
         Turns(folder).joined(fails)
     assert left_behind("query") == []

@@ -1,4 +1,4 @@
-"""Imported code is out of garbage collection, and nothing else is."""
+"""Only imported code is excluded from garbage collection."""
 
 from __future__ import annotations
 

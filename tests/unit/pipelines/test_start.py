@@ -1,4 +1,4 @@
-"""Starting and ending beside a broker that is away, that comes, or that hangs up meanwhile."""
+"""Start and stop while the broker is down, starts, or disconnects."""
 
 from __future__ import annotations
 

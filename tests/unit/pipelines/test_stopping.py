@@ -1,4 +1,4 @@
-"""The request to end: an alternative of a wait, and the time that is left after it."""
+"""The stop request: it interrupts a wait, and limits the time after it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_steps_of_an_end_share_its_time() -> None:
     assert LEAST_S < stop.left_s(LONG_S) <= CLEAN_UP_S
     stop._end -= CLEAN_UP_S
     assert stop.left_s(LONG_S) == LEAST_S
-    stop.set()  # a second signal prolongs nothing
+    stop.set()  # a second signal does not extend it
     assert stop.left_s(LONG_S) == LEAST_S
 
 

@@ -1,4 +1,4 @@
-"""A clock that the test owns: what is due happens when it is moved, in order, and not before."""
+"""A clock owned by the test: timers fire only when it moves, in order, at their deadlines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def join(client: RawClient, group: str = "g", member_id: str = "", **more: objec
 
 
 def sync(client: RawClient, joined: dict, group: str = "g") -> None:
-    """Be the leader who has nothing to give out."""
+    """Sync as the leader, with an empty assignment."""
     answer = client.call(
         "sync_group",
         3,
@@ -67,7 +67,7 @@ def sync(client: RawClient, joined: dict, group: str = "g") -> None:
 
 
 def begin_transaction(client: RawClient, name: str, timeout_ms: int) -> dict:
-    """An open transaction with one record of offsets to come; its producer."""
+    """Begin a transaction that will have a record of offsets, and return its producer."""
     client.call("find_coordinator", 3, key=name, key_type=1)
     begun = client.call(
         "init_producer_id",
@@ -118,7 +118,7 @@ def test_it_may_run_by_itself_from_a_time_on() -> None:
     assert stopped >= 1_060_000
     clock.auto = False
     stopped = clock.now_ms()
-    time.sleep(0.01)  # real time must not show
+    time.sleep(0.01)  # real time must have no effect
     assert clock.now_ms() == stopped
 
 
@@ -187,12 +187,12 @@ def test_what_a_timer_sets_off_has_its_own_time(
             "the second member makes the group rebalance",
         )
         begun_ms = clock.now_ms()
-        # The first does not come to the rebalance: its session ends, and with it the wait for it.
+        # The first member does not rejoin: its session expires, which ends the join phase.
         fired = clock.advance(ms=3 * REBALANCE_MS)
         joined = other.receive()
         assert joined["error_code"] == "none"
         assert (joined["generation_id"], joined["leader"]) == (2, joined["member_id"])
-    # Then the new leader does not say who gets what, until its own time for that is over.
+    # The new leader then sends no assignment until its own sync deadline expires.
     assert kinds(fired) == [("session", "g"), ("sync", "g")]
     session, late = fired
     assert session.at_ms == begun_ms + SESSION_MS
@@ -249,7 +249,7 @@ def test_random_deadlines_fire_at_their_times_however_the_clock_is_moved(
         name, timeout_ms = f"{seed}-{number}", rng.randrange(6_000, 90_000)
         if rng.random() < 0.5:
             begin_transaction(client, name, timeout_ms)
-            # A transaction has timed out when it is older than its timeout.
+            # A transaction times out when it is older than its timeout.
             due.append((clock.now_ms() + timeout_ms + 1, "transaction", name))
         else:
             sync(client, join(client, name, session_timeout=timeout_ms), name)
@@ -284,7 +284,7 @@ def test_the_first_rebalance_waits_by_the_clock(tmp_path: Path, clock: TestClock
 
 
 def beat(client: RawClient, member: str, epoch: int, **more: object) -> dict:
-    """A heartbeat of the consumer protocol."""
+    """Send a heartbeat of the consumer protocol."""
     told = {
         "group_id": "g",
         "member_id": member,

@@ -1,4 +1,4 @@
-"""What ages with a clock that the test owns: records, offsets, producers, transactional ids."""
+"""Expiration by a clock owned by the test: records, offsets, producers, transactional ids."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_compaction_waits_for_its_lag_and_then_keeps_the_last_value(
         min_compaction_lag_ms=str(HOUR_S * 1000),
         min_cleanable_dirty_ratio="0.01",
         segment_ms="1000",
-        # A client's own times do not move with the clock.
+        # The client's own timestamps do not follow the clock.
         message_timestamp_type="LogAppendTime",
     )
     produce(broker, "t", b"1", b"2", key=b"k")
@@ -128,7 +128,7 @@ def test_offsets_of_a_group_without_members_expire(tmp_path: Path, clock: TestCl
         assert of(clock.advance(seconds=HOUR_S - 60), "offsets-expired") == []
         (expired,) = of(clock.advance(seconds=HOUR_S), "offsets-expired")
         assert expired.who == "g"
-        # The look at them comes every ten minutes.
+        # The check runs every ten minutes.
         assert HOUR_S <= (expired.at_ms - begun_ms) / 1000 <= HOUR_S + 600
         again = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
         (kept,) = again.committed([TopicPartition("t", 0)], 30)
@@ -165,11 +165,11 @@ def test_a_week_is_over_in_a_moment(broker: OwnBroker, clock: TestClock) -> None
         patch.setattr(Deadlines, "_compare", counting)
         fired = clock.advance(seconds=7 * DAY_S)
     assert of(fired, "retention")
-    # Retention, producers and the cleaner: a hundred rounds each, and the one at the end.
+    # Retention, producers and the cleaner: a hundred rounds each, plus the final one.
     assert 3 * 99 <= rounds <= 3 * 101
 
 
-# --- with real clients, whose heartbeats go by real time ---
+# --- real clients, whose heartbeats run in real time ---
 
 
 def joined(consumer: Consumer) -> list[TopicPartition]:
@@ -181,7 +181,7 @@ def joined(consumer: Consumer) -> list[TopicPartition]:
 
 
 def members_of(broker: OwnBroker, group: str) -> int:
-    """How many there are in a group that is stable."""
+    """Return the number of members of a Stable group, else 0."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     told = admin.describe_consumer_groups([group], request_timeout=30)[group].result(30)
     return len(told.members) if told.state.name == "STABLE" else 0
@@ -191,7 +191,7 @@ def members_of(broker: OwnBroker, group: str) -> int:
 def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
     tmp_path: Path, protocol: str
 ) -> None:
-    # The consumer protocol's interval between assignments is the broker's time as well.
+    # The consumer protocol's assignment interval is measured by the broker's clock as well.
     clock = TestClock()
     config = {"group.consumer.assignment.interval.ms": "0"}
     settings = {"group.id": "g", "group.protocol": protocol}
@@ -208,15 +208,15 @@ def test_a_live_member_is_out_unless_its_heartbeat_comes_in_between(
         try:
             joined(consumer)
             api = "Heartbeat" if protocol == "classic" else "ConsumerGroupHeartbeat"
-            # At 30 seconds a second there are 4 heartbeats in 62 seconds.
+            # At 30 seconds per second there are 4 heartbeats in 62 seconds.
             assert of(clock.advance(seconds=62, speed=30), "session") == []
-            # At once there is none, but for one that is on its way in that very moment.
+            # A single leap leaves no time for one, except one in flight at that moment.
             (out,) = until(lambda: of(clock.advance(seconds=61), "session"), "a leap between two")
             assert out.who == "g"
             assert "member-expired" in out.events
-            # It hears of it, and comes back.
+            # The consumer learns of it and rejoins.
             until(lambda: (consumer.poll(0.05), members_of(broker, "g"))[1], "a member again")
-            # A heartbeat that never arrives is as good, at any speed.
+            # The same happens at any speed if its heartbeats are lost.
             broker.faults.add(api=api, drop="request", times=None)
             assert of(clock.advance(seconds=62, speed=90), "session")
             broker.faults.clear()
@@ -243,7 +243,7 @@ def test_a_transaction_that_timed_out_is_told_to_its_producer(
     assert (fired.what, fired.who) == ("transaction", "x")
     with pytest.raises(KafkaException):
         producer.commit_transaction(30)
-    # The marker is in the log: nobody is held up any more.
+    # The marker is in the log, so it does not block readers any longer.
     reader = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -278,7 +278,7 @@ async def test_aiokafka_on_the_loop_of_the_test(tmp_path: Path) -> None:
         assert (await asyncio.wait_for(consumer.getone(), 30)).value == b"1"
         fired = await clock.advance_async(seconds=62, speed=30)
         assert of(fired, "session") == []
-        leaps = 1  # behind a heartbeat that is on its way in the very moment of one
+        leaps = 1  # more than one if a heartbeat is in flight during a leap
         while not of(await clock.advance_async(seconds=61), "session"):
             leaps += 1
             assert leaps < 20

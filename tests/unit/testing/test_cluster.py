@@ -1,4 +1,4 @@
-"""Several brokers in one process: one goes, in every way that there is, and nothing is lost."""
+"""Several brokers in one process: one fails in every possible way, and no record is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Writer:
-    """An idempotent producer of numbers, and what became of each."""
+    """An idempotent producer of numbers, with the outcome of each."""
 
     def __init__(self, cluster: Cluster) -> None:
         settings = {"acks": "all", "enable.idempotence": True, "linger.ms": 1}
@@ -32,7 +32,7 @@ class Writer:
         self.refused: list[KafkaError] = []
 
     def write(self, count: int) -> None:
-        """Write so many and wait for their answers."""
+        """Write so many numbers and wait for the responses."""
         for number in range(self._next, self._next + count):
             self._producer.produce("t", b"%d" % number, on_delivery=self._delivered)
         self._next += count
@@ -61,7 +61,7 @@ def numbers_of(cluster: Cluster, isolation: str = "read_uncommitted") -> list[in
 
 
 def assert_nothing_is_lost(cluster: Cluster, writer: Writer) -> None:
-    """All that was acknowledged is there, once, in order, and the same on every replica."""
+    """Check that all acknowledged records exist, once, in order, and equal on every replica."""
     assert not writer.refused
     cluster.wait_for_isr("t")
     assert numbers_of(cluster) == writer.acknowledged == list(range(len(writer.acknowledged)))

@@ -25,13 +25,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 def coordinator(cluster: Cluster, topic: str, key: str) -> int:
-    """The broker that looks after a group or a transactional id."""
+    """Return the broker that coordinates a group or a transactional id."""
     count = len(cluster.image.topics[topic].partitions)
     return cluster.leader(topic, partition_for(key, count))
 
 
 def read(cluster: Cluster, topic: str) -> list[str]:
-    """What is committed of a topic."""
+    """Return the committed values of a topic, sorted."""
     settings = {"group.id": "reader", "enable.partition.eof": True, "log_level": 0}
     consumer = Consumer({**settings, "bootstrap.servers": cluster.bootstrap})
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
@@ -48,7 +48,7 @@ def read(cluster: Cluster, topic: str) -> list[str]:
 
 
 def goes_through(cluster: Cluster, topic: str, step: str, go: Callable[[], None]) -> None:
-    """Transactions over three leaders; ``go`` is called at a step of the first."""
+    """Run transactions over three leaders; ``go`` is called at a step of the first one."""
     cluster.topic(topic, PARTITIONS)
     settings = {"transactional.id": ID, "transaction.timeout.ms": 60_000, "log_level": 0}
     producer = Producer({**settings, "bootstrap.servers": cluster.bootstrap})

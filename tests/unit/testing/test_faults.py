@@ -1,4 +1,4 @@
-"""Faults: of every API an error in its place, requests and answers that get lost, and delays."""
+"""Faults: errors of every API in their fields, lost requests and responses, and delays."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(broker: OwnBroker) -> Iterator[Cluster]:
 
 
 def one_of_each(cls: type) -> dict[str, Any]:
-    """The fields of a request, every list of it with one element."""
+    """Return the fields of a request, every list with one element."""
     values: dict[str, Any] = {}
     for info in all_fields(cls):
         if info.struct is not None:
@@ -79,7 +79,7 @@ def test_an_error_stands_in_its_place_in_every_version(
         answer = client.call(api.module, version, **request)
         errors = set(errors_in(answer))
         assert ERROR.lower() in errors, (version, answer)
-        # Kafka says that a Fetch as such, and the partitions of a topic, have no error then.
+        # In Kafka a Fetch response and a topic's partitions then have no errors of their own.
         if api.key not in {ApiKey.FETCH, ApiKey.METADATA}:
             assert errors == {ERROR.lower()}, (version, answer)
         assert fault.hits == 1
@@ -300,7 +300,7 @@ def test_a_fault_that_means_nothing_is_refused(told: dict[str, Any], why: str) -
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 def test_every_field_of_a_request_can_be_matched(api: Api) -> None:
-    """Also those that only its oldest or its newest version has."""
+    """Also fields that only the oldest or the newest version has."""
     for version in {api.min_version, api.max_version}:
         for info in all_fields(message_class(api.key, version, "request")):
             Faults().observe(api=api.key, match={info.name: 1, "client_id": "a", "topic": "t"})
@@ -318,7 +318,7 @@ def test_faults_stay_over_a_restart(tmp_path: Path) -> None:
         assert fault.hits == 1
 
 
-# --- with real clients ---
+# --- real clients ---
 
 
 def test_a_producer_repeats_what_was_refused(broker: OwnBroker) -> None:

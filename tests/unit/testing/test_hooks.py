@@ -1,4 +1,4 @@
-"""The clock and the faults over HTTP, on a broker in a process of its own."""
+"""The clock and the faults over HTTP, on a broker in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from tests.support.raw import ConnectionLostError, RawClient
 
 WAITING = 40
-"""More than asyncio has threads of its own for."""
+"""More requests than asyncio's executor has threads."""
 
 
 class Served:
@@ -138,7 +138,7 @@ def test_who_waits_for_requests_holds_up_nobody_and_no_stop(tmp_path: Path) -> N
         for _ in range(WAITING):
             waiting = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
             waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: {served.hooks}\r\n\r\n".encode())
-        # The room of a disk is looked up in one of the process's threads.
+        # The free space of a disk is determined in one of the executor's threads.
         with RawClient(served.bootstrap) as client:
             assert client.call("describe_log_dirs", 4, topics=None)["results"]
         served.process.terminate()

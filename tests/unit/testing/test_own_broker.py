@@ -1,4 +1,4 @@
-"""A broker that a test owns: killed and started again in the process of the test."""
+"""A broker owned by the test: killed and restarted in the test's process."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_transaction_goes_on_over_a_crash(tmp_path: Path) -> None:
 
 def test_brokers_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
-        gc.collect()  # clients of other tests may go meanwhile, and none comes
+        gc.collect()  # clients of other tests may be collected meanwhile
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
     def one_life(number: int) -> None:
@@ -145,7 +145,7 @@ def test_a_group_and_its_offsets_outlive_a_crash_and_sessions_go_on(tmp_path: Pa
         clock.advance(seconds=20)
         broker.restart()
         with RawClient(broker.bootstrap) as client:
-            # A session begins anew where its group is read, as in Kafka.
+            # Sessions start again when the group is loaded, as in Kafka.
             clock.advance(seconds=29)
             assert client.call("heartbeat", 3, **me)["error_code"] == "none"
         (fired,) = clock.advance(seconds=31)

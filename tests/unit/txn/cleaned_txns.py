@@ -1,4 +1,4 @@
-"""Logs of transactions through the real cleaner and back into a machine."""
+"""Logs of transactions, compacted by the real cleaner and loaded into a machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def state_of(driver: Driver, log: list[tuple[int, Record]]) -> str:
 
 
 def loads_back(driver: Driver, *, most: int = 1 << 30) -> int:
-    """Compact the log up to ``most`` of its offsets and load each; return how many variants."""
+    """Compact the log up to ``most`` of its offsets, load every result, and return their number."""
     log = list(enumerate(driver.log))
     digest = state_of(driver, log)
     steps = [(offset, record, None, None) for offset, record in log]

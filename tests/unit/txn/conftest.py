@@ -9,12 +9,12 @@ from tests.unit.txn.cleaned_txns import loads_back
 from tests.unit.txn.driver import Driver, assert_same_after_compaction, sweep_crashes
 
 ENDS = 4
-"""Offsets up to which a scenario's log is compacted by the real cleaner."""
+"""The number of offsets up to which the real cleaner compacts a scenario's log."""
 
 
 @pytest.fixture
 def shard() -> Iterator[Callable[..., Driver]]:
-    """Make drivers. After the test each one's log is cut at every record and compacted."""
+    """Make drivers; after the test truncate each one's log at every record, and compact it."""
     made: list[Driver] = []
 
     def make(**options: Any) -> Driver:

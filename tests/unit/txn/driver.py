@@ -1,4 +1,4 @@
-"""Drives a TxnMachine the way a runtime does, checking its contract at every step.
+"""Drive a TxnMachine as a runtime does, and check its contract at every step.
 
 A decision must leave the durable state alone; only replaying its records may change that. The log
 is kept, so that a test (and the ``txn`` fixture, after every test) can reload any prefix of it.
@@ -38,7 +38,7 @@ A, B, C = ("a", 0), ("b", 0), ("b", 1)
 
 
 class CountingIds:
-    """Producer ids 1000, 1001, …; ``available`` False makes the source run dry."""
+    """Producer ids 1000, 1001, …; the source is exhausted if ``available`` is False."""
 
     def __init__(self, first: int = 1000) -> None:
         self.next = first
@@ -56,7 +56,7 @@ class AppendFailedError(Exception):
 
 
 GIVEN = frozenset({"epoch-bumped", "producer-id-rotated", "transaction-kept"})
-"""Events that tell the identity that a client gets, and the one it had."""
+"""Events with a client's new identity and its former one."""
 
 
 def check_told(
@@ -64,7 +64,7 @@ def check_told(
     after: Mapping[str, TransactionMetadata],
     events: Iterable[Event],
 ) -> None:
-    """Each new identity, abort and expiry of a decision has an event. Raises AssertionError."""
+    """Raise AssertionError unless every new identity, abort and expiration has an event."""
     told: dict[str, list[Event]] = {}
     for event in events:
         told.setdefault(event.subject, []).append(event)
@@ -122,10 +122,10 @@ class Driver:
         self._token = 0
         self.load()
 
-    # -- a shard's life
+    # -- the lifecycle of a shard
 
     def load(self) -> str:
-        """Start over from the log, as after a crash; returns the digest of what was replayed."""
+        """Load the log as after a crash and return the digest after the replay."""
         memory = Account(self.budget)
         self.machine = TxnMachine(
             self.limits, self.ids, self.coordinator_epoch, lambda: self.transaction_version, memory
@@ -140,7 +140,7 @@ class Driver:
         return digest
 
     def reload(self) -> None:
-        """Stop serving in good order, then load: nothing durable may be lost."""
+        """Unload and load again, and check that no durable state is lost."""
         before = self.machine.digest()
         decision = self.machine.unload()
         assert not decision.records
@@ -184,7 +184,7 @@ class Driver:
     # -- requests
 
     def submit(self, command: object) -> Token:
-        """Hand a command in; its reply, if there is one yet, is in ``replies``."""
+        """Submit a command and return its token; the reply, once sent, is in ``replies``."""
         self._token += 1
         token = self._token
         before = self.machine.digest()
@@ -200,7 +200,7 @@ class Driver:
         return token
 
     def ask(self, command: object) -> Any:
-        """Hand a command in and return its answer, which must be there at the end of the turn."""
+        """Submit a command and return its answer, which must be sent by the end of the turn."""
         token = self.submit(command)
         assert token in self.replies, "no answer at the end of the turn"
         return self.replies[token]
@@ -213,7 +213,7 @@ class Driver:
             self.submit(order.written())
 
     def advance(self, ms: int) -> None:
-        """Let time pass, firing every timer that comes due on the way."""
+        """Let time pass, firing every timer that comes due."""
         end_ms = self.now_ms + ms
         while due := [(at, key) for key, at in self.timers.items() if at <= end_ms]:
             at, key = min(due, key=lambda pair: pair[0])
@@ -292,7 +292,7 @@ class Driver:
         return [event.kind for event in self.events]
 
     def place(self, txn: TransactionMetadata, transactional_id: str = T) -> None:
-        """Put a state into the log as if it had been there before, and load."""
+        """Append a state to the log as if it had been there before, and load."""
         self.log.append(records.encode(transactional_id, txn, self.transaction_version))
         self.load()
 
@@ -324,7 +324,7 @@ def metadata(
 
 
 def states_in(log: Iterable[Record]) -> dict[str, TransactionMetadata]:
-    """The last state of every id in a log, tombstones taken out."""
+    """Return the last state of every id in a log that has no tombstone."""
     found: dict[str, TransactionMetadata] = {}
     for record in log:
         decoded = records.decode(record)
@@ -337,7 +337,7 @@ def states_in(log: Iterable[Record]) -> dict[str, TransactionMetadata]:
 
 
 def sweep_crashes(driver: Driver) -> None:
-    """Cut the log at every prefix, reload, and finish: the outcome must be the recorded one."""
+    """Reload every prefix of the log and finish: the outcome must be the recorded one."""
     for length in range(len(driver.log) + 1):
         log = driver.log[:length]
         expected = states_in(log)
@@ -361,7 +361,7 @@ def sweep_crashes(driver: Driver) -> None:
         digest = held.machine.digest()
         held.reload()
         assert held.machine.digest() == digest
-        # Nor do answers to the markers of transactions that ended before.
+        # Answers to the markers of earlier transactions change nothing either.
         current = {(order.transactional_id, order.transaction_number) for order in held.held}
         for order in driver.orders:
             if (order.transactional_id, order.transaction_number) not in current:
@@ -387,7 +387,7 @@ def sweep_crashes(driver: Driver) -> None:
 
 
 def assert_same_after_compaction(driver: Driver) -> None:
-    """Drop superseded records, all of them and every other one: the digest must not change."""
+    """Drop all superseded records, or every other one, and check that the digest stays."""
     last = {record.key: number for number, record in enumerate(driver.log)}
     keep_last = [record for number, record in enumerate(driver.log) if last[record.key] == number]
     halfway = [

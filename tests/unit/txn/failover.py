@@ -1,9 +1,9 @@
-"""Transactions over brokers that fail: a model of a cluster around the real machines, from a seed.
+"""Transactions over failing brokers: a seeded model of a cluster around the real machines.
 
-Real are the coordinators' machines, their queues of markers and the producer states of the data
-partitions. The model has the rest: a replicated transaction log whose leadership moves at any step,
-zombies that do not know of it, partitions of data that move, a network that loses, delays, repeats
-and reorders, clocks that run out, and a producer that tries again.
+The coordinators' machines, their marker queues and the data partitions' producer states are real.
+The model has the rest: a replicated transaction log whose leadership moves at any step, zombies
+that do not know of it, data partitions that move, a network that loses, delays, duplicates and
+reorders messages, timeouts, and a producer that retries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHARD = 0
 TIMEOUT_MS = 60_000
 BROKERS = (1, 2, 3)
 LOST = object()
-"""The answer to a request that the client has waited too long for."""
+"""The answer to a request that timed out at the client."""
 
 
 class NotHereError(DomainError):
@@ -55,7 +55,7 @@ class NotHereError(DomainError):
 
 
 class DataPartition:
-    """One partition of data; what is appended is committed at once."""
+    """One partition of data; appended records are committed at once."""
 
     def __init__(self, name: TopicPartition, leader: int) -> None:
         self.name, self.leader = name, leader
@@ -100,13 +100,13 @@ class DataPartition:
 
 
 class Coordinator:
-    """A broker that takes itself for the leader of the transaction log, in ``epoch``."""
+    """A broker that believes it leads the transaction log in ``epoch``."""
 
     def __init__(self, world: World, broker: int, epoch: int, log: list[Record], hw: int) -> None:
         self.world, self.broker, self.epoch = world, broker, epoch
         self.log, self.hw = log, hw
         self.is_told = False
-        """That it leads no more."""
+        """Whether it knows that it is no longer the leader."""
         self.machine = TxnMachine(TxnLimits(), world.ids, epoch, lambda: world.version)
         self.timers: dict[Hashable, int] = {}
         self.held: list[tuple[int, Decision]] = []
@@ -139,7 +139,7 @@ class Coordinator:
         self.release()
 
     def replicated(self) -> None:
-        """One more record has got to the followers."""
+        """Replicate one more record to the followers."""
         if self.hw < len(self.log):
             self.hw += 1
             self.release()
@@ -180,7 +180,7 @@ class Coordinator:
 
 @dataclass
 class Ledger:
-    """What the producer knows of one transaction."""
+    """The producer's view of one transaction."""
 
     written: dict[TopicPartition, list[str]] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
@@ -193,7 +193,7 @@ Client = Generator[Request, Any, None]
 
 
 class World:
-    """All of it, and the one random source that decides what happens next."""
+    """All parts of the model, and the random source that chooses every step."""
 
     def __init__(
         self, seed: int, *, transactions: int = 6, bugs: frozenset[str] = frozenset()
@@ -214,7 +214,7 @@ class World:
         self._pending: int | None = None
         self._asked: dict[int, int] = {}
         self.seen = 0
-        """The newest coordinator epoch that has answered the producer."""
+        """The highest coordinator epoch that has answered the producer."""
         self._client = self.produce(transactions)
         self.is_done = False
         self.advance(None)
@@ -253,7 +253,7 @@ class World:
         version: int,
         sequences: dict[TopicPartition, int],
     ) -> Generator[Request, Any, tuple[int, int] | None]:
-        """One transaction; the identity for the next one, or None: it has to be claimed anew."""
+        """Run a transaction; return the next identity, or None if the id must be claimed again."""
         names = self.random.sample(sorted(self.data), self.random.randint(1, len(self.data)))
         for name in [*names, *self.random.sample(names, 1)]:
             if version < 2 and name not in ledger.written:
@@ -269,7 +269,7 @@ class World:
                 "produce", name, identity, sequence, value, gives_up=0.2
             )
             if answer is LOST:
-                # The batch may still be on its way when the transaction has ended (KIP-890).
+                # The batch may still be in flight when the transaction has ended (KIP-890).
                 yield from self.insist("coordinator", EndTxn("id", *identity, False, version))
                 return None
             if answer is not None:
@@ -283,7 +283,7 @@ class World:
         return (answer.producer_id, answer.producer_epoch) if ledger.acknowledged else None
 
     def insist(self, *request: Any, gives_up: float = 0) -> Generator[Request, Any, Any]:
-        """Ask until there is an answer that is not to be asked for again, or patience is over."""
+        """Repeat a request until it gets a final answer or the producer gives up."""
         while True:
             answer = yield request
             if answer is LOST and self.random.random() < gives_up:
@@ -294,7 +294,7 @@ class World:
                 return answer
 
     def advance(self, answer: Any) -> None:
-        """Give the producer an answer, and send what it asks next."""
+        """Pass the answer to the producer, and send its next request."""
         try:
             request = self._client.send(answer)
         except StopIteration:
@@ -304,8 +304,8 @@ class World:
         kind, *rest = request
 
         def arrive() -> None:
-            # Without TV2 a request that comes late may be taken for one of the next transaction:
-            # what KIP-890 is for.
+            # Without TV2 a late request may be taken for one of the next transaction, the problem
+            # that KIP-890 solves.
             if self.version < 2 and token not in self._waiting:
                 return
             if kind == "coordinator":
@@ -332,17 +332,17 @@ class World:
             then(response)
 
     def give_up(self) -> None:
-        """The producer has waited long enough, and asks again."""
+        """Time the producer's request out, so that it retries."""
         if self._pending is not None:
             self.give(self._pending, LOST)
 
     # --- brokers ---
 
     def ask(self, token: int, command: object) -> None:
-        """A request reaches whoever is taken for the coordinator.
+        """Deliver a request to a broker that the client may believe to be the coordinator.
 
-        Whoever has heard of the new one does not go back to the former. Only TV2 would survive it:
-        without it a zombie may say of the last transaction that a partition is in it.
+        A client that has seen the new coordinator does not return to the former one. Only TV2
+        tolerates that: without it a zombie may answer that a partition is in the last transaction.
         """
         known = self.seen if self.version < 2 and token == self._pending else 0
         candidates = [one for one in self.coordinators[-2:] if one.epoch >= known]
@@ -356,7 +356,7 @@ class World:
     def append(
         self, token: int, name: TopicPartition, identity: tuple[int, int], sequence: int, value: str
     ) -> None:
-        """A batch reaches the leader of its partition, which asks the coordinator first."""
+        """Deliver a batch to its leader, which asks the coordinator to verify it first."""
         partition = self.data[name]
         if partition.producers.has_open_transaction(*identity):
             self.appended(token, partition, identity, sequence, value, verified=False)
@@ -404,7 +404,7 @@ class World:
             self.answer(token, None)
 
     def marked(self, sender: Coordinator, send: Send) -> None:
-        """Markers reach a broker, and its answer sets out."""
+        """Deliver markers to a broker, and send its answer."""
         codes: dict[int, dict[TopicPartition, str]] = {}
         for marker in send.markers:
             for name in marker.partitions:
@@ -421,7 +421,7 @@ class World:
                 codes = {marker.end.stamp.producer_id: dict.fromkeys(marker.partitions, "NONE")}
         sender.report(sender.queues.answered(send, codes))
 
-    # --- what happens ---
+    # --- events ---
 
     def replicate(self) -> None:
         self.leader.replicated()
@@ -434,7 +434,7 @@ class World:
             at = 0 if self.is_healing else self.random.randrange(len(self.network))
             arrival = self.network.pop(at)
             if not self.is_healing and self.random.random() < 0.05:
-                self.network.append(arrival)  # it will come once more
+                self.network.append(arrival)  # it is delivered once more
             if self.is_healing or self.random.random() < 0.95:
                 arrival()
 
@@ -449,7 +449,7 @@ class World:
             one.report(one.queues.route())
 
     def lose_markers(self) -> None:
-        """Connections break: whatever was under way is sent again."""
+        """Break all connections: markers in flight are sent again."""
         for one in self.coordinators:
             for destination, known in one.queues._destinations.items():
                 for number in tuple(known.sent):
@@ -457,7 +457,7 @@ class World:
         self.retry_markers()
 
     def fail_over(self) -> None:
-        """Another broker leads the transaction log, with all that is committed, or more."""
+        """Elect another leader of the transaction log, which has all committed records or more."""
         former = self.leader
         if self.random.random() < 0.5:
             former.resign()
@@ -483,7 +483,7 @@ class World:
         self.leader.fire()
 
     def run(self, steps: int = 2_000) -> None:
-        """Let things happen until the producer is through, then heal, and let all come to rest."""
+        """Run random steps until the producer has finished, then heal until all is at rest."""
         faults: list[tuple[Callable[[], None], float]] = [
             (self.deliver, 40),
             (self.send_markers, 15),
@@ -526,10 +526,10 @@ class World:
         open_ = [(one.name, one.open) for one in self.data.values() if one.open]
         return [*open_, *(["pending"] if pending else [])]
 
-    # --- what must hold ---
+    # --- invariants ---
 
     def check(self) -> None:
-        """Exactly once: what was acknowledged is so, and every transaction is all or nothing."""
+        """Check exactly-once: acknowledged outcomes hold, and every transaction is atomic."""
         for partition in self.data.values():
             everything = partition.visible + partition.dropped
             assert len(set(everything)) == len(everything), (partition.name, "twice", everything)
@@ -547,7 +547,7 @@ class World:
         self.check_log()
 
     def check_log(self) -> None:
-        """Each step of the transaction log is a legal one."""
+        """Check that each step of the transaction log is valid."""
         known = None
         for record in self.leader.log:
             decoded = decode(record)

@@ -1,4 +1,4 @@
-"""Every row of the table of answers to markers, and every way in which a marker gets there."""
+"""Every row of the table of answers to markers, and every path of a marker."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_an_answer_to_the_former_transaction_says_nothing_of_this_one(bench: Ben
 
 
 def test_a_request_to_a_broker_that_leads_nothing_of_it_any_more_is_over(bench: Bench) -> None:
-    """The broker may be dead; its silence would hold the transaction up."""
+    """The broker may be dead; waiting for it would block the transaction."""
     bench.add(ending())
     sends = bench.sends()
     bench.leaders[B] = bench.leaders[C] = 3

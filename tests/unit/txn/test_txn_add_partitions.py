@@ -128,7 +128,7 @@ def test_verification_names_what_is_missing_and_writes_nothing(
 
 
 def test_the_first_addition_is_durable_before_its_answer(shard: Callable[..., Driver]) -> None:
-    """Redpanda #6019: an open transaction known only to memory is lost by half."""
+    """Redpanda #6019: half of an open transaction that exists only in memory gets lost."""
     driver = shard()
     driver.begin(driver.started(), A, B)
     driver.reload()

@@ -63,7 +63,7 @@ def test_unknown_states_are_reported_and_match_nothing(three: Driver) -> None:
 
 def test_duration_is_more_than_the_filter(three: Driver) -> None:
     three.now_ms = START_MS + 100
-    # As in Kafka, an id that never began a transaction passes every duration.
+    # As in Kafka, an id that never began a transaction matches every duration.
     assert _names(three, ListTransactions(min_duration_ms=99)) == [
         "orders-a",
         "orders-b",
@@ -139,7 +139,7 @@ def test_expiry_looks_at_so_many_ids_and_goes_on_from_there(shard: Callable[...,
     for name in names:
         driver.started(transactional_id=name)
     driver.now_ms += driver.limits.transactional_id_expiration_ms
-    # Two that were used since are passed over, the others found; one comes behind the sweep.
+    # Two used since then are skipped, the others are found; one comes after the sweep's position.
     identities = [driver.started(transactional_id=name) for name in names[:2]]
     assert driver.ask(ExpireTransactionalIds()) == ExpireTransactionalIdsResult((), more=True)
     driver.started(transactional_id="late")

@@ -1,4 +1,4 @@
-"""A budget counts about what its ids take: ``docs/operating.md`` names it as memory."""
+"""A budget approximates its ids' memory: ``docs/operating.md`` documents it as memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fencepost.txn.machine import TxnMachine
 from tests.unit.txn.driver import START_MS, TIMEOUT_MS, CountingIds
 
 ENOUGH = 8 << 20
-"""Bytes at which the ids are measured: some 10,000 of them."""
+"""The size in bytes at which the ids are measured: some 10,000 of them."""
 
 
 class Shard:

@@ -62,7 +62,7 @@ TV1_CELLS = [
 
 
 def _placed(shard: Callable[..., Driver], where: TransactionState, tv: int) -> Driver:
-    """A shard with the state at hand; a prepared one is being completed."""
+    """Return a shard with the given state; a prepared one is being completed."""
     driver = shard(hold=True)
     driver.place(metadata(where, identity=STORED, tv=tv))
     return driver
@@ -108,7 +108,7 @@ def _verdict(where: TransactionState, request: EndTxn) -> Verdict:
 def _check_cell(driver: Driver, request: EndTxn, expected: Verdict, bumped: Identity) -> None:
     before, log = driver.machine.digest(), len(driver.log)
     if driver.machine.is_pending("orders-1"):
-        expected = WAIT  # whatever is asked for: a prepared transaction is always being completed
+        expected = WAIT  # for any request, as a prepared transaction is always being completed
     answer = driver.ask(request)
     assert type(answer) is ANSWERS[expected]
     if expected is END:

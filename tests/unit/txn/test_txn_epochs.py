@@ -81,7 +81,7 @@ def test_relations(
         ((4, 32_766), (5, 0), None, Claim.FENCED),
         ((5, 32_765), (5, 32_766), (5, 32_765), Claim.REPEAT),
         ((5, 32_765), (5, 32_766), None, Claim.FENCED),
-        # The former producer id at the very epoch the present one has: not its owner.
+        # The former producer id with the present one's epoch is not the owner.
         ((4, 32_766), (5, 32_766), (5, 32_765), Claim.FENCED),
     ],
 )
@@ -130,7 +130,7 @@ def test_tv2_end_at_the_last_epoch_moves_to_a_new_producer_id(
         driver.write_markers()
     txn = driver.txn()
     assert (txn.identity, txn.previous_producer_id, txn.next_producer_id) == ((1000, 0), 500, -1)
-    # The answer may have been lost: it is given again, and the other outcome is not.
+    # A retry after a lost response gets the same result; the other outcome is refused.
     assert driver.end(OLD, commit=commit) == answer
     assert type(driver.end(OLD, commit=not commit)) is InvalidTransactionStateError
     driver.begin(Identity(1000, 0))
@@ -204,7 +204,7 @@ def test_a_tv2_producer_timed_out_at_the_last_epoch_may_go_on(shard: Callable[..
 
 
 def test_a_producer_left_at_the_highest_epoch_recovers(shard: Callable[..., Driver]) -> None:
-    """The log of a broker with KAFKA-19367 may hold what ours never writes."""
+    """A broker with KAFKA-19367 may have written such a record; this broker never does."""
     driver = shard()
     driver.place(metadata(S.PREPARE_ABORT, identity=Identity(500, 32_767)))
     assert driver.stored == (500, 32_767)

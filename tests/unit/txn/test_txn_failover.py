@@ -1,4 +1,4 @@
-"""Exactly-once holds through the failover of any broker at any step, over many random histories."""
+"""Exactly-once holds through the failover of any broker at any step, over many histories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_failover_at_any_step() -> None:
         world = run(seed)
         epochs += world.leader.epoch
         acknowledged += sum(one.acknowledged for one in world.ledgers)
-    # The histories are worth something: leadership moves, and transactions go through.
+    # The histories must include changes of leadership and successful transactions.
     assert epochs > SEEDS * 3
     assert acknowledged > SEEDS * 2
 
@@ -37,9 +37,9 @@ def test_failover_at_any_step_many_times() -> None:
 @pytest.mark.parametrize(
     "bug",
     [
-        "effects",  # markers go out before the decision is committed
+        "effects",  # markers are sent before the decision is committed
         "stale",  # refused markers are taken for written
-        "truncate",  # a leader lacks what was committed
+        "truncate",  # a leader lacks committed records
         pytest.param("guard", marks=pytest.mark.slow),  # an end between verification and append
     ],
 )

@@ -205,7 +205,7 @@ def test_completion_has_to_end_first(shard: Callable[..., Driver], where: Transa
     driver.place(metadata(where))
     assert type(driver.init()) is ConcurrentTransactionsError
     assert type(driver.init(Identity(500, 5))) is ConcurrentTransactionsError
-    # Pending comes before the identity, so even a stranger has to wait to hear that it is one.
+    # The check for a pending state comes first, so even an invalid identity must wait.
     assert type(driver.init(Identity(77, 0))) is ConcurrentTransactionsError
     driver.write_markers()
     assert driver.init() == InitProducerIdResult(500, 6)
@@ -304,7 +304,7 @@ def test_takeover_without_a_producer_id_completes_and_says_so(shard: Callable[..
 def test_a_producer_that_takes_over_itself(
     shard: Callable[..., Driver], tv: int, answer: type
 ) -> None:
-    """As when Kafka's client repeats the request: a TV1 fence turns it away, a TV2 one not."""
+    """As when Kafka's client repeats the request: a TV1 fence refuses it, a TV2 one does not."""
     driver = shard(transaction_version=tv)
     driver.place(metadata(S.ONGOING, tv=tv))
     assert type(driver.init(Identity(500, 5))) is answer
@@ -331,7 +331,7 @@ def test_transactional_ids_of_all_shards_share_a_budget(shard: Callable[..., Dri
     taken = driver.ids.next
     assert type(driver.init(transactional_id="three")) is TooManyTransactionalIdsError
     assert driver.ids.next == taken
-    driver.replies.clear()  # a refusal holds the machine that it came from
+    driver.replies.clear()  # an error refers to the machine that raised it
     driver.reload()
     other.reload()
     assert budget.used == sum(map(memory_bytes, ("one", "two")))

@@ -1,11 +1,11 @@
-"""Random schedules: two producers that both believe to own the id, timeouts, crashes, late markers.
+"""Random schedules: two producers with the same id, timeouts, crashes, late markers.
 
-What is checked after every step, besides the machine's own ``check()``:
+Checked after every step, besides the machine's own ``check()``:
 
-* an outcome that was recorded never changes;
-* the identity never goes back, and no identity is ever given to two producers;
+* a recorded outcome never changes;
+* the identity never goes back, and is never given to two producers;
 * a producer that was refused as fenced has changed nothing;
-* what a producer was told committed is committed, and nothing else is.
+* transactions reported as committed are committed, and no others are.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _identity(command: Request) -> Identity:
 
 
 class Producer:
-    """What one client knows: its identity, and the requests whose answers it has not seen."""
+    """The state of one client: its identity, and the requests without an answer so far."""
 
     def __init__(self, tv: int) -> None:
         self.tv = tv
@@ -91,12 +91,12 @@ class Schedules(RuleBasedStateMachine):
         self.transaction = 0
         self.outcomes: dict[int, bool] = {}
 
-    # -- what producers do
+    # -- the producers' steps
 
     def _send(self, producer: Producer, command: Request) -> None:
         before, stored = self.driver.machine.digest(), self.driver.machine.transaction(T)
         token = self.driver.submit(command)
-        # A TV1 owner that claims its id anew amid a transaction fences itself, as in Kafka.
+        # A TV1 owner that claims its id again during a transaction fences itself, as in Kafka.
         owner = stored is not None and stored.client_identity == _identity(command)
         if isinstance(self.driver.replies.get(token), ProducerFencedError) and not owner:
             assert self.driver.machine.digest() == before, "a fenced producer changed something"
@@ -188,7 +188,7 @@ class Schedules(RuleBasedStateMachine):
             while producer.delayed:
                 self._send(producer, producer.delayed.pop())
 
-    # -- what happens to the shard
+    # -- the shard's steps
 
     @rule(ms=st.sampled_from([1, TIMEOUT_MS // 2, TIMEOUT_MS + 1, 30 * TIMEOUT_MS]))
     def time_passes(self, ms: int) -> None:
@@ -251,7 +251,7 @@ class Schedules(RuleBasedStateMachine):
     def the_cluster_changes_its_version(self, tv: int) -> None:
         self.driver.transaction_version = tv
 
-    # -- what must hold
+    # -- invariants
 
     @invariant()
     def all_is_sound(self) -> None:

@@ -1,4 +1,4 @@
-"""Failures other brokers had, as scenarios (those near the end of the epochs: test_txn_epochs)."""
+"""Failures of other brokers as scenarios (for those near the last epoch: test_txn_epochs)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_kafka_9666_a_fence_that_is_not_written_leaves_no_bump(
             fence()
         assert driver.stored == (500, 5)
         assert driver.state is S.ONGOING
-    # Whoever waits is told to look for the coordinator again.
+    # Waiting clients are told to look the coordinator up again.
     if cause == "init":
         assert {type(answer) for answer in driver.replies.values()} == {CoordinatorUnloadedError}
     driver.fail_append = False

@@ -47,7 +47,7 @@ def test_a_repeated_report_is_harmless(shard: Callable[..., Driver]) -> None:
 def test_a_report_of_the_last_tv1_transaction_does_not_end_this_one(
     shard: Callable[..., Driver],
 ) -> None:
-    """Redpanda #1384: under TV1 producer id and epoch do not name a transaction."""
+    """Redpanda #1384: under TV1 producer id and epoch do not identify a transaction."""
     driver, first = _ending(shard, tv=0)
     driver.ask(first.written())
     identity = Identity(1000, 0)
@@ -69,7 +69,7 @@ def test_a_report_across_a_reload_counts_for_its_own_transaction_only(
     resumed = driver.held[-1]
     assert resumed.partitions == (A, B, C)
     assert resumed == order
-    # What was written before the reload is written again; the report of the first life is as good.
+    # The markers from before the reload are written again; the first report still counts.
     assert driver.ask(order.written()) == DONE
     assert driver.ask(resumed.written()) == NOT_DONE
 

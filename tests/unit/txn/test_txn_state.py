@@ -19,7 +19,7 @@ ILLEGAL = sorted(set(product(S, S)) - set(LEGAL))
 
 
 def _rest(driver: Driver, where: TransactionState) -> Identity:
-    """Bring the id to one of the states at rest."""
+    """Bring the id to one of the states without a transaction in progress."""
     identity = driver.started()
     if where is S.EMPTY:
         return identity

@@ -1,4 +1,4 @@
-"""What the driver looks for at each step of all other tests is found where it is planted."""
+"""The check that all other tests' drivers make at each step detects planted errors."""
 
 from __future__ import annotations
 

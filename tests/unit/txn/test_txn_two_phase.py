@@ -1,4 +1,4 @@
-"""KIP-939, sentence by sentence: a transaction that waits for the decision of another store."""
+"""KIP-939, sentence by sentence: a transaction that waits for another store's decision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Make = Callable[..., Driver]
 
 @pytest.fixture
 def on(shard: Make) -> Make:
-    """Drivers of a shard on which two-phase commit is allowed."""
+    """Return a function that makes drivers of a shard with two-phase commit enabled."""
 
     def make(**options: object) -> Driver:
         return shard(limits=TxnLimits(two_phase_commit_enable=True), **options)
@@ -45,14 +45,14 @@ def on(shard: Make) -> Make:
 
 
 def prepared_by(driver: Driver, *, tv: int = 2) -> Identity:
-    """A two-phase transaction whose producer has written everything, and is gone."""
+    """Begin a two-phase transaction whose producer has written its records and died."""
     identity = driver.started(enable_2pc=True, timeout_ms=0)
     driver.begin(identity, A, B, tv=tv)
     return identity
 
 
 def keep(driver: Driver, *, enable_2pc: bool = True) -> tuple[Identity, Identity]:
-    """Take over as a restarted producer does; returns its identity and the transaction's."""
+    """Take over as a restarted producer does; return its identity and the transaction's."""
     answer = driver.init(keep_prepared=True, enable_2pc=enable_2pc)
     assert isinstance(answer, InitProducerIdResult), answer
     return (
@@ -150,7 +150,7 @@ def test_keeping_without_two_phase_commit_does_not_bring_a_timeout(on: Make) -> 
     assert driver.state is S.ONGOING
 
 
-# -- keeping
+# -- keeping a transaction
 
 
 def test_the_ongoing_transaction_is_answered_and_the_client_gets_the_next_epoch(on: Make) -> None:
@@ -227,7 +227,7 @@ def test_the_successor_may_claim_anew_with_the_identity_it_was_given(on: Make) -
     assert driver.state is S.EMPTY
 
 
-# -- what a kept transaction lets happen
+# -- requests during a kept transaction
 
 
 def test_a_kept_transaction_can_only_be_ended(on: Make) -> None:
@@ -274,7 +274,7 @@ def test_a_repeated_end_is_confirmed_also_after_a_restart(on: Make, commit: bool
 
 
 def test_a_delayed_end_does_not_end_the_next_transaction(on: Make) -> None:
-    """The example of the KIP's patch: a commit times out, is sent again, then arrives late."""
+    """The example of the KIP's patch: a commit times out, is retried, then arrives late."""
     driver = on()
     prepared_by(driver)
     client, _ = keep(driver)
@@ -376,7 +376,7 @@ def test_a_forced_abort_at_the_clients_last_epoch(on: Make, tv: int) -> None:
     )
 
 
-# -- what is stored
+# -- stored state
 
 
 def test_a_kept_transaction_is_written_with_tag_3_whatever_the_version(on: Make) -> None:
@@ -403,7 +403,7 @@ def test_the_admin_sees_the_transaction_by_its_own_identity(on: Make) -> None:
 
 
 def test_a_crash_at_any_record_leaves_a_transaction_that_can_be_decided(on: Make) -> None:
-    """Cut the log behind every record: a successor finds out what to do, and does it."""
+    """Truncate the log after every record: a successor finds out what to do, and does it."""
     driver = on()
     prepared_by(driver)
     keep(driver)

@@ -1,6 +1,7 @@
 """``__transaction_state`` after the real cleaner loads back to the same transactions.
 
-Here up to every offset of a log; the folder's conftest.py does some of them after every test.
+These tests clean up to every offset of a log; the folder's conftest.py cleans up to some after
+every test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.unit.txn.driver import Driver
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_transactions(seed: int) -> None:
-    """Several ids: begun, ended both ways, fenced, expired, left open; both protocols."""
+    """Several ids: begun, committed, aborted, fenced, expired, left open; both protocols."""
     rng, driver = random.Random(seed), Driver()
     names = [f"id-{number}" for number in range(4)]
     while len(driver.log) < 50:

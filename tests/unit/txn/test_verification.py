@@ -1,4 +1,4 @@
-"""Questions to other coordinators: batching, repetition, and each way in which they end."""
+"""Verification requests to other coordinators: batching, retries, and every way they end."""
 
 from __future__ import annotations
 

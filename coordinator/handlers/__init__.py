@@ -1,10 +1,10 @@
-"""The registry of request handlers: one module per API, imported when it is first asked for.
+"""Registry of the request handlers: one module per API, imported on the API's first request.
 
-How to write one
-----------------
+How to write a handler
+----------------------
 ``coordinator/handlers/heartbeat.py`` (the module's name is the API's, in snake case)::
 
-    # Heartbeat (12): a classic member says that it is alive.
+    # Heartbeat (12): keep a member of a classic group alive.
 
     from fencepost.coordinator.handlers import Context, handles
     from fencepost.coordinator.wire import ApiKey, Entity
@@ -18,28 +18,29 @@ How to write one
 * ``run`` may be a plain function that returns the response entity (fastest), a plain function that
   returns a future, a coroutine function, or a generator function. None means that no response is
   sent (acks=0).
-* A handler that walks over all that a request names does so in a generator, and yields None after
-  each thing: other requests get their turn there (``fencepost.coordinator.runtime.turns``). A
-  future that is yielded is waited for, and cancelled if the client goes. After a ``yield`` the
-  world may have changed. A ``yield`` is the last one if the client has gone, so what must be done
-  then stands in a ``finally``.
-* ``ctx.body`` is the request as kio's class of ``ctx.version``. A field that only newer versions
+* A handler that loops over the items of a request is a generator and yields None after each item,
+  so that other requests get their turn (``fencepost.coordinator.runtime.turns``). A future that it
+  yields is awaited, and cancelled if the client disconnects. The broker's state may have changed
+  after a ``yield``. The handler does not resume after a ``yield`` if the client has disconnected,
+  so cleanup belongs in a ``finally``.
+* ``ctx.body`` is the request as kio's class for ``ctx.version``. A field that only newer versions
   have does not exist on older ones: read it with ``getattr(ctx.body, "name", default)``, or branch
-  on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` makes milliseconds of
-  them), a timestamp of -1 is None, error codes are ``kio.schema.errors.ErrorCode``, the zero uuid
-  is None.
+  on ``ctx.version``. kio's types: durations are ``timedelta`` (``request_ms`` converts them to
+  milliseconds), a timestamp of -1 is None, error codes are ``kio.schema.errors.ErrorCode``, the
+  zero uuid is None.
 * ``ctx.respond.<ClassName>(**fields)`` builds kio's response class of the same version; fields that
   this version lacks are dropped, missing ones get Kafka's defaults; see
   :class:`fencepost.coordinator.wire.messages.MessageFactory`. ``ctx.respond.error(code)`` is the
-  response with just its top-level error.
-* A ``DomainError`` that escapes fails the request as a whole, and so does any other exception,
-  which is logged and answered UNKNOWN_SERVER_ERROR. The error response is built by the function
-  ``refused`` that is given to ``@handles``; by default it is ``ctx.respond.error(code)``. Where
-  there is no error response, the connection is closed. Errors of single items are the handler's.
-* ``raise CloseConnection(reason)`` closes the connection without an answer (a failed acks=0).
+  response with only its top-level error.
+* A ``DomainError`` that escapes fails the whole request, and so does any other exception, which is
+  logged and answered with UNKNOWN_SERVER_ERROR. The error response is built by the function
+  ``refused`` that is passed to ``@handles``; by default it is ``ctx.respond.error(code)``. An API
+  without an error response has its connection closed. The handler itself reports the errors of
+  single items.
+* ``raise CloseConnection(reason)`` closes the connection without a response (a failed acks=0).
 
-The versions of an API stand in ``coordinator/wire/api.py`` and are repeated in ``@handles``, so
-that a handler's reader sees them; importing a module whose range differs fails.
+The versions of an API are defined in ``coordinator/wire/api.py`` and repeated in ``@handles``,
+where the reader of a handler sees them; importing a module whose range differs fails.
 """
 
 from __future__ import annotations
@@ -80,34 +81,35 @@ if TYPE_CHECKING:
 
 Answer = Entity | None
 Run = Callable[["Context"], "Answer | Awaitable[Answer | Work[Answer]] | Work[Any]"]
-"""Steps may end in an awaitable, and an awaitable in steps: a long poll does both."""
+"""A generator may return an awaitable, and an awaitable may return a generator, as in a long poll.
+"""
 
 
 class Peer(Protocol):
-    """What a handler may know of the connection of a request."""
+    """The part of a request's connection that a handler can use."""
 
     client_software: tuple[str, str] | None
-    """Name and version, if the client has given them (KIP-511)."""
+    """The client's name and version, if the client has sent them (KIP-511)."""
     session: Session
-    """Who is at its other end, and by which listener it came."""
+    """The client's principal and the listener that it connected to."""
 
 
 class CloseConnection(Exception):  # noqa: N818 - an order, not an error
-    """Raised by a handler to close the connection without an answer."""
+    """Raised by a handler to close the connection without a response."""
 
 
 Refuse = Callable[["Context", int, str | None], Answer | Work[Answer]]
-"""Builds the response to a request that has failed as a whole, from an error code and a message."""
+"""Builds the error response of a whole request from an error code and a message."""
 
 
 def top_level_error(ctx: Context, code: int, message: str | None) -> Answer:
-    """Return the response with just its top-level error; None where the response has none."""
+    """Return the response with only its top-level error; None if the response has no such field."""
     return ctx.respond.error(code, message)
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """What the registry knows about one API."""
+    """The handler of one API, with its permission and its error response."""
 
     api: Api
     permission: str
@@ -117,10 +119,10 @@ class Handler:
 
 @dataclass(slots=True)
 class Context:
-    """One request, and all that its handler may use."""
+    """One request, and everything that its handler may use."""
 
     broker: Services
-    """What the broker does."""
+    """The broker's services."""
     registry: Registry
     api_key: int
     version: int
@@ -131,43 +133,45 @@ class Context:
     peer_host: str
     """The client's address; DescribeGroups shows it with a slash before it."""
     connection: Peer
-    """Where the request came from."""
+    """The connection that the request came on."""
     size_bytes: int = 0
-    """The request's size on the wire."""
+    """The request's size on the wire, in bytes."""
     throttle: Throttle | None = None
-    """The request against its client's quotas; None where nobody has one."""
+    """The request's quotas; None if the broker has no quota configured."""
     frame: bytes = b""
-    """The request as it came, where the active controller has to answer it."""
+    """The raw request, kept if the active controller must answer it."""
     on_znodes: ControllerServices | None = None
-    """Set where the request is decided on here, and kept in ZooKeeper."""
+    """Set if this broker, as the ZooKeeper controller, decides on the request and writes to
+    ZooKeeper.
+    """
 
     @property
     def controller(self) -> ActiveController:
-        """The controller that decides on the request here."""
+        """Return the controller that decides on the request in this process."""
         return self.broker.active_controller if self.on_znodes is None else self.on_znodes.active
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata with all decisions that were made here, told to brokers or not."""
+        """Return the metadata with all decisions made in this process, published or not."""
         return self.broker.metadata if self.on_znodes is None else self.on_znodes.metadata
 
     @property
     def store(self) -> MetadataStore | None:
-        """The store of decisions that are made here; None where the controllers are elsewhere."""
+        """Return the store of this process's decisions; None if the controllers are remote."""
         if self.on_znodes is None:
             return self.broker.storage.own_log
         return self.on_znodes.active.store
 
     @property
     def keeps_all_brokers_settings(self) -> bool:
-        """Whether settings of other brokers are changed here: a controller keeps them."""
+        """Return whether this process, as a controller, stores the settings of other brokers."""
         if self.on_znodes is None:
             return self.broker.controller is None
         return self.on_znodes.is_elected
 
     @property
     def advertised(self) -> tuple[str, int]:
-        """Host and port at which this client finds the broker."""
+        """Return the host and port at which this client reaches the broker."""
         return self.broker.advertised(self.connection.session.listener)
 
     def may(
@@ -179,10 +183,10 @@ class Context:
         audited: bool = True,
         count: int = 1,
     ) -> bool:
-        """Whether the client may do that with a resource; everything where nobody looks after it.
+        """Return whether the client may do this to the resource; True without an authorizer.
 
-        With ``audited`` False a refusal is no news: for lists that leave out what is not allowed.
-        ``count`` is how often the request names the resource, for the log.
+        With ``audited`` False a denial is not logged: for lists that leave out hidden resources.
+        ``count`` is how often the request names the resource, for the audit log.
         """
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.allows(
@@ -196,26 +200,27 @@ class Context:
         )
 
     def may_on_cluster(self, operation: Operation, *, audited: bool = True) -> bool:
-        """The same with the cluster."""
+        """Return whether the client may do this to the cluster."""
         return self.may(operation, ResourceType.CLUSTER, CLUSTER_NAME, audited=audited)
 
     def require_on_cluster(self, operation: Operation) -> None:
-        """Raise ClusterAuthorizationError if the client may not do that with the cluster."""
+        """Raise ClusterAuthorizationError if the client may not do this to the cluster."""
         if not self.may_on_cluster(operation):
             raise ClusterAuthorizationError("Cluster authorization failed.")
 
     def may_on_some(self, operation: Operation, resource: ResourceType) -> bool:
-        """Whether the client may do that with at least one resource of a type."""
+        """Return whether the client may do this to at least one resource of a type."""
         authorizer = self.broker.authorizer
         return authorizer is None or authorizer.allows_some(
             self.connection.session, operation, resource
         )
 
     def takes_partitions(self, *, strict_since: int) -> Callable[[int], None]:
-        """Counts partitions that the request creates or deletes against its client's quota.
+        """Return a function that charges created or deleted partitions to the client's quota.
 
-        From version ``strict_since`` on it raises ThrottlingQuotaExceededError where they have to
-        wait; clients of older ones do not know that, and wait once they have their answer.
+        From version ``strict_since`` on, the function raises ThrottlingQuotaExceededError if the
+        quota is exceeded. Older clients do not know that error; they are throttled after their
+        response.
         """
         throttle = self.throttle
         if throttle is None:
@@ -224,15 +229,15 @@ class Context:
 
     @property
     def origin(self) -> Origin:
-        """The client, for the history."""
+        """Return the client as the origin of a change, for the history."""
         return origin_of(self.client_id, self.peer_host)
 
 
 def with_wait(answer: Entity, throttle_ms: int) -> tuple[Entity, int]:
-    """The answer with the time that its client has to wait, in milliseconds, and that time.
+    """Return the response with its throttle time, and that time in milliseconds.
 
-    Whoever answered in our place may have said more. Without a field for it the answer stays
-    as it is.
+    A response from the active controller may already contain a longer throttle time, which is kept.
+    A response without a throttle time field is returned unchanged.
     """
     if not hasattr(answer, "throttle_time"):
         return answer, throttle_ms
@@ -244,12 +249,12 @@ def with_wait(answer: Entity, throttle_ms: int) -> tuple[Entity, int]:
 
 
 def request_ms(duration: timedelta) -> int:
-    """Milliseconds of a duration field of a request."""
+    """Return a request's duration field in milliseconds."""
     return (duration.days * 86_400 + duration.seconds) * 1000 + duration.microseconds // 1000
 
 
 def replica_id_of(fetch: Any) -> int:
-    """The broker that follows by a Fetch request; below 0 for a consumer."""
+    """Return the follower's broker id in a Fetch request; negative for a consumer."""
     state = getattr(fetch, "replica_state", None)
     found: int = fetch.replica_id if state is None else state.replica_id
     return found
@@ -264,7 +269,7 @@ def handles(
 ) -> Callable[[Run], Run]:
     """Mark a module's ``run`` as the handler of an API.
 
-    ``permission`` says what a client would need, in Kafka's words: ``"READ Group"``,
+    ``permission`` names the permission that a client needs, in Kafka's words: ``"READ Group"``,
     ``"WRITE Topic"``, ``"NONE"``. ``refused`` builds the API's error response, as
     ``AbstractRequest.getErrorResponse`` does. Raises ValueError if ``versions`` is not the API's
     range.
@@ -283,17 +288,17 @@ def handles(
 
 
 class Registry:
-    """Which APIs are served, and by what.
+    """The served APIs, their versions and their handlers.
 
-    By default: every API of ``fencepost.coordinator.wire.api`` that has a module here.
-    ``modules`` narrows or replaces that list (module names by key); tests give ``{}`` and call
-    :meth:`add`. ``unstable_versions`` serves what Kafka calls unstable of all APIs,
-    ``unstable_apis`` of some.
+    By default: every API of ``fencepost.coordinator.wire.api`` that has a module in this package.
+    ``modules`` narrows or replaces that list (module names by key); tests pass ``{}`` and call
+    :meth:`add`. ``unstable_versions`` serves the versions that Kafka calls unstable for all APIs,
+    ``unstable_apis`` for the given ones.
 
-    With ``forwards`` all that the active controller decides is its to answer; the versions that it
-    knows come from there. What only brokers of a cluster are asked is answered then as well.
-    ``wrapped`` puts something before the handlers of some APIs, ``own`` are those that this broker
-    decides all the same.
+    With ``forwards`` the broker forwards the controller's APIs to the active controller and takes
+    the controller's versions from it; the registry then serves the APIs between brokers of a
+    cluster as well. ``wrapped`` wraps the handlers of some APIs. ``own`` lists controller APIs that
+    this broker answers itself.
     """
 
     def __init__(
@@ -314,7 +319,7 @@ class Registry:
         self._wrapped = wrapped or {}
         decided = frozenset() if forwards is None else FORWARDED.difference(own)
         self.forwarded: frozenset[int] = decided
-        """What the active controller answers."""
+        """The APIs that the active controller answers."""
         if forwards is not None:
             self._modules |= {key: api.module for key, api in MEMBER_APIS.items()}
         for key in self._modules:
@@ -327,7 +332,9 @@ class Registry:
         )
 
     def add(self, run: Run) -> None:
-        """Serve the API of ``run``, which :func:`handles` has marked, whatever the modules say."""
+        """Serve the API of ``run``, a function marked by :func:`handles`, whatever ``modules``
+        says.
+        """
         handler: Handler = run.handler  # type: ignore[attr-defined]
         self._handlers[handler.api.key] = handler
         self._serve(handler.api)
@@ -338,7 +345,7 @@ class Registry:
         return self._versions
 
     def advertised(self) -> Iterable[tuple[int, int, int]]:
-        """(key, lowest, highest version) of ApiVersions, by key."""
+        """Yield (key, lowest, highest version) of each API for ApiVersions, ordered by key."""
         theirs = {} if self._controller_versions is None else self._controller_versions()
         for key in sorted(self._versions):
             low, high = KNOWN_APIS[key].advertised_min, self._versions[key][1]
@@ -349,7 +356,7 @@ class Registry:
                 yield key, low, high
 
     def handler(self, api_key: int) -> Handler:
-        """The handler of a served API; imports its module the first time."""
+        """Return the handler of a served API; import its module on first use."""
         found = self._handlers.get(api_key)
         if found is None:
             module = import_module(f"{__name__}.{self._modules[api_key]}")
@@ -365,7 +372,7 @@ class Registry:
         return found
 
     def handlers(self) -> list[Handler]:
-        """All handlers by key; imports every module (for the README's API table)."""
+        """Return all handlers by key; import every module (for the README's API table)."""
         return [self.handler(key) for key in sorted(self._versions)]
 
 

@@ -1,4 +1,4 @@
-"""Requests for ACLs: the fields of ACLs and filters, and the ACLs that exist."""
+"""Conversion of ACLs and ACL filters in requests, and the lookup of existing ACLs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
-    """Change ACLs once the requests before this one are through: it is checked in view of them.
+    """Change ACLs once the previous ACL requests are done: their changes affect its validation.
 
     A broker that writes to ZooKeeper does not wait: its requests keep the image with which they
-    began, and other brokers write there at the same time.
+    began, and other brokers write to ZooKeeper at the same time.
     """
     if ctx.on_znodes is not None:
         return change
@@ -40,7 +40,7 @@ def in_turn(ctx: Context, change: Work[T]) -> Work[T]:
 
 
 def _when_applied(ctx: Context, change: Work[T]) -> Work[T]:
-    """Make the change once the authorizer, in which it looks for ACLs, has the newest image."""
+    """Make the change once the authorizer, whose ACLs it is checked against, is up to date."""
     acls = ctx.broker.acls
     while acls is not None and (applied := acls.applied()) is not None:
         yield applied
@@ -54,7 +54,7 @@ def decided_in_pieces(
     acls: Sequence[Acl],
     change: Callable[[Controller, Sequence[Acl], AclIndex], Outcome[None]],
 ) -> Work[object]:
-    """Have the controller change checked ACLs, a piece in each turn."""
+    """Have the controller change validated ACLs, one piece per turn of the event loop."""
 
     def decision(piece: Sequence[Acl]) -> Callable[[Controller], Outcome[None]]:
         return lambda one: change(one, piece, existing_acls(ctx, authorizer))
@@ -63,17 +63,17 @@ def decided_in_pieces(
 
 
 def existing_acls(ctx: Context, authorizer: Authorizer) -> AclIndex:
-    """Return the ACLs of the image that the next decision on the request looks at.
+    """Return the ACLs of the image against which the request's next decision is made.
 
     The store of a broker on ZooKeeper keeps the image with which the request began, while the
-    authorizer takes over what other brokers change.
+    authorizer also applies the changes of other brokers.
     """
     own = None if ctx.on_znodes is None else ctx.on_znodes.acls
     return authorizer.rules if own is None else own
 
 
 def rule_of(creation: Any) -> Acl:
-    """The rule that a creation asks for."""
+    """Return the ACL that a creation describes."""
     return Acl(
         _number(ResourceType, creation.resource_type),
         _number(PatternType, creation.resource_pattern_type),
@@ -86,7 +86,7 @@ def rule_of(creation: Any) -> Acl:
 
 
 def filter_of(wanted: Any) -> AclFilter:
-    """The filter of a request, or one of many."""
+    """Return the filter of a DescribeAcls request, or one filter of a DeleteAcls request."""
     return AclFilter(
         _number(ResourceType, wanted.resource_type_filter),
         _number(PatternType, wanted.pattern_type_filter),
@@ -99,7 +99,9 @@ def filter_of(wanted: Any) -> AclFilter:
 
 
 def says_unknown(wanted: Any) -> bool:
-    """Whether a filter has the number of UNKNOWN; a number without a meaning only matches no ACL.
+    """Return whether a filter contains the code of UNKNOWN.
+
+    A code without a meaning is not an error: it matches no ACL.
 
     Source: ``DescribeAclsRequest.normalizeAndValidate``.
     """
@@ -112,7 +114,7 @@ def says_unknown(wanted: Any) -> bool:
 
 
 def _number(kind: type[N], number: int) -> N:
-    """What a number means; UNKNOWN for one that nobody knows."""
+    """Return the enum member for a code; UNKNOWN for an undefined code."""
     try:
         return kind(number)
     except ValueError:

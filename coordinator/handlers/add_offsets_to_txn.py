@@ -1,7 +1,7 @@
-"""AddOffsetsToTxn (25): a transaction is about to commit offsets of a group.
+"""AddOffsetsToTxn (25): announce that a transaction commits offsets of a group.
 
 It adds the group's partition of ``__consumer_offsets`` to the transaction. Only clients before TV2
-send it. Version 2 knows PRODUCER_FENCED.
+send it. Version 2 introduces PRODUCER_FENCED.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fencepost.txn.commands import AddPartitions
 
 @handles(ApiKey.ADD_OFFSETS_TO_TXN, versions=(0, 4), permission="WRITE TransactionalId, READ Group")
 def run(ctx: Context) -> Work[Entity]:
-    """Add the offsets partition."""
+    """Add the group's offsets partition to the transaction."""
     body, respond = ctx.body, ctx.respond
 
     def refuse(code: ErrorCode) -> Entity:
@@ -35,7 +35,7 @@ def run(ctx: Context) -> Work[Entity]:
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return refuse(ErrorCode.group_authorization_failed)
     try:
-        # A producer may come here before any consumer has looked for its coordinator.
+        # A producer may call this before any consumer has looked up its coordinator.
         if ctx.broker.metadata.topic(CONSUMER_OFFSETS) is None:
             ask_for_topic(ctx, CONSUMER_OFFSETS)
         yield from ctx.broker.groups.open_in_steps()

@@ -1,11 +1,11 @@
-"""AddPartitionsToTxn (24): which partitions a transaction is about to write to.
+"""AddPartitionsToTxn (24): add partitions to a transaction before it writes to them.
 
-Versions 0 to 3 are for clients: one transaction; a single partition that is unknown or internal
-fails, and all others answer OPERATION_NOT_ATTEMPTED. Version 2 knows PRODUCER_FENCED. Versions 4
-and 5 are for brokers: many transactions, which may only be looked up (VerifyOnly).
+Clients use versions 0 to 3, with one transaction: if one partition is unknown or internal, all
+others answer OPERATION_NOT_ATTEMPTED. Version 2 introduces PRODUCER_FENCED. Brokers use versions 4
+and 5, with many transactions, which they may only verify (VerifyOnly).
 
-Difference from Kafka: without an authorizer anybody may send those, so they take no internal topic
-in but the offsets topic, which group coordinators add.
+Difference from Kafka: without an authorizer any client may send versions 4 and 5, so they add no
+internal topic except the offsets topic, which group coordinators add.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_WITH_PRODUCER_FENCED = 2
 FIRST_BATCHED_VERSION = 4
 
 Code = Callable[[TopicPartition], ErrorCode]
-"""The answer for each partition of a transaction."""
+"""Returns the error code of each partition of a transaction."""
 
 
 @handles(
@@ -45,7 +45,7 @@ Code = Callable[[TopicPartition], ErrorCode]
     permission="WRITE TransactionalId, WRITE Topic; from v4 CLUSTER_ACTION Cluster",
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Add the partitions of one transaction, or of many."""
+    """Add the partitions of one transaction (clients) or of several (brokers)."""
     return _run_one(ctx) if ctx.version < FIRST_BATCHED_VERSION else _run_many(ctx)
 
 
@@ -57,7 +57,7 @@ def _run_one(ctx: Context) -> Work[Entity]:
 
 
 def _client_transaction(ctx: Context, topics: Any) -> Work[Code]:
-    """The answer to a client, which has to have the right to all that it names."""
+    """Add a client's partitions if it is authorized for all of them; return their error codes."""
     body = ctx.body
     transactional_id = body.v3_and_below_transactional_id
     if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
@@ -81,7 +81,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
     if not ctx.may_on_cluster(Operation.CLUSTER_ACTION):
         return respond.error(ErrorCode.cluster_authorization_failed)
     results = []
-    # All are decided before the first is waited for: other replicas may take their time.
+    # All are submitted before the first is awaited: replication may take time.
     asked = []
     for transaction in ctx.body.transactions:
         begun = yield from _transaction(ctx, transaction)
@@ -100,7 +100,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
 
 
 def _transaction(ctx: Context, transaction: Any) -> Steps[Code | Future]:
-    """One transaction's answer, or what it has to wait for."""
+    """Submit one transaction; return its error codes, or the future of its result."""
     refused = yield from _refused(ctx, transaction.topics, OUTSIDE_TRANSACTIONS)
     if refused:
         return _refusal(refused)
@@ -139,7 +139,7 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 def _refused(
     ctx: Context, topics: Any, closed: Container[str]
 ) -> Steps[Mapping[TopicPartition, ErrorCode]]:
-    """Partitions that may not be added, those of ``closed`` topics among them, with the reason."""
+    """Return the reasons against partitions that may not be added or whose topic is ``closed``."""
     refused: dict[TopicPartition, ErrorCode] = {}
     for topic in topics:
         found = ctx.broker.metadata.topic(topic.name)

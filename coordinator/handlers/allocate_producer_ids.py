@@ -1,4 +1,4 @@
-"""AllocateProducerIds (67): a broker gets a block of producer ids (KIP-730).
+"""AllocateProducerIds (67): give a broker a block of producer ids (KIP-730).
 
 Source: ``ProducerIdControlManager.generateNextProducerId``.
 """
@@ -16,7 +16,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with the first id of the block and how many there are."""
+    """Respond with the first id of the block and the block's size."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     block = yield from decided(

@@ -1,6 +1,6 @@
-"""AlterClientQuotas (49): limit users, clients or addresses, or let them go.
+"""AlterClientQuotas (49): set or remove the quotas of users, clients or addresses.
 
-An error of one entity does not keep the others from their quotas.
+An error of one entity does not prevent changes to the others.
 
 Source: ``ClientQuotaControlManager.alterClientQuotas``; KIP-546.
 """
@@ -52,7 +52,7 @@ def _row(
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Change, or only check, the quotas of each entity; each is answered once."""
+    """Change, or only validate, the quotas of each entity; respond with one result for each."""
     ctx.require_on_cluster(Operation.ALTER_CONFIGS)
     asked: list[Alteration] = []
     for entry in ctx.body.entries:
@@ -77,7 +77,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _read(entry: Any) -> Steps[Alteration]:
-    """The change of one entity."""
+    """Return one entry of the request as an alteration of one entity's quotas."""
     named: dict[str, str | None] = {}
     for part in entry.entity:
         named[part.entity_type] = part.entity_name
@@ -90,7 +90,7 @@ def _read(entry: Any) -> Steps[Alteration]:
 
 
 def _characters(one: Alteration) -> int:
-    """The size of the entity's names in the records of its quotas."""
+    """Return the size of the entity's names in the records of its quotas, in characters."""
     return len(one.ops) * sum(len(name or "") for name in one.named.values())
 
 

@@ -1,4 +1,4 @@
-"""AlterConfigs (33): replace all settings of a resource; what is not named falls back."""
+"""AlterConfigs (33): replace all settings of a resource; settings left out return to defaults."""
 
 from __future__ import annotations
 

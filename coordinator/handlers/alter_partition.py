@@ -1,6 +1,6 @@
-"""AlterPartition (56): leaders change the ISR of their partitions (KIP-497, KIP-903).
+"""AlterPartition (56): change the ISR on behalf of partition leaders (KIP-497, KIP-903).
 
-Version 2 has no broker epochs: those replicas are taken for what is registered.
+Version 2 has no broker epochs: the epochs of its replicas are not checked.
 
 Source: ``ReplicationControlManager.alterPartition``.
 """
@@ -27,7 +27,7 @@ ANY_EPOCH = -1
 
 @handles(ApiKey.ALTER_PARTITION, versions=(2, 3), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer each partition by itself."""
+    """Respond with the result of each partition."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body, make = ctx.body, ctx.respond
     items = [

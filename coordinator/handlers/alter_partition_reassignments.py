@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (45): put partitions on other brokers, or call that off.
+"""AlterPartitionReassignments (45): reassign partitions to other brokers, or cancel that.
 
 Version 1 can forbid a change of the replication factor (KIP-860).
 
@@ -59,7 +59,7 @@ def _topics(ctx: Context, outcomes: Iterator[tuple[int, str | None]]) -> Steps[t
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Answer each partition by itself."""
+    """Respond with the result of each partition."""
     ctx.require_on_cluster(Operation.ALTER)
     body = ctx.body
     may_change_factor = getattr(body, "allow_replication_factor_change", True)

@@ -1,6 +1,7 @@
-"""AlterReplicaLogDirs (34): move partitions to another directory, of which there is none.
+"""AlterReplicaLogDirs (34): move replicas between log directories; a broker has only one.
 
-A partition is where it should be, or there is no such directory (LOG_DIR_NOT_FOUND).
+Each partition is already in the requested directory, or the directory does not exist
+(LOG_DIR_NOT_FOUND).
 
 Source: ``ReplicaManager.alterReplicaLogDirs``; KIP-113.
 """
@@ -19,7 +20,7 @@ from fencepost.logcore.machine import DomainError
 
 @handles(ApiKey.ALTER_REPLICA_LOG_DIRS, versions=(1, 2), permission="ALTER Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer each partition once; of one that is named twice the last directory counts."""
+    """Respond with one result per partition; if it is named twice, the last directory counts."""
     make, may = ctx.respond, ctx.may_on_cluster(Operation.ALTER)
     refused = ErrorCode.cluster_authorization_failed
     wanted: dict[str, dict[int, str]] = {}

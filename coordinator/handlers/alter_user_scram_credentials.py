@@ -1,7 +1,7 @@
-"""AlterUserScramCredentials (51): give users passwords, or take them away.
+"""AlterUserScramCredentials (51): set or remove the SCRAM credentials of users.
 
-The password comes hashed by the client, and the stored keys are not enough for a login. Open
-connections go on until they log in again.
+The client sends the salted password, and the stored keys are not enough for a login. Open
+connections remain authenticated until they authenticate again.
 
 Source: ``ScramControlManager.alterCredentials``; KIP-554.
 """
@@ -53,7 +53,7 @@ def _response(ctx: Context, outcome: Callable[[str], tuple[int, str | None]]) ->
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Change what can be changed; each user has one result, for the first thing that is wrong."""
+    """Apply the valid changes; respond with one result per user, its first error if any."""
     ctx.require_on_cluster(Operation.ALTER)
     asked: list[Alteration] = []
     for one in ctx.body.deletions:

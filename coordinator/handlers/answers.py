@@ -1,4 +1,4 @@
-"""What the handlers of the coordinators share: futures into responses, errors into codes."""
+"""Helpers of the handlers: responses from futures, error codes from domain errors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Refuse = Callable[[ErrorCode], Entity]
 
 
 def answer(future: Future, build: Build, refuse: Refuse) -> Entity | Awaitable[Entity]:
-    """Make a response of a result or of a domain error's code.
+    """Build a response from the future's result, or from its domain error's code.
 
-    At once where the shard has answered in its own turn, which most requests are: no task, no
-    further round of the event loop.
+    If the shard has already completed the future, as for most requests, the response is returned at
+    once: without a task or another iteration of the event loop.
     """
     if not future.done():
         return _later(future, build, refuse)
@@ -42,7 +42,8 @@ def answer(future: Future, build: Build, refuse: Refuse) -> Entity | Awaitable[E
 
 
 async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
-    # The end of the connection cancels this, and so the future; the shard drops its answer then.
+    # Closing the connection cancels this coroutine and thereby the future; the shard drops the
+    # result.
     try:
         result = await future
     except DomainError as error:
@@ -51,7 +52,7 @@ async def _later(future: Future, build: Build, refuse: Refuse) -> Entity:
 
 
 def result_of(future: asyncio.Future[Any]) -> Work[Any]:
-    """The result, or the domain error as a value: for requests that ask for many things."""
+    """Return the result, or the domain error as a value: for requests with many items."""
     if not future.done():
         yield future
     try:
@@ -61,9 +62,9 @@ def result_of(future: asyncio.Future[Any]) -> Work[Any]:
 
 
 def forced(ctx: Context, changes: Work[T]) -> Work[T]:
-    """Make changes of the metadata; their result comes once they are on disk.
+    """Make changes of the metadata; return their result once they are flushed to disk.
 
-    Whatever becomes of the request, what it changed is forced to disk. Raises StorageError.
+    The changes are flushed even if the request fails. Raises StorageError.
     """
     try:
         result = yield from changes
@@ -78,9 +79,9 @@ def forced(ctx: Context, changes: Work[T]) -> Work[T]:
 def each_topic(
     ctx: Context, change: Callable[[Context, str, Any | None], Entity]
 ) -> Work[tuple[Entity, ...]]:
-    """Change each topic of a request by itself; ``change`` gets None for a name with two of them.
+    """Apply ``change`` to each topic of a request; it gets None for a name that occurs twice.
 
-    The answers come once the changes are on disk. Raises StorageError.
+    The results are returned once the changes are on disk. Raises StorageError.
     """
 
     def changes() -> Steps[tuple[Entity, ...]]:
@@ -94,7 +95,7 @@ def each_topic(
 
 
 def open_coordinator(ctx: Context, topic: str) -> Steps[bool]:
-    """Create a coordinator's topic, if it is not there, and serve it; False for another topic.
+    """Create and serve a coordinator's internal topic; return False for any other topic.
 
     Raises CoordinatorNotAvailableError.
     """
@@ -108,7 +109,7 @@ def open_coordinator(ctx: Context, topic: str) -> Steps[bool]:
 
 
 def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
-    """The topics of a request by their names, in its order; None for a name that is there twice."""
+    """Return a request's topics by name, in request order; None for a name that occurs twice."""
     named: dict[str, Any | None] = {}
     for topic in topics:
         named[topic.name] = None if topic.name in named else topic
@@ -117,7 +118,7 @@ def by_name(topics: Iterable[Any]) -> Steps[dict[str, Any | None]]:
 
 
 def each_row(asked: Iterable[R], build: Callable[[R], Entity]) -> Steps[tuple[Entity, ...]]:
-    """Build a row of a response for each item of a request; other requests get their turns."""
+    """Build a row of a response for each item of a request, yielding to other requests."""
     rows = []
     for one in asked:
         rows.append(build(one))
@@ -126,7 +127,7 @@ def each_row(asked: Iterable[R], build: Callable[[R], Entity]) -> Steps[tuple[En
 
 
 def code_of(error: DomainError | None) -> ErrorCode:
-    """The code of a per-item error; NONE for None."""
+    """Return the code of a per-item error; NONE for None."""
     return ErrorCode.none if error is None else error_code(error)
 
 
@@ -136,7 +137,7 @@ def code_and_message(error: DomainError | None) -> tuple[ErrorCode, str | None]:
 
 
 def before_producer_fenced(code: ErrorCode, *, known: bool) -> ErrorCode:
-    """INVALID_PRODUCER_EPOCH for clients whose version does not know PRODUCER_FENCED (KIP-588)."""
+    """Replace PRODUCER_FENCED by INVALID_PRODUCER_EPOCH for clients that lack it (KIP-588)."""
     if code is ErrorCode.producer_fenced and not known:
         return ErrorCode.invalid_producer_epoch
     return code

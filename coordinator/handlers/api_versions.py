@@ -1,4 +1,4 @@
-"""ApiVersions (18): what this broker serves, and which features it has finalized (KIP-511, 584)."""
+"""ApiVersions (18): list the served API versions and the finalized features (KIP-511, KIP-584)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencepost.coordinator.wire.api import ApiKey
 from fencepost.coordinator.wire.schema import Entity
 
 SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
-"""What a client may call itself and its version (``ApiVersionsRequest.isValid``)."""
+"""The valid names and versions of client software (``ApiVersionsRequest.isValid``)."""
 
 FIRST_VERSION_WITH_SOFTWARE = 3
 FIRST_VERSION_WITH_ZERO_MINIMUM = 4
@@ -20,11 +20,11 @@ FIRST_VERSION_WITH_ZERO_MINIMUM = 4
 
 @handles(ApiKey.API_VERSIONS, versions=(0, 4), permission="NONE")
 def run(ctx: Context) -> Entity:
-    """Answer with the registry's versions and the broker's features.
+    """Respond with the registry's versions and the broker's features.
 
-    ``ctx.broker.features`` maps a feature's name to (lowest, highest supported, finalized level).
-    A supported feature whose lowest level is 0 is left out below version 4: older clients fail on
-    a zero. A finalized level of 0 means that the feature is off; Kafka leaves it out.
+    ``ctx.broker.features`` maps a feature's name to (lowest, highest supported, finalized level). A
+    supported feature whose lowest level is 0 is left out below version 4: older clients fail on a
+    zero. A finalized level of 0 means that the feature is off; Kafka leaves it out.
     """
     if ctx.version >= FIRST_VERSION_WITH_SOFTWARE:
         name, version = ctx.body.client_software_name, ctx.body.client_software_version

@@ -1,4 +1,4 @@
-"""AssignReplicasToDirs (73): a broker tells in which directories its replicas lie (KIP-858).
+"""AssignReplicasToDirs (73): record the log directories of a broker's replicas (KIP-858).
 
 Source: ``ReplicationControlManager.handleAssignReplicasToDirs``.
 """
@@ -19,7 +19,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.ASSIGN_REPLICAS_TO_DIRS, versions=(0, 0), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer each partition by itself."""
+    """Respond with the result of each partition."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body, make = ctx.body, ctx.respond
     items = [

@@ -1,4 +1,4 @@
-"""The bit fields of "authorised operations": all that the client may do with something.
+"""Bit fields of authorized operations: everything that a client may do with a resource.
 
 A bit's position is the operation's code in ``AclOperation``. Source: ``AclEntry``'s operations per
 resource type, ``AuthHelper.authorizedOperations`` (KIP-430).
@@ -12,7 +12,7 @@ from fencepost.cluster.acl import CLUSTER_NAME, OPERATIONS, Operation, ResourceT
 from fencepost.coordinator.handlers import Context
 
 NOT_ASKED: Final = -(2**31)
-"""The request did not ask."""
+"""The value for a request that did not ask for authorized operations."""
 
 
 def _all(kind: ResourceType) -> int:
@@ -20,27 +20,27 @@ def _all(kind: ResourceType) -> int:
 
 
 TOPIC: Final = _all(ResourceType.TOPIC)
-"""What can be done with a topic."""
+"""All operations on a topic."""
 
 GROUP: Final = _all(ResourceType.GROUP)
-"""What can be done with a group."""
+"""All operations on a group."""
 
 CLUSTER: Final = _all(ResourceType.CLUSTER)
-"""What can be done with the cluster."""
+"""All operations on the cluster."""
 
 
 def of_topic(ctx: Context, name: str) -> int:
-    """What the client may do with a topic; whether it exists does not matter."""
+    """Return the operations that the client may perform on a topic, whether or not it exists."""
     return TOPIC & _allowed(ctx, ResourceType.TOPIC, name)
 
 
 def of_group(ctx: Context, group_id: str) -> int:
-    """What the client may do with a group."""
+    """Return the operations that the client may perform on a group."""
     return GROUP & _allowed(ctx, ResourceType.GROUP, group_id)
 
 
 def of_cluster(ctx: Context) -> int:
-    """What the client may do with the cluster; nothing is told to who may not describe it."""
+    """Return the client's operations on the cluster; 0 if it may not describe the cluster."""
     if not ctx.may_on_cluster(Operation.DESCRIBE):
         return 0
     return CLUSTER & _allowed(ctx, ResourceType.CLUSTER, CLUSTER_NAME)

@@ -1,4 +1,4 @@
-"""BrokerHeartbeat (63): a broker lives, and says what it wants (KIP-631, KIP-858, KIP-1066).
+"""BrokerHeartbeat (63): keep a broker registered and change its state (KIP-631, 858, 1066).
 
 Source: ``ControllerApis.handleBrokerHeartBeatRequest``,
 ``ReplicationControlManager.processBrokerHeartbeat``.
@@ -19,7 +19,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 2), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer what the controller makes of it."""
+    """Respond with the broker's state as the controller has decided it."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     offline = getattr(body, "offline_log_dirs", ())

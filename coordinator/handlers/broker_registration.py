@@ -1,4 +1,4 @@
-"""BrokerRegistration (62): a broker wants to join the cluster (KIP-631).
+"""BrokerRegistration (62): register a broker with the controller (KIP-631).
 
 Source: ``ControllerApis.handleBrokerRegistration``, ``ClusterControlManager.registerBroker``.
 """
@@ -18,14 +18,14 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire import ApiKey, Entity
 
 MAX_LISTENERS = MAX_FEATURES = MAX_LOG_DIRS = 100
-"""Of one broker; each is written down with it."""
+"""The limit for one broker, whose registration record contains each of them."""
 
 ZERO = UUID(int=0)
 
 
 @handles(ApiKey.BROKER_REGISTRATION, versions=(0, 4), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with the broker's epoch."""
+    """Respond with the broker's epoch."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     log_dirs = getattr(body, "log_dirs", ())

@@ -1,4 +1,4 @@
-"""Settings of certificates are tried out before they are stored.
+"""Validation of changed certificate settings before they are stored.
 
 Source: ``DynamicBrokerConfig.validate``, ``SslFactory.validateReconfiguration``.
 """
@@ -17,11 +17,11 @@ from fencepost.coordinator.runtime.turns import Work
 
 
 def check_certificates(ctx: Context, resource: Any) -> Work[None]:
-    """Try out what a change of this broker's settings makes of certificates.
+    """Load the certificates that a change of this broker's settings would configure.
 
-    Another broker's certificates are on its own host. The check is not made where settings are
-    stored, for it waits for files, which it reveals only to clients that may change the settings.
-    Raises ConfigError and InvalidRequestError.
+    Another broker's certificates are on that broker's host. The check is separate from the code
+    that stores settings because it waits for file reads, whose errors only clients that may change
+    the settings may see. Raises ConfigError and InvalidRequestError.
     """
     check, config, name = ctx.broker.check_certificates, ctx.broker.config, resource.resource_name
     if name not in {DEFAULT_SETTINGS, str(ctx.broker.node_id)}:

@@ -1,4 +1,4 @@
-"""What the APIs of settings share: who may see or change them; changes, resource by resource."""
+"""Helpers of the configuration APIs: authorization, and changes of one resource at a time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from fencepost.logcore.machine import DomainError
 _OF_THE_CLUSTER = {Kind.BROKER, Kind.BROKER_LOGGER, Kind.CLIENT_METRICS}
 
 Apply = Callable[[Any], None]
-"""Changes one resource of the request; raises a DomainError to refuse."""
+"""Changes one resource of the request; raises a DomainError to refuse the change."""
 
 
 def check_right(ctx: Context, operation: Operation, kind: int, name: str) -> None:
-    """Look whether the client may do that with the settings of a resource, known or not.
+    """Check that the client may perform an operation on a resource's settings.
 
     Raises TopicAuthorizationError, GroupAuthorizationError, ClusterAuthorizationError.
     """
@@ -45,7 +45,7 @@ def check_right(ctx: Context, operation: Operation, kind: int, name: str) -> Non
 
 
 def permit(ctx: Context, resource: Any) -> Callable[[], None]:
-    """Looks whether the client may change a resource that the request names."""
+    """Return a check that the client may change a resource of the request."""
     kind, name = resource.resource_type, resource.resource_name
     return partial(check_right, ctx, Operation.ALTER_CONFIGS, kind, name)
 
@@ -66,7 +66,7 @@ def _row(ctx: Context, resource: Any, code: int, message: str | None) -> Entity:
 
 
 def each_resource(ctx: Context, apply: Apply) -> Work[tuple[Entity, ...]]:
-    """Change each resource by itself; one that is named twice is refused."""
+    """Change each resource of the request; refuse one that is named twice."""
     return forced(ctx, _changed(ctx, apply))
 
 

@@ -1,6 +1,6 @@
 """ConsumerGroupDescribe (69): epochs, members and assignments of consumer-protocol groups.
 
-Versions: 1 says of each member whether it uses the classic protocol.
+Version 1 adds each member's type: classic or consumer protocol.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASSIC, CONSUMER = 0, 1
     ApiKey.CONSUMER_GROUP_DESCRIBE, versions=(0, 1), permission="DESCRIBE Group, DESCRIBE Topic"
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Describe each group, and only once; errors are told group by group."""
+    """Describe each distinct group; errors are reported per group."""
     groups = ctx.broker.groups
     serves = groups.serves_consumer_protocol
     refused, described = [], []
@@ -78,7 +78,7 @@ def _described(
 
 
 def _topics(result: DescribeConsumerGroupResult) -> Iterator[str]:
-    """The names of all topics of which members have, or are to have, partitions."""
+    """Yield the names of all topics in the members' current and target assignments."""
     for member in result.members:
         for topics in (member.assignment, member.target_assignment):
             yield from (topic.topic for topic in topics)

@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat (68): join, stay in and leave a group of the consumer protocol (KIP-848).
+"""ConsumerGroupHeartbeat (68): join, stay in and leave a consumer-protocol group (KIP-848).
 
-Versions: 0 the broker may make the member id; 1 the client makes it, and topics may be named by a
-regular expression.
+With version 0 the broker may generate the member id; with version 1 the client generates it and may
+subscribe with a regular expression.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fencepost.groups.regex import reason_against
 _ZERO_ID = bytes(16)
 
 MAX_KEPT_ANSWERS: Final = 1_024
-"""Answers to members to whom there is nothing to tell that are kept, of 200 bytes each."""
+"""The number of cached responses without an assignment, of 200 bytes each."""
 
 
 @handles(ApiKey.CONSUMER_GROUP_HEARTBEAT, versions=(0, 1), permission="READ Group, DESCRIBE Topic")
 def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[Entity]]:
-    """Pass the heartbeat on; the answer tells the member what it owns."""
+    """Submit the heartbeat to the group coordinator; the response contains the assignment."""
     if not ctx.broker.groups.serves_consumer_protocol:
         return _refused(ctx, ErrorCode.unsupported_version, None)
     regex = getattr(ctx.body, "subscribed_topic_regex", None)
@@ -41,7 +41,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[E
 
 
 def _checked(ctx: Context, regex: str | None) -> Steps[Entity | Awaitable[Entity]]:
-    """Let a client in that may read the group and see all topics that it names."""
+    """Submit the heartbeat if the client may read the group and describe all subscribed topics."""
     if not ctx.may(Operation.READ, ResourceType.GROUP, ctx.body.group_id):
         return _refused(ctx, ErrorCode.group_authorization_failed, None)
     names = ctx.body.subscribed_topic_names or ()
@@ -122,7 +122,7 @@ def _told(
 
 @lru_cache(maxsize=MAX_KEPT_ANSWERS)
 def _unchanged(make: ResponseFactory, member_id: str, epoch: int, interval_ms: int) -> Entity:
-    """What nearly every heartbeat is answered, the same again and again."""
+    """Return the response of nearly every heartbeat, without an assignment; cached."""
     return _told(make, member_id, epoch, interval_ms, None)
 
 

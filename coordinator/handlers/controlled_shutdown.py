@@ -1,4 +1,4 @@
-"""ControlledShutdown (7): a broker of a cluster on ZooKeeper hands over what it leads.
+"""ControlledShutdown (7): move the leadership away from a broker of a ZooKeeper cluster.
 
 Source: ``KafkaController.doControlledShutdown``.
 """
@@ -16,7 +16,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.CONTROLLED_SHUTDOWN, versions=(3, 3), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with the partitions that it goes on leading: nobody else of their ISR can."""
+    """Respond with the partitions that the broker still leads: no other ISR member is alive."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     yield from decided_to_the_end(

@@ -1,6 +1,6 @@
-"""ControllerRegistration (70): a controller tells where it listens (KIP-919).
+"""ControllerRegistration (70): record the listeners of a controller (KIP-919).
 
-This quorum has one voter, which knows itself; another node is no controller of it.
+This quorum has one voter, this node; no other node is a controller of it.
 
 Source: ``ControllerApis.handleControllerRegistration``.
 """
@@ -23,7 +23,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.CONTROLLER_REGISTRATION, versions=(0, 0), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Note it, if it is this node."""
+    """Register the controller if it is this node."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     if body.controller_id != ctx.broker.node_id:

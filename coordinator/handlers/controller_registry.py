@@ -1,4 +1,4 @@
-"""What a controller's listener serves: Kafka's APIs of a controller, and no others.
+"""The APIs that a controller's listener serves: Kafka's controller APIs only.
 
 Source: the listeners of each request in ``common/message/*.json``, ``ControllerApis``.
 """
@@ -15,7 +15,7 @@ _OF_ITS_OWN: Final[Mapping[int, str]] = {
     ApiKey.FETCH: "metadata_fetch",
     ApiKey.DESCRIBE_CLUSTER: "describe_controllers",
 }
-"""APIs that mean something else here than on a broker's listener."""
+"""APIs with a different handler than on a broker's listener."""
 
 _SERVED: Final = (
     ApiKey.SASL_HANDSHAKE,
@@ -54,6 +54,6 @@ _SERVED: Final = (
 
 
 def controller_registry(*more: ApiKey) -> Registry:
-    """The registry of a controller's listeners, with ``more`` APIs."""
+    """Return the registry of a controller's listeners, with ``more`` APIs."""
     own = {int(key): KNOWN_APIS[key].module for key in (*_SERVED, *more)}
     return Registry(modules={**own, **_OF_ITS_OWN})

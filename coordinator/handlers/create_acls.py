@@ -1,4 +1,4 @@
-"""CreateAcls (30): give somebody a right, or deny it.
+"""CreateAcls (30): create ACLs that allow or deny operations.
 
 Source: ``AclApis.handleCreateAcls``, ``AclControlManager.createAcls``; KIP-140, KIP-290.
 """
@@ -27,7 +27,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Entity:
-    """Refuse each rule for the same reason."""
+    """Refuse each ACL for the same reason."""
     results = (_result(ctx, code, message),) * len(ctx.body.creations)
     return ctx.respond.CreateAclsResponse(results=results)
 
@@ -38,7 +38,7 @@ def _result(ctx: Context, code: int, message: str | None) -> Entity:
 
 @handles(ApiKey.CREATE_ACLS, versions=(1, 3), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
-    """Answer each rule by itself, once all of them that can be made are on disk."""
+    """Respond with the result of each ACL, once all valid ones are on disk."""
     authorizer = ctx.broker.authorizer
     ctx.require_on_cluster(Operation.ALTER)
     if authorizer is None:

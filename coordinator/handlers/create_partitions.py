@@ -1,4 +1,6 @@
-"""CreatePartitions (37): a topic gets more partitions. Version 3 waits.
+"""CreatePartitions (37): add partitions to topics.
+
+From version 3 on, a request over its quota fails; older clients are throttled afterwards.
 
 Source: ``ReplicationControlManager.createPartitions``.
 """
@@ -38,7 +40,7 @@ def _row(ctx: Context, name: str, code: int, message: str | None) -> Entity:
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), permission="ALTER Topic", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
-    """Grow, or only check, each topic by itself; one that is named twice is refused."""
+    """Add partitions to each topic, or only validate that; refuse a topic that is named twice."""
     results = yield from each_topic(ctx, _answer)
     return ctx.respond.CreatePartitionsResponse(results=results)
 

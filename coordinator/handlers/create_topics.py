@@ -1,4 +1,7 @@
-"""CreateTopics (19). Version 5 answers counts and settings, 6 waits, 7 the topic id.
+"""CreateTopics (19): create topics.
+
+Version 5 returns the partition count, replication factor and settings, version 6 refuses a request
+over its quota, version 7 returns the topic id.
 
 Source: ``ReplicationControlManager.createTopics``.
 """
@@ -35,9 +38,9 @@ from fencepost.logcore.machine import DomainError
 FIRST_TO_WAIT = 6
 
 FROM_BROKER = -1
-"""A number of partitions that the broker's ``num.partitions`` decides."""
+"""A partition count that stands for the broker's ``num.partitions``."""
 NOT_SHOWN = -1
-"""A number that the client may not see."""
+"""Replaces a number that the client may not see."""
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
@@ -59,20 +62,20 @@ def _refused(ctx: Context, name: str, code: int, message: str | None) -> Entity:
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Create, or only check, each topic by itself; a name that stands there twice is refused."""
+    """Create, or only validate, each topic; refuse a name that occurs twice."""
     yield from load(NEW_TOPIC_MODULES)
     total = yield from _partitions(ctx)
     topics = yield from each_topic(ctx, partial(_create, total=total))
     for topic in topics:
         if topic.error_code is ErrorCode.none and not ctx.body.validate_only:
-            # Whoever knows this broker may ask its coordinators without a FindCoordinator.
-            with suppress(DomainError):  # the topic is there all the same
+            # A client may send requests to this broker's coordinators without a FindCoordinator.
+            with suppress(DomainError):  # the topic was created all the same
                 yield from open_coordinator(ctx, topic.name)
     return ctx.respond.CreateTopicsResponse(topics=topics)
 
 
 def _partitions(ctx: Context) -> Steps[int]:
-    """Count the partitions that a request asks for.
+    """Count the partitions that a request creates.
 
     Source: ``ReplicationControlManager.validateTotalNumberOfPartitions``.
     """
@@ -109,8 +112,9 @@ def _create(ctx: Context, name: str, topic: Any | None, *, total: int) -> Entity
         )
     except DomainError as error:
         return _refused(ctx, name, error_code(error), str(error))
-    # Partitions and replicas may come from the broker's settings, as the topic's own ones do.
-    # As in Apache Kafka, whose KRaft controller draws an id for a topic that is only checked.
+    # Partition count and replication factor may come from the broker's settings, like the topic's
+    # own settings, so all of them need DESCRIBE_CONFIGS. A topic that is only validated gets an id,
+    # as from Kafka's KRaft controller.
     is_unkept = ctx.body.validate_only and ctx.on_znodes is not None
     shows = ctx.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, name, audited=False)
     return ctx.respond.CreatableTopicResult(

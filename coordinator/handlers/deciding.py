@@ -1,4 +1,4 @@
-"""Decisions on requests, made by the active controller of this process."""
+"""Decisions on requests by the active controller of this process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 ITEMS_PER_TURN = 500
-"""Partitions or ACLs decided on in one turn of the event loop, if they can be decided in pieces."""
+"""The partitions or ACLs in one decision of a request that can be split into several."""
 
 CHARACTERS_PER_TURN = 1 << 20
-"""Characters of names in the records of one such turn. A name may have 32 KiB, and each quota of an
-entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a second."""
+"""The characters of names in the records of one such decision. A name may have 32 KiB, and each
+quota of an entity repeats the entity's names: 500 entities could take 60 MB and a fifth of a
+second.
+"""
 
 MAX_ITEMS = 10_000
-"""Partitions of one request that the controller decides on in one turn; Kafka bounds the records
-of an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``)."""
+"""The partitions of one request that the controller decides on at once; Kafka bounds the records of
+an operation by the same number (``QuorumController.MAX_RECORDS_PER_USER_OP``).
+"""
 
 
 def decider(ctx: Context) -> Decide:
-    """Return the active controller, for decisions on a request; the caller forces them to disk."""
+    """Return the active controller's decision function; the caller flushes its decisions."""
 
     def decide(decision: Callable[[Controller], Outcome[T]]) -> T:
         active = ctx.controller
@@ -49,7 +52,7 @@ def decider(ctx: Context) -> Decide:
 def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[T]:
     """Have the controller decide on the request; return its answer once the change is durable.
 
-    Raises what the machine does, and LogError.
+    Raises the decision's errors, and LogError.
     """
     (answer,) = yield from decided_each(ctx, (decision,))
     return answer
@@ -58,7 +61,7 @@ def decided(ctx: Context, decision: Callable[[Controller], Outcome[T]]) -> Work[
 def decided_each(
     ctx: Context, decisions: Iterable[Callable[[Controller], Outcome[T]]]
 ) -> Work[list[T]]:
-    """Have the controller make several decisions, with turns for other requests between them."""
+    """Have the controller make several decisions, yielding to other requests in between."""
 
     def changes() -> Steps[list[T]]:
         answers, decide = [], decider(ctx)
@@ -105,7 +108,7 @@ def decided_to_the_end(
     decision: Callable[[Controller], Outcome[T]],
     is_more: Callable[[T], bool],
 ) -> Work[T]:
-    """Repeat a decision until its answer says that nothing is left; return the last answer."""
+    """Repeat a decision until ``is_more`` is false for its answer; return the last answer."""
     answers: list[T] = []
 
     def decide(machine: Controller) -> Outcome[T]:
@@ -131,7 +134,7 @@ def batched(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
 def pieces_of_turns(
     items: Iterable[Item], characters_of: Callable[[Item], int]
 ) -> Iterator[Sequence[Item]]:
-    """Split items into pieces that are decided on in one turn each."""
+    """Split items into pieces small enough for one turn of the event loop each."""
     piece: list[Item] = []
     characters = 0
     for item in items:

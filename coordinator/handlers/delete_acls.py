@@ -1,4 +1,4 @@
-"""DeleteAcls (31): take rules away, those that filters mean.
+"""DeleteAcls (31): delete the ACLs that match filters.
 
 Source: ``AclApis.handleDeleteAcls``, ``AclControlManager.deleteAcls``; KIP-140, KIP-290.
 """
@@ -43,7 +43,7 @@ def _result(
 
 @handles(ApiKey.DELETE_ACLS, versions=(1, 3), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
-    """Answer each filter with the rules that it meant, once they are gone from the disk."""
+    """Respond with the deleted ACLs of each filter, once the deletion is on disk."""
     authorizer = ctx.broker.authorizer
     ctx.require_on_cluster(Operation.ALTER)
     if authorizer is None:

@@ -1,4 +1,4 @@
-"""DeleteGroups (42): an administrator removes empty groups with all their offsets."""
+"""DeleteGroups (42): delete empty groups with all their offsets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fencepost.logcore.machine import DomainError
 
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 2), permission="DELETE Group")
 def run(ctx: Context) -> Work[Entity]:
-    """Delete each group; errors are told group by group."""
+    """Delete each group; errors are reported per group."""
     submit, respond = ctx.broker.groups.submit, ctx.respond
     asked, refused, results = [], [], []
-    # A repeated name is one deletion, as in Kafka.
+    # A repeated name counts as one deletion, as in Kafka.
     for name in dict.fromkeys(ctx.body.groups_names):
         if ctx.may(Operation.DELETE, ResourceType.GROUP, name):
             asked.append((name, submit(name, DeleteGroup(name), ctx.origin)))

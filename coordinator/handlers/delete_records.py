@@ -1,6 +1,7 @@
-"""DeleteRecords (21): move the start of a log up; the files go with the next retention.
+"""DeleteRecords (21): advance a log's start offset; the next retention run deletes the files.
 
-The answer waits for all replicas on brokers that are up: only then nobody can read the records.
+The response waits for all replicas on live brokers: until then a new leader could still serve the
+records.
 
 Source: ``ReplicaManager.deleteRecords``, ``DelayedDeleteRecords``.
 """
@@ -38,19 +39,19 @@ INVALID_LOW_WATERMARK = -1
 
 @dataclass(slots=True)
 class _Row:
-    """One partition's part of the answer; ``partition`` is set while it may not be final."""
+    """One partition's result; ``partition`` is set while the result may still change."""
 
     index: int
     low_watermark: int = INVALID_LOW_WATERMARK
     code: ErrorCode = ErrorCode.none
     partition: Partition | None = None
     wanted: int = 0
-    """What the low watermark has to reach."""
+    """The offset that the low watermark must reach."""
 
 
 @handles(ApiKey.DELETE_RECORDS, versions=(0, 2), permission="DELETE Topic")
 def run(ctx: Context) -> Work[Entity]:
-    """Delete, then write the new log starts down: a kill must not bring records back."""
+    """Delete records, then checkpoint the log start offsets: a crash must not restore records."""
     refused = yield from refused_topics(ctx, Operation.DELETE, named_topics(ctx.body.topics))
     topics: list[tuple[str, list[_Row]]] = []
     for topic in ctx.body.topics:
@@ -83,9 +84,10 @@ async def _save(ctx: Context) -> None:
 
 
 def _reached(ctx: Context, rows: list[_Row]) -> Work[None]:
-    """Wait until the other replicas have deleted as much, for as long as the client gives them.
+    """Wait, up to the client's timeout, until the other replicas have deleted the same records.
 
-    They do that with the answers to their fetches, and say so with the next ones.
+    Followers learn the new log start offset from fetch responses and confirm it in their next
+    fetches.
     """
     replicas = ctx.broker.replicas
     waits: list[asyncio.Future[None]] = []
@@ -110,7 +112,7 @@ async def _all_of(waits: list[asyncio.Future[None]], timeout_ms: float) -> None:
 
 
 def _settle(ctx: Context, row: _Row) -> None:
-    """Say how far the replicas have come."""
+    """Set the row's final low watermark or error."""
     replicas = ctx.broker.replicas
     if row.partition is None:
         return
@@ -141,7 +143,7 @@ def _partition(ctx: Context, topic: str, part: Any, *, is_refused: bool) -> _Row
 
 
 def _delete(ctx: Context, topic: str, index: int, offset: int) -> Partition:
-    """Delete below an offset; returns the log. Raises DomainError."""
+    """Delete the records below an offset; return the partition. Raises DomainError."""
     if topic in INTERNAL_TOPICS:
         raise InvalidTopicError(f"records of {topic} can not be deleted")
     replicas = ctx.broker.replicas

@@ -1,4 +1,7 @@
-"""DeleteTopics (20). Version 3 knows TOPIC_DELETION_DISABLED, 5 messages and waits, 6 topic ids.
+"""DeleteTopics (20): delete topics by name or by id.
+
+Version 3 introduces TOPIC_DELETION_DISABLED, version 5 error messages and the refusal of a request
+over its quota, version 6 topic ids.
 
 Source: ``ControllerApis.deleteTopics``.
 """
@@ -60,7 +63,7 @@ def _row(
     refused=refused,
 )
 async def run(ctx: Context) -> Entity:
-    """Delete each topic by itself; one that is named twice, also by name and id, is refused."""
+    """Delete each topic; refuse one that is named twice, also once by name and once by id."""
     asked: Counter[Asked] = Counter()
     named: Counter[Resolved] = Counter()
     pace = Pace()
@@ -77,7 +80,7 @@ async def run(ctx: Context) -> Entity:
     if deleted:
         written = ctx.controller.store.durable()
         if written is not None:
-            await written  # ZooKeeper has it then, and the brokers are told
+            await written  # ZooKeeper has the change then, and the brokers have been notified
         await ctx.broker.topics_forgotten()
     return ctx.respond.DeleteTopicsResponse(responses=tuple(results))
 
@@ -88,7 +91,7 @@ def _some(
     named: Counter[Resolved],
     deleted: list[TopicImage],
 ) -> list[Entity]:
-    """Delete as many as fit a turn of the loop."""
+    """Delete as many topics as fit into one turn of the event loop."""
     until = monotonic_s() + SLICE_MS / 1000
     results: list[Entity] = []
     while waiting and monotonic_s() < until:
@@ -134,7 +137,7 @@ def _resolved(ctx: Context, one: Asked) -> Resolved:
 
 
 def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -> TopicImage:
-    """Remove one topic's record. Raises DomainError."""
+    """Delete one topic's records from the metadata; return the topic. Raises DomainError."""
     if not ctx.broker.config.bool("delete.topic.enable"):
         raise TopicDeletionDisabledError("delete.topic.enable is off")
     name, topic_id = one
@@ -151,7 +154,7 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
             raise UnknownTopicIdError("This server does not host this topic ID.")
         name = known.name
     _check_rights(ctx, name, by_name=by_name)
-    if named[name] > 1:  # only now, for to others this would tell which topic has an id
+    if named[name] > 1:  # checked last: a client without the right must not learn an id's topic
         raise InvalidRequestError("The topic is named by its name and by its id.")
     topic = ctx.metadata.known(name)
     delete_topic(decider(ctx), topic, ctx.takes_partitions(strict_since=FIRST_TO_WAIT))
@@ -159,7 +162,7 @@ def _delete(ctx: Context, one: Asked, *, times: int, named: Counter[Resolved]) -
 
 
 def _check_rights(ctx: Context, name: str, *, by_name: bool) -> None:
-    """Who may describe a topic learns whether it is there, who may delete it does so.
+    """Check DELETE, and DESCRIBE before revealing whether a named topic exists.
 
     Raises TopicAuthorizationError, UnknownTopicOrPartitionError.
     """
@@ -174,7 +177,7 @@ def _check_rights(ctx: Context, name: str, *, by_name: bool) -> None:
 
 
 def _name_for(ctx: Context, topic_id: uuid.UUID) -> str | None:
-    """The name of a topic whose id was asked for, if the client may know it."""
+    """Return the name for a requested topic id, if the client may describe the topic."""
     topic = ctx.metadata.topic_by_id(topic_id)
     if topic and ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name, audited=False):
         return str(topic.name)

@@ -1,7 +1,7 @@
-"""DescribeAcls (29): who may do what.
+"""DescribeAcls (29): list the ACLs that match a filter.
 
-Without an authorizer the answer is Apache Kafka's: SECURITY_DISABLED, to which tools say that
-rights can not be managed. An empty list would say that they can.
+Without an authorizer the response is Kafka's SECURITY_DISABLED, from which tools conclude that ACLs
+are not supported. An empty list would claim that they are.
 
 Source: ``AclApis.handleDescribeAcls``; KIP-140, KIP-290.
 """
@@ -20,7 +20,7 @@ from fencepost.coordinator.wire.steps import Steps
 
 @handles(ApiKey.DESCRIBE_ACLS, versions=(1, 3), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer with the rules that the filter means, by what they are about."""
+    """Respond with the ACLs that match the filter, grouped by resource."""
     make, authorizer = ctx.respond, ctx.broker.authorizer
     ctx.require_on_cluster(Operation.DESCRIBE)
     if authorizer is None:

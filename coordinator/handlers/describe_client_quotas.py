@@ -1,4 +1,4 @@
-"""DescribeClientQuotas (48): how much users, clients and addresses may take.
+"""DescribeClientQuotas (48): list the quotas of users, clients and addresses.
 
 Source: ``ClientQuotasImage.describe``; KIP-546.
 """
@@ -16,12 +16,12 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
 EXACT, DEFAULT, ANY = 0, 1, 2
-"""How a component of the filter matches names; only an exact one has a name."""
+"""The match types of a filter component; only EXACT has a name."""
 
 
 @handles(ApiKey.DESCRIBE_CLIENT_QUOTAS, versions=(0, 1), permission="DESCRIBE_CONFIGS Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer with the entities that the filter lets through."""
+    """Respond with the entities that match the filter."""
     make = ctx.respond
     if not ctx.may_on_cluster(Operation.DESCRIBE_CONFIGS):
         return make.DescribeClientQuotasResponse(
@@ -30,7 +30,7 @@ def run(ctx: Context) -> Steps[Entity]:
             entries=None,
         )
     wanted: dict[str, Any] = {}
-    # What goes on after the third is a type for the second time.
+    # A component after the third repeats an entity type, so the loop stops at the fourth.
     for component in ctx.body.components[: len(ENTITY_TYPES) + 1]:
         code, message = _against(component, wanted)
         if code is not ErrorCode.none:
@@ -60,7 +60,7 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _matches(names: dict[str, str | None], wanted: dict[str, Any], *, is_strict: bool) -> bool:
-    """Whether an entity has all types of the filter, strictly no other, with the names it wants."""
+    """Return whether an entity has the filter's types and names, and if strict no other types."""
     if is_strict and len(names) != len(wanted):
         return False
     return all(

@@ -1,4 +1,4 @@
-"""DescribeCluster (60): the brokers, without any topic. Version 1 asks for a kind of endpoint.
+"""DescribeCluster (60): list the brokers without topics. Version 1 adds the endpoint type.
 
 Source: ``KafkaApis.handleDescribeCluster``, KIP-700, KIP-919.
 """
@@ -16,7 +16,7 @@ BROKERS, CONTROLLERS = 1, 2
 
 @handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Entity:
-    """Answer with the brokers that have the client's listener, fenced ones if they are wanted."""
+    """Respond with the brokers on the client's listener, including fenced ones on request."""
     make = ctx.respond
     endpoint_type = getattr(ctx.body, "endpoint_type", BROKERS)
     if endpoint_type != BROKERS:
@@ -48,7 +48,7 @@ def run(ctx: Context) -> Entity:
 def described(
     ctx: Context, endpoint_type: int, controller_id: int, nodes: tuple[Entity, ...]
 ) -> Entity:
-    """The answer that names these nodes."""
+    """Build the response that lists these nodes."""
     asked = ctx.body.include_cluster_authorized_operations
     return ctx.respond.DescribeClusterResponse(
         error_code=ErrorCode.none,

@@ -1,6 +1,6 @@
-"""DescribeConfigs (32): the settings of topics, brokers and the logger, and where they come from.
+"""DescribeConfigs (32): list the settings of topics, brokers and loggers, with their sources.
 
-Version 3 answers types and descriptions.
+Version 3 adds types and descriptions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fencepost.logcore.machine import DomainError
     permission="DESCRIBE_CONFIGS Topic, Group or Cluster",
 )
 def run(ctx: Context) -> Steps[Entity]:
-    """Describe each resource by itself, and only once."""
+    """Describe each distinct resource."""
     results = []
     seen: set[tuple[int, str]] = set()
     for resource in ctx.body.resources:

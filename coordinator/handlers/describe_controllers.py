@@ -1,4 +1,4 @@
-"""DescribeCluster (60) on a controller's listener: the one controller there is (KIP-919).
+"""DescribeCluster (60) on a controller's listener: the only controller is this node (KIP-919).
 
 Source: ``ControllerApis.handleDescribeCluster``.
 """
@@ -14,7 +14,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Entity:
-    """Answer with this node."""
+    """Respond with this node."""
     make = ctx.respond
     endpoint_type = getattr(ctx.body, "endpoint_type", BROKERS)
     if endpoint_type != CONTROLLERS:

@@ -1,7 +1,7 @@
 """DescribeGroups (15): state, protocol and members of classic groups.
 
-Versions: 3 authorised operations, 4 instance ids, 6 GROUP_ID_NOT_FOUND with a message where older
-ones say state Dead without an error.
+Version 3 adds authorized operations, version 4 instance ids, version 6 GROUP_ID_NOT_FOUND with a
+message; older versions report the state Dead without an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEAD = "Dead"
 
 @handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6), permission="DESCRIBE Group")
 def run(ctx: Context) -> Work[Entity]:
-    """Describe each group, and only once; errors are told group by group."""
+    """Describe each distinct group; errors are reported per group."""
     submit = ctx.broker.groups.submit
     refused, groups = [], []
     for group_id in dict.fromkeys(ctx.body.groups):

@@ -1,8 +1,8 @@
-"""DescribeLogDirs (35): the data directory, its room, and how large each partition in it is.
+"""DescribeLogDirs (35): the log directory, its disk space, and the size of each partition.
 
-Versions: 3 has an error for the whole, 4 the room of the file system, 5 whether the directory is
-cordoned (KIP-1066). A partition that was never used takes no room; one that is off line is left
-out, as Apache Kafka does with those of a directory that is.
+Version 3 adds a top-level error, version 4 the space of the file system, version 5 whether the
+directory is cordoned (KIP-1066). A partition that was never written has size 0. An offline
+partition is left out, as Kafka leaves out the partitions of an offline directory.
 
 Source: ``ReplicaManager.describeLogDirs``; KIP-113, KIP-827.
 """
@@ -24,12 +24,12 @@ from fencepost.coordinator.wire.steps import Steps
 
 @handles(ApiKey.DESCRIBE_LOG_DIRS, versions=(1, 5), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Describe the one directory, with the partitions asked for, or with all of them."""
+    """Describe the one directory, with the requested partitions or all of them."""
     make, directory = ctx.respond, ctx.broker.log_dir
     if not ctx.may_on_cluster(Operation.DESCRIBE):
         code = ErrorCode.cluster_authorization_failed
         return make.DescribeLogDirsResponse(error_code=code, results=())
-    # A file system may keep whoever asks for its room waiting.
+    # The call may block on the file system.
     asked = asyncio.get_running_loop().run_in_executor(None, shutil.disk_usage, directory)
     yield asked
     code, topics, total, usable = ErrorCode.none, (), -1, -1
@@ -73,7 +73,7 @@ def _topics(ctx: Context) -> Steps[tuple[Entity, ...]]:
 
 
 def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
-    """The partitions that there are of those asked for, each once, by topic."""
+    """Return the existing ones of the requested partitions by topic, each once."""
     topics = ctx.broker.metadata.topics
     if ctx.body.topics is None:
         return {topic.name: range(len(topic.partitions)) for topic in topics.values()}
@@ -81,7 +81,7 @@ def _asked_for(ctx: Context) -> Steps[Mapping[str, Collection[int]]]:
     for one in ctx.body.topics:
         topic = topics.get(one.topic)
         known = range(0 if topic is None else len(topic.partitions))
-        # One set for a topic, however often it is named: copies would cost its square.
+        # One set per topic, however often it is named: copies would cost quadratic time.
         indexes = asked.setdefault(one.topic, set())
         for index in one.partitions:
             if index in known:

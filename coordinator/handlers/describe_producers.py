@@ -1,4 +1,4 @@
-"""DescribeProducers (61): who writes to a partition, and whose transaction is open there.
+"""DescribeProducers (61): list a partition's producers and their open transactions.
 
 Source: ``ReplicaManager.activeProducerState``, KIP-664.
 """
@@ -22,7 +22,7 @@ from fencepost.logcore.machine import DomainError
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0), permission="READ Topic")
 def run(ctx: Context) -> Steps[Entity]:
-    """List the producers of every partition asked for, each partition only once."""
+    """List the producers of every distinct requested partition."""
     make = ctx.respond
     topics = []
     seen: set[tuple[str, int]] = set()

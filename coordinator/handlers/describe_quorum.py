@@ -1,8 +1,8 @@
-"""DescribeQuorum (55): who keeps the log of changes. That is this broker, and nobody follows.
+"""DescribeQuorum (55): describe the metadata quorum: this node is its only voter and leader.
 
-Versions: 1 has the times of the last fetch, 2 directory ids, error texts and the nodes' listeners.
-The epoch counts the starts of the broker. Voters have no directory ids, as under kraft.version 0:
-nobody else can become one.
+Version 1 adds the times of the last fetch, version 2 directory ids, error texts and the nodes'
+listeners. The epoch counts the starts of the node. Voters have no directory ids, as under
+kraft.version 0: no other node can become a voter.
 
 Source: ``KafkaRaftClient.handleDescribeQuorumRequest``; KIP-595, KIP-836, KIP-853.
 """
@@ -18,22 +18,22 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
 OWN = (METADATA_TOPIC, [0])
-"""The only partition that a quorum keeps."""
+"""The only partition that a quorum replicates."""
 
 NO_ERROR = ""
-"""Where others say null, Apache Kafka's answer has this."""
+"""The error message of a success: Kafka sends an empty string here, not null."""
 
 
 @handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Describe the one partition, if that is all that was asked for."""
+    """Describe the metadata partition if the request names exactly that one."""
     broker, make = ctx.broker, ctx.respond
     ctx.require_on_cluster(Operation.DESCRIBE)
     asked = [(topic.topic_name, topic.partitions) for topic in ctx.body.topics[:2]]
     if [(name, [one.partition_index for one in parts[:2]]) for name, parts in asked] != [OWN]:
         return (yield from _unknown(ctx))
     host, port = ctx.advertised
-    # What serves clients serves the changes of metadata too.
+    # The client's listener also serves the metadata log.
     listener = make.Listener(name=ctx.connection.session.listener, host=host, port=port)
     return make.DescribeQuorumResponse(
         error_code=ErrorCode.none,

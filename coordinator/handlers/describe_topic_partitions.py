@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions (75): topics in pages, so that no answer grows without bound (KIP-966).
+"""DescribeTopicPartitions (75): topics in pages, which bounds the size of a response (KIP-966).
 
 Source: ``DescribeTopicPartitionsRequestHandler``.
 """
@@ -22,16 +22,16 @@ from fencepost.coordinator.wire import ApiKey, Entity
 from fencepost.coordinator.wire.steps import Steps
 
 MAX_PARTITIONS = 2_000
-"""Partitions of one page: Kafka's ``max.request.partition.size.limit``."""
+"""The partitions of one page: Kafka's ``max.request.partition.size.limit``."""
 
 
 NAMES_PER_STEP = 5_000
-"""Names that are sorted in one go: some milliseconds."""
+"""The names sorted in one turn of the event loop, which takes some milliseconds."""
 
 
 @handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0), permission="DESCRIBE Topic")
 def run(ctx: Context) -> Steps[Entity]:
-    """Describe topics in the order of their names, from the cursor on, until the page is full."""
+    """Describe topics in the order of their names, from the cursor until the page is full."""
     body, make, topics = ctx.body, ctx.respond, ctx.broker.metadata.topics
     asked = yield from by_name(body.topics)
     names = list(asked or topics)
@@ -72,7 +72,7 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _sorted(names: list[str]) -> Steps[Iterator[str]]:
-    """The names in order."""
+    """Return the names in order."""
     runs = []
     for at in range(0, len(names), NAMES_PER_STEP):
         runs.append(sorted(names[at : at + NAMES_PER_STEP]))
@@ -81,7 +81,7 @@ def _sorted(names: list[str]) -> Steps[Iterator[str]]:
 
 
 def _refused(ctx: Context) -> Entity:
-    """The answer to a cursor that points nowhere: this API says what is wrong topic by topic."""
+    """Refuse an invalid cursor with an error per topic: the response has no top-level error."""
     make = ctx.respond
     return make.DescribeTopicPartitionsResponse(
         topics=tuple(

@@ -1,4 +1,4 @@
-"""DescribeTransactions (65): everything that is known of transactional ids."""
+"""DescribeTransactions (65): describe the state of transactional ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fencepost.txn.commands import DescribeTransaction, DescribeTransactionResul
     ApiKey.DESCRIBE_TRANSACTIONS, versions=(0, 0), permission="DESCRIBE TransactionalId and Topic"
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Describe each id, and only once; errors are told id by id."""
+    """Describe each distinct id; errors are reported per id."""
     submit = ctx.broker.txns.submit
     states = []
     for name in dict.fromkeys(ctx.body.transactional_ids):
@@ -40,7 +40,7 @@ def run(ctx: Context) -> Work[Entity]:
 def _state(
     ctx: Context, name: str, result: DescribeTransactionResult | DomainError
 ) -> Steps[Entity]:
-    """What is known of an id, less the topics that the client may not see."""
+    """Build the state of one id, without the topics that the client may not describe."""
     respond = ctx.respond
     if isinstance(result, DomainError):
         return respond.TransactionState(error_code=code_of(result), transactional_id=name)

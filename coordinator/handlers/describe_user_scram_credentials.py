@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials (50): by which mechanisms users may log in with a password.
+"""DescribeUserScramCredentials (50): list the SCRAM mechanisms and iterations of users.
 
 Source: ``ScramImage.describe``; KIP-554.
 """
@@ -18,14 +18,14 @@ _NOT_THERE = "Attempt to describe a user credential that does not exist: "
 
 @handles(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, versions=(0, 0), permission="DESCRIBE Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer each user once: those who were asked for, or all."""
+    """Respond with each requested user once, or with all users."""
     make, users = ctx.respond, ctx.broker.users
     if not ctx.may_on_cluster(Operation.DESCRIBE):
         said = {
             "error_code": ErrorCode.cluster_authorization_failed,
             "error_message": "Cluster authorization failed.",
         }
-        # For each of them a row that names nobody, as Apache Kafka's answer has it.
+        # One row without a user name for each requested user, as in Kafka's response.
         row = make.DescribeUserScramCredentialsResult(user="", credential_infos=(), **said)
         rows = (row,) * len(ctx.body.users or ())
         return make.DescribeUserScramCredentialsResponse(results=rows, **said)

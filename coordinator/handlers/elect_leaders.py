@@ -1,7 +1,7 @@
-"""ElectLeaders (43): let the preferred replica lead, or any at all.
+"""ElectLeaders (43): elect the preferred replica, or any live replica (unclean).
 
-Version 1 has the type of the election (KIP-460) and an error for the whole; before, all were for
-the preferred replica.
+Version 1 adds the election type (KIP-460) and a top-level error; version 0 elects preferred
+replicas.
 
 Source: ``ReplicationControlManager.electLeaders``.
 """
@@ -37,7 +37,7 @@ NO_LEADER_TO_BE: Final = {
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
-    """Refuse each partition that is named for the same reason; a request for all names none."""
+    """Refuse each named partition for the same reason; a request for all partitions names none."""
     make = ctx.respond
     results = []
     for one in ctx.body.topic_partitions or ():
@@ -53,7 +53,7 @@ def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
 
 @handles(ApiKey.ELECT_LEADERS, versions=(0, 2), permission="ALTER Cluster", refused=refused)
 def run(ctx: Context) -> Work[Entity]:
-    """Answer each partition; asked for all, only those that stay without the leader they want."""
+    """Respond with each named partition; for a request for all, leave out ELECTION_NOT_NEEDED."""
     make, body = ctx.respond, ctx.body
     kind = getattr(body, "election_type", PREFERRED)
     ctx.require_on_cluster(Operation.ALTER)
@@ -81,7 +81,7 @@ def run(ctx: Context) -> Work[Entity]:
         ),
     )
     outcomes = chain.from_iterable(answers)
-    # A topic that is named twice is answered twice, as by Apache Kafka.
+    # A topic that is named twice is answered twice, as by Kafka.
     results = []
     for topic, indexes in asked:
         parts = []
@@ -106,6 +106,6 @@ def _told(
         return ErrorCode.none, None
     code = error_code(error)
     if code is ErrorCode.election_not_needed and ctx.broker.logs.is_offline(topic, index):
-        # The controller knows of no trouble yet.
+        # The controller has not learned of the failed log directory yet.
         return NO_LEADER_TO_BE[kind], "the only replica is off line"
     return code, str(error)

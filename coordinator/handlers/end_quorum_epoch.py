@@ -1,4 +1,4 @@
-"""EndQuorumEpoch (54): another node says that it leads the quorum no longer."""
+"""EndQuorumEpoch (54): another node resigns as leader of the quorum."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.END_QUORUM_EPOCH, versions=(0, 1), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Entity:
-    """Refuse: the sender is no voter of this quorum."""
+    """Refuse the request: the sender is not a voter of this quorum."""
     return refused(ctx)

@@ -1,7 +1,8 @@
 """EndTxn (26): commit or abort a transaction.
 
-The answer goes out when Prepare, all markers and Complete are in their logs. Versions: 2 knows
-PRODUCER_FENCED, 5 follows the rules of TV2 and answers the identity of the next transaction.
+The response is sent once the Prepare record, all markers and the Complete record are appended.
+Version 2 introduces PRODUCER_FENCED; version 5 follows TV2 and returns the producer id and epoch of
+the next transaction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The brokers of a cluster and the state of its partitions, as clients of one listener see them.
 
-Where a broker has no listener of that name it is as good as away for them. This broker is always
-there: it has just been asked.
+For these clients a broker without a listener of that name is unavailable. This broker is always
+available: it is handling the request.
 
 Source: ``KafkaApis.handleDescribeCluster``, ``KRaftMetadataCache.getAliveEndpoint``,
 ``getOfflineReplicas``, ``getPartitionMetadata``.
@@ -19,7 +19,7 @@ from fencepost.coordinator.handlers import Context
 
 
 class BrokerNode(NamedTuple):
-    """Where a broker listens for the clients of one listener."""
+    """A broker's address for the clients of one listener."""
 
     node_id: int
     host: str
@@ -29,13 +29,14 @@ class BrokerNode(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """What clients are told of a partition."""
+    """The state of a partition as reported to clients."""
 
     error: ErrorCode
-    """LISTENER_NOT_FOUND where the leader has no such listener; old versions know only
-    LEADER_NOT_AVAILABLE."""
+    """LISTENER_NOT_FOUND if the leader lacks the client's listener; old versions know only
+    LEADER_NOT_AVAILABLE.
+    """
     leader: int
-    """-1 where clients have none."""
+    """-1 if clients of this listener have no leader."""
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
@@ -43,7 +44,7 @@ class PartitionState(NamedTuple):
 
 
 class Endpoints:
-    """How a cluster looks from one listener, by the image of the time of a request."""
+    """The cluster as seen through one listener, taken from the metadata image of one request."""
 
     def __init__(self, ctx: Context) -> None:
         broker, listener = ctx.broker, ctx.connection.session.listener
@@ -53,7 +54,7 @@ class Endpoints:
         self._registered = image.brokers
         self._zookeeper = broker.zookeeper
         self.nodes = {self._own: BrokerNode(self._own, host, port, broker.rack)}
-        """All that have the listener, by their ids; fenced ones as well."""
+        """All brokers with the listener, including fenced ones, by id."""
         for broker_id, one in image.brokers.items():
             endpoint = one.listeners.get(listener)
             if endpoint is not None and broker_id != self._own:
@@ -62,16 +63,16 @@ class Endpoints:
                 )
         nodes = self.nodes.values()
         self.alive = [one for one in sorted(nodes) if not one.is_fenced]
-        """The brokers that are not fenced, by their ids."""
+        """The brokers that are not fenced, ordered by id."""
         self._states: dict[int, PartitionState] = {}
-        """By the identity of a registration, which many partitions have in common."""
+        """The state by the ``id()`` of a registration, which many partitions share."""
 
     @property
     def controller_id(self) -> int:
-        """Whom clients take for the controller: any broker, which forwards what they want of it.
+        """The controller id reported to clients: any live broker, which forwards their requests.
 
-        Where brokers elect it among themselves it is that one, as tools of that time expect; -1
-        while this broker knows of none.
+        In a ZooKeeper cluster it is the elected controller, as tools for such clusters expect; -1
+        if this broker knows of none.
         """
         if self._zookeeper is not None:
             return self._zookeeper.controller_id
@@ -79,7 +80,7 @@ class Endpoints:
         return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - nobody gains by a guess
 
     def state(self, topic: TopicImage, index: int) -> PartitionState:
-        """The state of a partition."""
+        """Return the state of a partition."""
         registration = topic.partitions[index]
         found = self._states.get(id(registration))
         if found is None:

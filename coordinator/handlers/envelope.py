@@ -1,7 +1,7 @@
-"""Envelope (58): a broker hands on what one of its clients asks of the controller (KIP-590).
+"""Envelope (58): a broker forwards a client's request to the controller (KIP-590).
 
-The request inside is done with the rights of that client, whom the broker has named; the answer
-goes back as it would have gone to the client.
+The forwarded request runs with the client's permissions, under the principal that the broker has
+sent; the response goes back in the envelope.
 
 Source: ``EnvelopeUtils.handleEnvelopeRequest``, ``DefaultKafkaPrincipalBuilder.deserialize``.
 """
@@ -44,14 +44,14 @@ _log = structlog.get_logger(__name__)
 _read_principal = entity_reader(DefaultPrincipalData)
 
 PRINCIPAL_VERSION: Final = b"\0\0"
-"""Comes before what a principal is written as; there is one version."""
+"""The version prefix of a serialized principal; the only version is 0."""
 
 _LENGTH_BYTES: Final = 4
 
 
 @dataclass(slots=True)
 class _Client:
-    """The client of another broker, as that broker knows it."""
+    """A client of another broker, as that broker has described it."""
 
     session: Session
     client_software: tuple[str, str] | None = None
@@ -59,7 +59,7 @@ class _Client:
 
 @handles(ApiKey.ENVELOPE, versions=(0, 0), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Do what the request inside asks for, and answer with its response."""
+    """Execute the forwarded request and return its response."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body = ctx.body
     try:
@@ -117,7 +117,7 @@ def _wrapped(ctx: Context, request: Request, answer: Entity | None) -> Work[Enti
 
 
 def _principal(data: bytes | None) -> Principal | None:
-    """Who the client is; None where that can not be read."""
+    """Deserialize the client's principal; None if that fails."""
     if data is None or not data.startswith(PRINCIPAL_VERSION):
         return None
     try:
@@ -128,12 +128,12 @@ def _principal(data: bytes | None) -> Principal | None:
 
 
 def _answered(ctx: Context) -> Work[Entity | None]:
-    """Return the response to a client's request, the API's error response if it fails."""
+    """Return the response to the forwarded request, or the API's error response if it fails."""
     handler = ctx.registry.handler(ctx.api_key)
     try:
         return (yield from _result(handler.run(ctx)))
     except NotControllerError:
-        raise  # the broker asks whoever is the controller by then
+        raise  # the broker retries with the new controller
     except DomainError as error:
         code, message = error_code(without_traceback(error)), str(error)
     except asyncio.CancelledError:
@@ -145,7 +145,7 @@ def _answered(ctx: Context) -> Work[Entity | None]:
 
 
 def _result(result: Any) -> Work[Entity | None]:
-    """Return the response of a handler that works in steps, or waits."""
+    """Return the final response of a handler that is a generator or awaitable."""
     while True:
         if isinstance(result, GeneratorType):
             result = yield from result
@@ -156,7 +156,7 @@ def _result(result: Any) -> Work[Entity | None]:
             try:
                 result = done.result()
             finally:
-                del done  # an error that it holds would hold this frame
+                del done  # a stored exception would keep this frame alive
         else:
             answer: Entity | None = result
             return answer

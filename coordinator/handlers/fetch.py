@@ -1,8 +1,8 @@
-"""Fetch (1): records from many partitions, at once or as soon as there are enough (``fetches.py``).
+"""Fetch (1): read from many partitions, immediately or once enough bytes exist (``fetches.py``).
 
-Versions: 4 has isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 11
-racks (KIP-392), 12 the epoch of the last record fetched, 13 topic ids, 15 the epochs of brokers
-that follow, 16 who leads instead (KIP-951).
+Version 4 adds isolation levels, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 11
+racks (KIP-392), 12 the epoch of the last fetched record, 13 topic ids, 15 the followers' broker
+epochs, 16 the current leader (KIP-951).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LAST_WITHOUT_STORAGE_ERROR = 5
 
 @handles(ApiKey.FETCH, versions=(4, 18), permission="READ Topic")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with what was read, or refuse every partition where the request itself is wrong."""
+    """Respond with the records read; refuse every partition if the request itself is invalid."""
     body = ctx.body
     by_id = ctx.version >= FIRST_BY_ID
     state = getattr(body, "replica_state", None)
@@ -70,7 +70,7 @@ def run(ctx: Context) -> Work[Entity]:
         broker_epoch=-1 if state is None else state.replica_epoch,
         rack=body.rack_id if has_rack else None,
         listener=ctx.connection.session.listener,
-        # More than that would never be told, however long the client waits.
+        # The quota allows at most this many bytes in a response, however long the client waits.
         max_bytes=body.max_bytes if throttle is None else min(body.max_bytes, throttle.most_bytes),
         min_bytes=body.min_bytes,
         max_wait_ms=request_ms(body.max_wait),
@@ -80,7 +80,7 @@ def run(ctx: Context) -> Work[Entity]:
     try:
         fetched = yield from ctx.broker.fetches.run(fetch)
     except InvalidRequestError as error:
-        # The answers of the versions with ids name no partition then, as in Kafka.
+        # Error responses of versions with topic ids name no partitions, as in Kafka.
         refused = without_traceback(error)
         told = (FetchedPartition(one, error=refused) for one in _asked(ctx) if not by_id)
         return (yield from _answer(ctx, fetch.session_id, told, error_code(error)))
@@ -88,7 +88,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _rights(ctx: Context, *, follows: bool) -> Callable[[str | None], bool]:
-    """Whether the client may read a topic; of None, that it may hear that there is none."""
+    """Return a check that the client may read a topic, or (for None) learn of an unknown id."""
     if follows:
         may_follow = ctx.may_on_cluster(Operation.CLUSTER_ACTION)
         return lambda _: may_follow
@@ -125,7 +125,7 @@ def _answer(
             yield
         name: dict[str, Any] = {"topic": key} if isinstance(key, str) else {"topic_id": key}
         topics.append(make.FetchableTopicResponse(**name, partitions=tuple(parts)))
-    # Kafka tells followers no addresses, which they know (``KafkaApis.handleFetchRequest``).
+    # Followers get no node endpoints, since they know them (``KafkaApis.handleFetchRequest``).
     is_client = replica_id_of(ctx.body) < 0
     return make.FetchResponse(
         error_code=code,
@@ -167,7 +167,7 @@ def _partition(ctx: Context, one: FetchedPartition, leaders: set[int]) -> Steps[
 
 
 _LED_ELSEWHERE = (FencedLeaderEpochError, NotAReplicaError, NotLeaderOrFollowerError)
-"""After these the answer says who leads."""
+"""For these errors the response contains the current leader."""
 
 _WITHOUT_A_LOG = (
     InvalidRequestError,
@@ -175,7 +175,9 @@ _WITHOUT_A_LOG = (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-"""As in Kafka: aborted transactions are an empty list after these, null where a log refused."""
+"""As in Kafka, the aborted transactions are an empty list for these errors, null for errors of a
+log.
+"""
 
 
 def _code(ctx: Context, error: DomainError) -> ErrorCode:

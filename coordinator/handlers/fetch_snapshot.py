@@ -1,4 +1,4 @@
-"""FetchSnapshot (59): a piece of a snapshot of the metadata log (KIP-630).
+"""FetchSnapshot (59): return a chunk of a snapshot of the metadata log (KIP-630).
 
 Source: ``KafkaRaftClient.handleFetchSnapshotRequest``.
 """
@@ -22,7 +22,7 @@ from fencepost.logcore.machine import DomainError
 
 @handles(ApiKey.FETCH_SNAPSHOT, versions=(0, 1), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Entity:
-    """Answer with bytes from the position on, cut anywhere."""
+    """Respond with the snapshot's bytes from the requested position, ending at any byte."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make, body, node_id = ctx.respond, ctx.body, ctx.broker.node_id
     if body.cluster_id is not None and body.cluster_id != ctx.broker.cluster_id:
@@ -59,7 +59,7 @@ def _piece(ctx: Context, topic: str, part: Any) -> tuple[int, bytes]:
     log = ctx.controller.log
     if (topic, part.partition) != (METADATA_TOPIC, 0):
         raise UnknownTopicOrPartitionError(f"there are snapshots of {METADATA_TOPIC}-0 alone")
-    # There is no way to leave it out: −1 is an old epoch.
+    # The epoch is not optional: −1 counts as an old epoch.
     check_leader_epoch(max(part.current_leader_epoch, 0), log.epoch)
     asked = SnapshotId(part.snapshot_id.end_offset, part.snapshot_id.epoch)
     return log.snapshot_piece(asked, part.position, ctx.body.max_bytes)

@@ -1,12 +1,12 @@
-"""FindCoordinator (10): where a group or a transactional id is looked after.
+"""FindCoordinator (10): find the coordinator of a group or a transactional id.
 
-Standing alone, the internal topic is created by the first request, and the shard of each key serves
-when the answer goes out; the others are opened behind it. In a cluster the controller creates it,
-and as from Kafka the answer is COORDINATOR_NOT_AVAILABLE until the key's partition has a leader
-that clients of this listener can reach.
+On a standalone broker the first request creates the internal topic; the response is sent once the
+shards of the requested keys are open, and the other shards are opened afterwards. In a cluster the
+controller creates the topic, and as in Kafka the error is COORDINATOR_NOT_AVAILABLE until the key's
+partition has a leader that clients of this listener can reach.
 
-Versions: 1 asks by type, 4 for many keys at once, 6 knows share coordinators, which there are none
-of (INVALID_REQUEST, as from a Kafka without them).
+Version 1 adds the key type, version 4 several keys, version 6 share coordinators, which this broker
+does not have (INVALID_REQUEST, as from a Kafka broker without them).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _AUTHORIZED: Final = {
         ErrorCode.transactional_id_authorization_failed,
     ),
 }
-"""What a key of a type names, and the error for who may not describe it."""
+"""The resource type of each key type, and the error for a client that may not describe it."""
 
 Verdict = tuple[ErrorCode, str | None, BrokerNode | None]
-"""An error, what it means in words, and where the coordinator is if there is none."""
+"""An error, its message, and the coordinator if the error is NONE."""
 
 _TOPICS: Final = {GROUP: CONSUMER_OFFSETS, TRANSACTION: TRANSACTION_STATE}
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6), permission="DESCRIBE Group or TransactionalId")
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer with the coordinator of each key, or an error."""
+    """Respond with the coordinator or the error of each key."""
     respond, body = ctx.respond, ctx.body
     key_type = getattr(body, "key_type", GROUP)
     endpoints = Endpoints(ctx)
@@ -71,7 +71,7 @@ def run(ctx: Context) -> Steps[Entity]:
 
 
 def _denied(ctx: Context, key_type: int, key: str) -> Verdict | None:
-    """Why the client is not told of the coordinator of ``key``, whether there is one or not."""
+    """Return the error for a client that may not know the coordinator of ``key``, or None."""
     if key_type in _AUTHORIZED:
         resource, code = _AUTHORIZED[key_type]
         return None if ctx.may(Operation.DESCRIBE, resource, key) else (code, None, None)
@@ -93,7 +93,7 @@ def _place(code: ErrorCode, message: str | None, node: BrokerNode | None) -> dic
 
 
 def _look_up(ctx: Context, endpoints: Endpoints, key_type: int, key: str) -> Verdict:
-    """The leader of the key's partition."""
+    """Return the leader of the key's partition."""
     broker, name = ctx.broker, _TOPICS[key_type]
     topic = broker.metadata.topic(name)
     if topic is None:

@@ -1,9 +1,9 @@
-"""Requests that the active controller answers, where that is not in this process (KIP-590).
+"""Forwarding of requests to an active controller in another process (KIP-590).
 
-A client's request goes to the controller in an Envelope as it came, with the client's principal and
-address, and the controller's response is passed on. Without a response the client gets the API's
-error response. Configs of this very broker are checked here first: its loggers exist nowhere else,
-and only this broker knows whether it can run with a value.
+The broker sends a client's request unchanged in an Envelope, with the client's principal and
+address, and passes the controller's response on. If none arrives, the client gets the API's error
+response. Configs of this broker are checked before: only this broker has its loggers and knows
+whether it can run with a value.
 
 Source: ``ForwardingManagerImpl``, ``RequestHandlerHelper.sendForwardedResponse``,
 ``ConfigAdminManager.preprocess``.
@@ -43,11 +43,11 @@ _write_principal = entity_writer(DefaultPrincipalData)
 
 _CONFIGS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
 _HERE: Final = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER})
-"""Resources that only the broker that is asked knows all about."""
+"""The resources whose configs only the receiving broker can check."""
 
 
 def forwarding(handler: Handler) -> Run:
-    """Return what runs in place of a handler of an API that the active controller answers."""
+    """Return the function that forwards requests in place of a handler."""
 
     def run(ctx: Context) -> Work[Any]:
         if ctx.api_key in _CONFIGS:
@@ -58,9 +58,9 @@ def forwarding(handler: Handler) -> Run:
 
 
 def _configs(ctx: Context, handler: Handler) -> Work[Any]:
-    """Check the configs of brokers and set those of loggers here, and forward the other ones.
+    """Check broker configs and set logger levels on this broker; forward all other changes.
 
-    No controller of Apache Kafka knows what values brokers can have.
+    Kafka's controllers do not know which values are valid on a broker.
 
     Source: ``ConfigAdminManager.preprocess``.
     """
@@ -103,7 +103,7 @@ def _forwarded(ctx: Context, handler: Handler, frame: bytes) -> Work[Any]:
         answer = sent.result()
     except UnsupportedVersion as error:
         without_traceback(error)
-        # Clients have to ask it themselves, and find it by the metadata.
+        # Clients must send the request to the controller, which they find in the metadata.
         code, message = ErrorCode.not_controller, None
     except RequestTimedOutError as error:
         code, message = error_code(without_traceback(error)), str(error)
@@ -113,7 +113,7 @@ def _forwarded(ctx: Context, handler: Handler, frame: bytes) -> Work[Any]:
         if answer.error_code == ErrorCode.none:
             return decode_response(ctx.api_key, ctx.version, answer.response_data or b"")[1]
         if answer.error_code == ErrorCode.unsupported_version:
-            # The client has to hear which versions there are now.
+            # The client must reconnect to learn the currently supported versions.
             raise CloseConnection("the controller does not know this version")
         _log.warning("envelope refused", error=ErrorCode(answer.error_code).name.upper())
         code, message = ErrorCode.unknown_server_error, None
@@ -122,7 +122,7 @@ def _forwarded(ctx: Context, handler: Handler, frame: bytes) -> Work[Any]:
 
 
 def envelope(ctx: Context, frame: bytes) -> Entity:
-    """An Envelope with a client's request."""
+    """Build an Envelope that contains a client's request."""
     session = ctx.connection.session
     return request_factory(ApiKey.ENVELOPE, 0).message(
         request_data=frame,
@@ -132,7 +132,7 @@ def envelope(ctx: Context, frame: bytes) -> Entity:
 
 
 def principal_data(principal: Principal) -> bytes:
-    """A principal as ``DefaultKafkaPrincipalBuilder`` writes it: with its version before it."""
+    """Serialize a principal as ``DefaultKafkaPrincipalBuilder`` does, with its version prefix."""
     buffer = BytesIO()
     _write_principal(
         buffer,

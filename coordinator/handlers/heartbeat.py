@@ -1,4 +1,4 @@
-"""Heartbeat (12): a classic member says that it lives. Version 3 adds instance ids."""
+"""Heartbeat (12): keep a member of a classic group alive. Version 3 adds instance ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fencepost.groups.commands import Heartbeat
 
 @handles(ApiKey.HEARTBEAT, versions=(0, 4), permission="READ Group")
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
-    """Stay a member, and hear of a rebalance."""
+    """Extend the member's session; the response reports a rebalance in progress."""
     body, respond = ctx.body, ctx.respond
 
     def refuse(code: ErrorCode) -> Entity:

@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs (44): set and reset single settings, edit lists (KIP-339)."""
+"""IncrementalAlterConfigs (44): set, delete, append to or subtract from settings (KIP-339)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Change single settings of each resource."""
+    """Change the named settings of each resource."""
 
     def apply(resource: Any) -> None:
         change(

@@ -1,7 +1,7 @@
-"""InitProducerId (22): an identity to produce with, and the end of whoever had it before.
+"""InitProducerId (22): assign a producer id and epoch, and fence the previous producer.
 
-Versions: 3 the producer's present identity (KIP-360), 4 PRODUCER_FENCED where older ones say
-INVALID_PRODUCER_EPOCH, 6 two-phase commit (unstable, KIP-939).
+Version 3 adds the producer's current id and epoch (KIP-360), version 4 PRODUCER_FENCED instead of
+INVALID_PRODUCER_EPOCH, version 6 two-phase commit (unstable, KIP-939).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fencepost.txn.commands import (
     permission="WRITE TransactionalId, or IDEMPOTENT_WRITE Cluster or WRITE of any Topic",
 )
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
-    """Give out an identity."""
+    """Assign a producer id and epoch."""
     body, respond = ctx.body, ctx.respond
     producer_id = getattr(body, "producer_id", NO_PRODUCER_ID)
     producer_epoch = getattr(body, "producer_epoch", NO_PRODUCER_EPOCH)
@@ -70,7 +70,7 @@ def run(ctx: Context) -> Entity | Awaitable[Entity]:
 
 
 def _denied(ctx: Context) -> ErrorCode | None:
-    """Why the client gets no identity, if it may have none."""
+    """Return the authorization error for the client, or None."""
     transactional_id = ctx.body.transactional_id
     if transactional_id is not None:
         two_phases = (Operation.TWO_PHASE_COMMIT,) if getattr(ctx.body, "enable2_pc", False) else ()

@@ -1,9 +1,10 @@
-"""JoinGroup (11): become or stay a member of a classic group.
+"""JoinGroup (11): join or rejoin a classic group.
 
-Parked until the join phase ends; the connection serves nothing else meanwhile, as in Kafka.
+The response waits until the join phase ends; meanwhile the connection handles no other request, as
+in Kafka.
 
-Versions: 1 rebalance timeout of its own, 4 MEMBER_ID_REQUIRED, 5 instance ids, 7 protocol type in
-the answer and a null protocol name in errors, 8 reason, 9 SkipAssignment.
+Version 1 adds a separate rebalance timeout, 4 MEMBER_ID_REQUIRED, 5 instance ids, 7 the protocol
+type in the response and a null protocol name in errors, 8 the reason, 9 SkipAssignment.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from fencepost.groups.commands import JoinGroup, JoinGroupResult
 from fencepost.groups.errors import MemberIdRequiredError
 
 TO_MEMBERS = frozenset({ErrorCode.rebalance_in_progress, ErrorCode.fenced_instance_id})
-"""Errors that end the wait of one that asked without an id: it has become a member meanwhile."""
+"""Errors of a waiting JoinGroup that return the new member id: the client is a member by then."""
 
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9), permission="READ Group")
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
-    """Join."""
+    """Join the group."""
     body = ctx.body
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id):
         return _refusal(ctx, ErrorCode.group_authorization_failed, "")
@@ -109,5 +110,5 @@ def _refusal(ctx: Context, code: ErrorCode, member_id: str) -> Entity:
 
 
 def _nullable_from_7(ctx: Context, protocol_name: str | None) -> str | None:
-    """As in Kafka's ``JoinGroupResponse`` an empty name is none where there can be none."""
+    """Map an empty name to None from version 7 on, to "" below, as ``JoinGroupResponse`` does."""
     return (protocol_name or None) if ctx.version >= 7 else protocol_name or ""

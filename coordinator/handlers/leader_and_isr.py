@@ -1,4 +1,4 @@
-"""LeaderAndIsr (4): a controller elected on ZooKeeper says who leads and who follows.
+"""LeaderAndIsr (4): apply leaders and followers from a ZooKeeper controller.
 
 Source: ``KafkaApis.handleLeaderAndIsrRequest``.
 """
@@ -12,7 +12,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.LEADER_AND_ISR, versions=(7, 7), permission="CLUSTER_ACTION Cluster")
 async def run(ctx: Context) -> Entity:
-    """Answer once it has been applied."""
+    """Respond once the request has been applied."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make = ctx.respond
     error, errors = await ctx.broker.on_zookeeper.leader_and_isr(

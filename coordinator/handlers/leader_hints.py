@@ -1,4 +1,4 @@
-"""Who leads instead: told with errors, so that a client need not ask for metadata (KIP-951).
+"""The current leader in error responses, which saves clients a Metadata request (KIP-951).
 
 Source: ``KafkaApis.getCurrentLeader``.
 """
@@ -10,9 +10,9 @@ from fencepost.coordinator.wire import Entity
 
 
 def leader_hint(ctx: Context, topic: str, index: int, named: set[int]) -> dict[str, Entity]:
-    """The fields that name the leader of a partition, which joins those ``named``.
+    """Return the response fields with a partition's leader, and add the leader to ``named``.
 
-    None where nobody knows of one.
+    The result is empty if the leader is unknown.
     """
     known = ctx.broker.replicas.leader_of(topic, index)
     if known is None:
@@ -23,10 +23,11 @@ def leader_hint(ctx: Context, topic: str, index: int, named: set[int]) -> dict[s
 
 
 def endpoints(ctx: Context, named: set[int]) -> dict[str, tuple[Entity, ...]]:
-    """The field that says where brokers are, as far as there are any to be named.
+    """Return the response field with the endpoints of the brokers in ``named``.
 
-    It is the listener that the client uses; brokers that are down or lack it are left out. This
-    broker is up, and its address is known even where its registration lacks it.
+    The endpoints are those for the client's listener; fenced brokers and brokers without that
+    listener are left out. This broker is always included, even if its registration lacks the
+    listener.
     """
     image = ctx.broker.replicas.image
     listener = ctx.connection.session.listener

@@ -1,7 +1,7 @@
-"""LeaveGroup (13): members leave, or an administrator removes them.
+"""LeaveGroup (13): remove members from a group, on their own or an administrator's request.
 
-Versions: below 3 one member, whose error stands at the top; from 3 many members, also by instance
-id, each with its own error; 5 a reason each.
+Below version 3 one member leaves, and its error is the top-level error; from version 3 on several
+members leave, also by instance id, each with its own error; version 5 adds a reason for each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""ListConfigResources (74): what has, or may have, settings of its own (KIP-1142).
+"""ListConfigResources (74): list resources that have or may have settings (KIP-1142).
 
-Version 0 lists the subscriptions to clients' metrics alone, of which there are none.
+Version 0 lists only client metrics subscriptions, and the list is always empty.
 
 Source: ``KafkaApis.handleListConfigResources``.
 """
@@ -20,7 +20,7 @@ from fencepost.coordinator.wire.steps import Steps
 
 @handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1), permission="DESCRIBE_CONFIGS Cluster")
 def run(ctx: Context) -> Steps[Entity]:
-    """List the resources of the types asked for, of all types if none was."""
+    """List the resources of the requested types; of all types if the request names none."""
     make = ctx.respond
     ctx.require_on_cluster(Operation.DESCRIBE_CONFIGS)
     wanted = set()

@@ -1,4 +1,4 @@
-"""ListGroups (16): the groups of this broker. Version 4 filters by state, 5 by type."""
+"""ListGroups (16): list this broker's groups. Version 4 filters by state, version 5 by type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost.groups.commands import ListGroups, ListGroupsResult
 
 @handles(ApiKey.LIST_GROUPS, versions=(0, 5), permission="DESCRIBE Cluster or Group")
 async def run(ctx: Context) -> Steps[Entity]:
-    """List what the client may see; an error of a loading shard is the error of the whole."""
+    """List the groups that the client may describe; fail the request while a shard is loading."""
     body = ctx.body
     listed = await ctx.broker.groups.list_groups(
         ListGroups(

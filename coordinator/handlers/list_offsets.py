@@ -1,12 +1,12 @@
-"""ListOffsets (2): which offset stands at a time, or at one end of the log.
+"""ListOffsets (2): look up the offset for a timestamp, or an end of the log.
 
-Versions: 2 has isolation levels, 4 leader epochs, 7 the largest timestamp, 8 the earliest offset on
-local disk, 9 the latest one in tiered storage, 11 the earliest one waiting to go there.
+Version 2 adds isolation levels, 4 leader epochs, 7 the largest timestamp, 8 the earliest local
+offset, 9 the latest tiered offset, 11 the earliest offset not yet tiered.
 
-Nothing is ever tiered here, so the answers about it are Kafka's for a topic without it: "none".
+There is no tiered storage, so the results for it are Kafka's for a topic without it: no offset.
 
-A follower is told where the log ends. A client is told of what is committed, and nothing of that by
-a new leader that does not know yet what it is.
+A follower gets the log end offset. A client gets the high watermark or the last stable offset, or
+an error from a new leader whose high watermark is not yet valid.
 
 Source: ``Partition.fetchOffsetForTimestamp``, ``UnifiedLog.fetchOffsetByTimestamp``,
 ``KafkaApis.handleListOffsetRequest``.
@@ -41,21 +41,21 @@ FIRST_VERSION_WITH = {
     LATEST_TIERED: 9,
     EARLIEST_PENDING: 11,
 }
-"""Special timestamps, and the version from which each may be asked for."""
+"""The special timestamps, with the first version that supports each."""
 
 FIRST_WITH_NOT_AVAILABLE = 5
-"""Clients of older versions hear LEADER_NOT_AVAILABLE instead of OFFSET_NOT_AVAILABLE."""
+"""Older versions get LEADER_NOT_AVAILABLE instead of OFFSET_NOT_AVAILABLE."""
 
 NONE = -1
 Found = tuple[int, int, int]
-"""Offset, timestamp, leader epoch; −1 for what does not exist."""
+"""Offset, timestamp and leader epoch; −1 for each that does not exist."""
 
 
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11), permission="DESCRIBE Topic")
 def run(ctx: Context) -> Steps[Entity]:
-    """Look every partition up; one that is named twice is refused.
+    """Look up every partition; refuse one that is named twice.
 
-    A topic that is named twice has one row, unless the client may not see it.
+    A topic that is named twice has one row, unless the client may not describe it.
     """
     make, body = ctx.respond, ctx.body
     named: dict[str, Counter[int]] = {}
@@ -77,7 +77,7 @@ def run(ctx: Context) -> Steps[Entity]:
             if count:
                 answer = yield from _partition(ctx, topic.name, part, count)
                 parts.append(answer)
-                # A partition has one answer.
+                # A partition gets only one response.
                 counts[part.partition_index] = 0
             yield
     for name, parts in rows.items():
@@ -100,7 +100,7 @@ def _refused(ctx: Context, topic: Any) -> Steps[Entity]:
 
 
 def _partition(ctx: Context, topic: str, part: Any, count: int) -> Steps[Entity]:
-    """Answer for a partition that is named ``count`` times."""
+    """Build the response for a partition that the request names ``count`` times."""
     found: Found = (NONE, NONE, NONE)
     code = ErrorCode.none
     if count > 1:
@@ -140,7 +140,7 @@ def _look_up(ctx: Context, topic: str, part: Any) -> Steps[Found]:
         return partition.reader.end_of(isolation), NONE, partition.marks.leader_epoch
     if asked in {EARLIEST, EARLIEST_LOCAL}:
         start = partition.log_start_offset
-        # No record is there yet, and the next one will be of the present epoch.
+        # The log has no record, and the next one will have the current epoch.
         if start == partition.log_end_offset:
             return start, NONE, partition.marks.leader_epoch
         return start, NONE, partition.reader.epoch_of(start)

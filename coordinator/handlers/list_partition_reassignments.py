@@ -1,4 +1,4 @@
-"""ListPartitionReassignments (46): which partitions are on their way to other brokers.
+"""ListPartitionReassignments (46): list partitions that are being reassigned.
 
 Source: ``ReplicationControlManager.listPartitionReassignments``; KIP-455.
 """
@@ -16,7 +16,7 @@ from fencepost.coordinator.wire.steps import Steps
 
 
 def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
-    """Name the partitions asked for, without replicas, beside the error of the whole."""
+    """Name the requested partitions, without replicas, next to the top-level error."""
     make = ctx.respond
     topics = []
     for topic in ctx.body.topics or ():
@@ -37,7 +37,7 @@ def refused(ctx: Context, code: int, message: str | None) -> Steps[Entity]:
     refused=refused,
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with those of the partitions asked for, or of all, that are under way."""
+    """Respond with the reassignments in progress among the requested partitions, or all."""
     ctx.require_on_cluster(Operation.DESCRIBE)
     make, body = ctx.respond, ctx.body
     asked = None

@@ -1,7 +1,7 @@
-"""ListTransactions (66): the transactional ids of this broker and their states.
+"""ListTransactions (66): list this broker's transactional ids and their states.
 
-Version 1 filters by duration, 2 by a pattern of the id (KIP-1152). There may be many ids, and each
-may take the pattern a while, so that is done in steps and not by the shards.
+Version 1 filters by duration, version 2 by a pattern of the id (KIP-1152). Matching many ids may
+take long, so the handler does it in steps instead of the shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @handles(ApiKey.LIST_TRANSACTIONS, versions=(0, 2), permission="DESCRIBE TransactionalId")
 async def run(ctx: Context) -> Steps[Entity]:
-    """List what the client may see; an error of a loading shard is the error of the whole."""
+    """List the ids that the client may describe; fail the request while a shard is loading."""
     body = ctx.body
     listed = await ctx.broker.txns.list_transactions(
         ListTransactions(
@@ -32,7 +32,7 @@ async def run(ctx: Context) -> Steps[Entity]:
             min_duration_ms=getattr(body, "duration_filter", -1),
         )
     )
-    # An empty pattern lets everything through, like none.
+    # An empty pattern matches everything, like a missing one.
     return _answer(ctx, listed, getattr(body, "transactional_id_pattern", None) or None)
 
 
@@ -65,7 +65,7 @@ def _answer(ctx: Context, listed: ListTransactionsResult, pattern: str | None) -
 
 
 def _in_steps(regex: Regex, work: Generator[int, None, T]) -> Steps[T]:
-    """Give way between the steps, during which other listings may be half-way as well."""
+    """Yield after each step of the regex, whose cached states other listings may also extend."""
     while True:
         try:
             next(work)

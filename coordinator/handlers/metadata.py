@@ -1,11 +1,12 @@
-"""Metadata (3): brokers, topics, and who leads which partition.
+"""Metadata (3): describe brokers, topics and partition leaders.
 
-Versions: 0 takes an empty list for all topics, later ones null; 4 lets the client forbid that
-topics are created; 8 to 10 answer authorised operations; 10 has topic ids, 12 asks by id (before,
-a request with one is refused).
+Version 0 requests all topics with an empty list, later versions with null; version 4 lets the
+client disable the creation of topics; versions 8 to 10 return authorized operations; version 10
+adds topic ids to the response, version 12 to requests (versions 10 and 11 refuse a request with
+one).
 
-A topic that is created because it was asked for answers UNKNOWN_TOPIC_OR_PARTITION this once, as
-from Kafka's brokers, which let the controller create it meanwhile; every client asks again.
+For an automatically created topic the response is UNKNOWN_TOPIC_OR_PARTITION once, as from Kafka's
+brokers, where the controller creates the topic in the meantime; every client retries.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 @handles(ApiKey.METADATA, versions=(0, 13), permission="DESCRIBE Topic, CREATE Topic")
 def run(ctx: Context) -> Work[Entity]:
-    """Describe the topics that were asked for, or all."""
+    """Describe the requested topics, or all."""
     broker, body, make = ctx.broker, ctx.body, ctx.respond
     endpoints = Endpoints(ctx)
     asked = body.topics
@@ -80,7 +81,7 @@ def _is_by_id(one: Any) -> bool:
 
 
 def _all_refused(ctx: Context, asked: Iterable[Any]) -> Entity:
-    """The answer of versions 10 and 11, which have topic ids, to a request that names one."""
+    """Refuse a request of version 10 or 11 that contains a topic id."""
     return ctx.respond.message(
         topics=tuple(
             ctx.respond.MetadataResponseTopic(
@@ -94,12 +95,12 @@ def _all_refused(ctx: Context, asked: Iterable[Any]) -> Entity:
 def _asked(
     ctx: Context, asked: Iterable[Any], topics: list[Entity], endpoints: Endpoints
 ) -> Steps[None]:
-    """Add one entry per name or id, in their order and each only once."""
+    """Append one entry per distinct name or id to ``topics``, in request order."""
     metadata = ctx.broker.metadata
     seen = set()
     for one in asked:
         yield
-        # Java's clients send an empty name with an id, so an id counts more than a name.
+        # Java clients send an empty name with an id, so the id takes precedence.
         topic_id = getattr(one, "topic_id", None)
         name = one.name if topic_id is None else None
         key = name if name is not None else topic_id
@@ -109,7 +110,7 @@ def _asked(
         topic = metadata.topic(name) if name is not None else metadata.topic_by_id(topic_id)
         known = name if topic is None else topic.name
         if known is not None and not ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, known):
-            # An id is no secret, a name is.
+            # Ids are not confidential, names are.
             topics.append(_refused(ctx, name, topic_id, ErrorCode.topic_authorization_failed))
         elif topic is not None:
             topics.append((yield from _described(ctx, topic, endpoints)))
@@ -120,7 +121,7 @@ def _asked(
 
 
 def _unknown(ctx: Context, name: str) -> Steps[Entity]:
-    """Answer for a name that no topic has, yet."""
+    """Build the response for an unknown name, and create the topic if that is allowed."""
     may_create = ctx.broker.config.bool("auto.create.topics.enable") and getattr(
         ctx.body, "allow_auto_topic_creation", True
     )
@@ -134,8 +135,8 @@ def _unknown(ctx: Context, name: str) -> Steps[Entity]:
     except InvalidTopicError:
         return _refused(ctx, name, None, ErrorCode.invalid_topic_exception)
     if may_create:
-        # Why a topic was not created is told by the log alone: Kafka's brokers answer before
-        # they know, and the controller refuses a name that collides, or too many replicas, later.
+        # Only the log contains the reason of a failed creation: Kafka's brokers respond before they
+        # know it, and the controller refuses a colliding name or too many replicas later.
         try:
             yield from _create(ctx, name)
         except ThrottlingQuotaExceededError:
@@ -182,7 +183,7 @@ def _described(ctx: Context, topic: TopicImage, endpoints: Endpoints) -> Steps[E
         if ctx.version < FIRST_WITH_LISTENER_NOT_FOUND and error == ErrorCode.listener_not_found:
             error = ErrorCode.leader_not_available
         if not ctx.version:
-            # Its clients know of no broker that is away.
+            # Clients of version 0 know no unavailable brokers.
             replicas, isr = (
                 tuple(filter(endpoints.nodes.__contains__, some)) for some in (replicas, isr)
             )
@@ -211,6 +212,6 @@ def _described(ctx: Context, topic: TopicImage, endpoints: Endpoints) -> Steps[E
 
 
 def _operations(ctx: Context, name: str) -> int:
-    """What may be done with a topic that was named, whether it exists or not."""
+    """Return the authorized operations on a named topic, whether or not it exists."""
     asked = getattr(ctx.body, "include_topic_authorized_operations", False)
     return authorized.of_topic(ctx, name) if asked else authorized.NOT_ASKED

@@ -1,6 +1,6 @@
-"""Fetch (1) on a controller's listener: brokers read the metadata log.
+"""Fetch (1) on a controller's listener: read the metadata log.
 
-Nothing but that log is to be had there, and by its id alone, so from version 13 on.
+The listener serves only that log, and only by its topic id, so from version 13 on.
 
 Source: ``KafkaRaftClient.handleFetchRequest``; KIP-595, KIP-630, KIP-1166.
 """
@@ -23,12 +23,12 @@ from fencepost.logcore.machine import DomainError
 
 FIRST_WITH_TOPIC_IDS: Final = 13
 NOT_ASKED: Final = (1 << 63) - 1
-"""A high watermark that wakes nobody."""
+"""The default for clients that do not wait for high watermark changes."""
 
 
 @handles(ApiKey.FETCH, versions=(4, 18), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Answer with records, or with what the reader has to do first; wait where there is neither."""
+    """Respond with records, a snapshot id or a diverging epoch; wait if none of them exists yet."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     body, log = ctx.body, ctx.controller.log
     if ctx.version < FIRST_WITH_TOPIC_IDS:

@@ -1,7 +1,8 @@
-"""OffsetCommit (8): remember how far a group has read.
+"""OffsetCommit (8): commit the offsets of a group.
 
-Versions: 2 to 4 carry a retention time, 6 the leader epoch, 7 instance ids, 9 another error for a
-group that does not exist, 10 topic ids in place of names. Every error is told per partition.
+Versions 2 to 4 carry a retention time; version 6 adds the leader epoch, 7 instance ids, 9 another
+error for a group that does not exist, 10 topic ids instead of names. Every error is reported per
+partition.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fencepost.groups.commands import (
 )
 
 MAX_KEPT_ANSWERS: Final = 1_024
-"""Answers about one partition that are kept, of a hundred bytes each: most answers are the same."""
+"""The number of cached single-partition responses, of a hundred bytes each: most are equal."""
 
 
 FIRST_BY_ID: Final = 10
@@ -37,12 +38,12 @@ FIRST_BY_ID: Final = 10
 
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10), permission="READ Group, READ Topic")
 def run(ctx: Context) -> Entity | Awaitable[Entity] | Steps[Entity | Awaitable[Entity]]:
-    """Commit the offsets of known topics; the others are refused one by one."""
+    """Commit the offsets of existing topics; refuse each of the others."""
     return _commit(ctx, NOBODY_ASKED) if ctx.broker.authorizer is None else _checked(ctx)
 
 
 def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
-    """Commit what the client may commit."""
+    """Commit the offsets that the client may commit."""
     if not ctx.may(Operation.READ, ResourceType.GROUP, ctx.body.group_id):
         return _response(ctx, all_refused(ctx, ErrorCode.group_authorization_failed))
     closed = yield from refused_topics(ctx, Operation.READ, _names(ctx))
@@ -50,7 +51,7 @@ def _checked(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
 
 
 def _names(ctx: Context) -> Iterable[str]:
-    """The names of the topics, if there are such."""
+    """Return the names of the request's existing topics."""
     if ctx.version < FIRST_BY_ID:
         return named_topics(ctx.body.topics)
     find = ctx.broker.metadata.topic_by_id
@@ -82,15 +83,15 @@ def _commit(ctx: Context, closed: Collection[str]) -> Entity | Awaitable[Entity]
 
 
 Refusals = list[list[ErrorCode | None]]
-"""Of each topic and partition of a request: why it is refused, or None."""
+"""By topic and partition of a request: the error, or None."""
 
 
 def sort_out(
     ctx: Context, closed: Collection[str], *, by_id: bool, has_epoch: bool
 ) -> tuple[Refusals, list[OffsetToCommit]]:
-    """What is refused of a request to commit, and the offsets of all else.
+    """Return the refused partitions of a commit request, and the offsets of the others.
 
-    Of topics that are ``closed`` to the client it is not told whether they exist.
+    For a ``closed`` topic the error does not reveal whether the topic exists.
     """
     metadata = ctx.broker.metadata
     no_topic = ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition
@@ -124,12 +125,12 @@ def sort_out(
 
 
 def all_refused(ctx: Context, code: ErrorCode) -> list[list[ErrorCode]]:
-    """A code for each partition: the same."""
+    """Return the same code for each partition."""
     return [[code] * len(topic.partitions) for topic in ctx.body.topics]
 
 
 def filled(refused: Refusals, others: Iterable[ErrorCode]) -> list[list[ErrorCode]]:
-    """A code for each partition: why it is refused, or else the next of ``others``."""
+    """Return a code for each partition: its error, or else the next of ``others``."""
     rest = iter(others)
     return [[code or next(rest) for code in topic] for topic in refused]
 
@@ -163,6 +164,6 @@ def _response(ctx: Context, codes: list[list[ErrorCode]]) -> Entity:
 def _of_one(
     respond: ResponseFactory, names: str, topic: object, index: int, code: ErrorCode
 ) -> Entity:
-    """The answer about one partition: what most consumers commit at a time."""
+    """Build and cache the response for one partition, as most consumers need it."""
     of_topic = {"partitions": (_partition(respond, index, code),), names: topic}
     return respond.OffsetCommitResponse(topics=(respond.OffsetCommitResponseTopic(**of_topic),))

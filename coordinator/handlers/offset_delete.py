@@ -1,4 +1,4 @@
-"""OffsetDelete (47): an administrator lets a group forget offsets."""
+"""OffsetDelete (47): delete a group's offsets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fencepost.groups.commands import DeleteOffsets, DeleteOffsetsResult
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0), permission="DELETE Group, READ Topic")
 def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
-    """Delete the offsets of partitions that exist; the others are refused one by one."""
+    """Delete the offsets of existing partitions; refuse each of the others."""
     body, respond = ctx.body, ctx.respond
 
     def refuse(code: ErrorCode) -> Entity:
@@ -59,7 +59,7 @@ def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
             ),
         )
 
-    # Without any partition that exists the group is still looked at, as in Kafka.
+    # Even without an existing partition the group is checked, as in Kafka.
     return answer(
         ctx.broker.groups.submit(body.group_id, command, ctx.origin),
         build,
@@ -68,7 +68,7 @@ def run(ctx: Context) -> Steps[Entity | Awaitable[Entity]]:
 
 
 def _known(ctx: Context, asked: Any, closed: Collection[str]) -> list[tuple[int, ErrorCode | None]]:
-    """The partition indexes asked for, each with why it is refused, if it is."""
+    """Return the requested partition indexes, each with its error or None."""
     indexes = [entry.partition_index for entry in asked.partitions]
     if asked.name in closed:
         return [(index, ErrorCode.topic_authorization_failed) for index in indexes]

@@ -1,7 +1,7 @@
-"""OffsetFetch (9): how far groups have read.
+"""OffsetFetch (9): fetch the committed offsets of groups.
 
-Versions: 2 null topics (all of them) and an error at the top, 5 leader epochs, 7 RequireStable,
-8 many groups, 9 member id and epoch, 10 topic ids in place of names.
+Version 2 adds null topics (all of them) and a top-level error, 5 leader epochs, 7 RequireStable, 8
+several groups, 9 member id and epoch, 10 topic ids instead of names.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fencepost.logcore.machine import DomainError
 FIRST_BY_ID: Final = 10
 
 Asked = Future | DomainError
-"""A group's answer to come, or why it is not asked."""
+"""The pending result of a group, or the error of one that was not queried."""
 
 
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10), permission="DESCRIBE Group, DESCRIBE Topic")
 def run(ctx: Context) -> Work[Entity]:
-    """Fetch for one group (below v8) or for many."""
+    """Fetch the offsets of one group (below v8) or of several."""
     return _run_one(ctx) if ctx.version < 8 else _run_many(ctx)
 
 
@@ -91,7 +91,7 @@ def _run_one(ctx: Context) -> Work[Entity]:
 
 
 def _denied(ctx: Context, group_id: str) -> GroupAuthorizationError | None:
-    """Why the client is told nothing of a group, whether there is one or not."""
+    """Return an error if the client may not describe the group, whether or not it exists."""
     if ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
         return None
     return GroupAuthorizationError("the client may not describe the group")
@@ -102,10 +102,10 @@ def _submit(ctx: Context, command: FetchOffsets) -> Future:
 
 
 def _result_of(future: Future) -> Work[Any]:
-    """The result, or the error in words that consumers retry.
+    """Return the result, or an error that makes consumers look up the coordinator again.
 
-    A coordinator whose replicas do not follow may be a zombie, so they are to look for another;
-    many know no COORDINATOR_NOT_AVAILABLE here (``handleOffsetFetchException``).
+    A coordinator whose followers do not replicate may be a zombie, and many clients do not handle
+    COORDINATOR_NOT_AVAILABLE in this response (``handleOffsetFetchException``).
     """
     result = yield from result_of(future)
     if isinstance(result, CoordinatorNotAvailableError):
@@ -114,19 +114,19 @@ def _result_of(future: Future) -> Work[Any]:
 
 
 def _is_seen(ctx: Context, name: str) -> bool:
-    """Whether the client may see a topic that it has not named."""
+    """Return whether the client may describe a topic that it has not named."""
     return ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False)
 
 
 def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> FetchTopic:
-    """What is asked of a topic, less what a group was asked before (``seen``).
+    """Return the query for a topic, without the partitions that were queried before (``seen``).
 
-    An offset may have 4 KiB of metadata, a thousand times what its index takes.
+    An offset may have 4 KiB of metadata, a thousand times the size of its index.
     """
     asked = dict.fromkeys((name, index) for index in topic.partition_indexes)
     new = tuple(index for _, index in asked if (name, index) not in seen)
     seen.update(asked)
-    # The id keeps offsets of a deleted topic of that name from being taken for this one's.
+    # The id prevents the use of offsets of a deleted topic with the same name.
     topic_id = _id_of(ctx, name)
     return FetchTopic(name, new, None if topic_id is None else topic_id.bytes)
 
@@ -135,7 +135,7 @@ def _wanted(ctx: Context, name: str, topic: Any, seen: set[tuple[str, int]]) -> 
 
 
 def _run_many(ctx: Context) -> Work[Entity]:
-    # All are asked before any is waited for, so that one loading shard costs no extra round.
+    # All groups are queried before the first wait, so that a loading shard delays them once.
     asked: list[tuple[Any, list[ErrorCode], Asked]] = []
     try:
         yield from _ask_all(ctx, asked)
@@ -145,7 +145,7 @@ def _run_many(ctx: Context) -> Work[Entity]:
             groups.append((yield from _group(ctx, group, refused, result)))
             yield None
     finally:
-        # Whose client has gone meanwhile leaves answers behind that nobody looks at.
+        # If the client has disconnected, the remaining results are never read.
         for _, _, answer in asked:
             if not isinstance(answer, DomainError) and not answer.cancel():
                 _ = answer.cancelled() or answer.exception()
@@ -157,7 +157,7 @@ def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> W
     seen: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
     for group in ctx.body.groups:
         if group.topics is None:
-            # All offsets of a group are answered once: a small request could ask for gigabytes.
+            # Return all offsets of a group only once: a small request could ask for gigabytes.
             if group.group_id in whole:
                 continue
             whole.add(group.group_id)
@@ -169,7 +169,7 @@ def _ask_all(ctx: Context, asked: list[tuple[Any, list[ErrorCode], Asked]]) -> W
 def _ask(
     ctx: Context, group: Any, seen: set[tuple[str, int]]
 ) -> Work[tuple[list[ErrorCode], Asked]]:
-    """Send one group's question; with why topics are left out of it, NONE for those in it."""
+    """Query one group; return the error of each topic (NONE if queried), and the pending result."""
     codes: list[ErrorCode] = []
     denied = _denied(ctx, group.group_id)
     if denied is not None:
@@ -220,7 +220,7 @@ def _group(
     topics = []
     if group.topics is None:
         for name, partitions in result.topics:
-            # Version 10 names topics by id, and a topic that is gone has none.
+            # Version 10 needs topic ids, and a deleted topic has none.
             has_key = ctx.version < FIRST_BY_ID or _id_of(ctx, name) is not None
             if has_key and _is_seen(ctx, name):
                 topics.append((yield from _topic(ctx, name, _id_of(ctx, name), partitions)))
@@ -231,7 +231,7 @@ def _group(
         for topic, (name, partitions) in zip(known, result.topics, strict=True):
             topic_id = getattr(topic, "topic_id", None)
             topics.append((yield from _topic(ctx, name, topic_id, partitions)))
-        # As in Kafka refused topics come last, wherever the request names them.
+        # As in Kafka, refused topics come last, wherever the request names them.
         for topic, code in pairs:
             if code is not ErrorCode.none:
                 topics.append((yield from _refused(ctx, topic, code)))
@@ -248,7 +248,7 @@ def _topic(
 
 
 def _named(ctx: Context, name: str, topic_id: Any, partitions: tuple[Entity, ...]) -> Entity:
-    """A topic of the answer; a field that the version lacks is dropped."""
+    """Build one topic of the response; a field that the version lacks is dropped."""
     return ctx.respond.OffsetFetchResponseTopics(
         name=name, topic_id=topic_id, partitions=partitions
     )

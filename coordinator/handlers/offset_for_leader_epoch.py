@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): where a leader epoch ended, by which a log's reader sees truncation.
+"""OffsetForLeaderEpoch (23): return an epoch's end offset, so that readers detect truncation.
 
 Source: ``Partition.lastOffsetForLeaderEpoch``, KIP-320.
 """
@@ -26,7 +26,7 @@ from fencepost.logcore.machine import DomainError
     permission="DESCRIBE Topic or CLUSTER_ACTION Cluster",
 )
 def run(ctx: Context) -> Steps[Entity]:
-    """Answer epoch and end offset per partition."""
+    """Respond with the epoch and end offset of each partition."""
     make, asked = ctx.respond, ctx.body.topics
     refused, topics = NOBODY_ASKED, []
     if not ctx.may_on_cluster(Operation.CLUSTER_ACTION, audited=False):

@@ -1,4 +1,4 @@
-"""Requests of voters to each other. This quorum has one, so whoever sends them is none of it.
+"""Requests between voters. This quorum has a single voter, so their sender cannot be one.
 
 Source: ``KafkaRaftClient.handleVoteRequest`` and its neighbours; KIP-595, KIP-853.
 """
@@ -16,7 +16,7 @@ from fencepost.coordinator.wire import Entity
 
 
 def refused(ctx: Context) -> Entity:
-    """Tell who leads, and that the sender is no voter."""
+    """Respond with the leader and INCONSISTENT_VOTER_SET."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make, node_id = ctx.respond, ctx.broker.node_id
     if ctx.body.cluster_id not in (None, ctx.broker.cluster_id):
@@ -41,4 +41,4 @@ def refused(ctx: Context) -> Entity:
 
 
 _OWN_FIELDS: dict[int, dict[str, Any]] = {52: {"vote_granted": False}}
-"""What the answer to Vote has beside."""
+"""Additional fields of the response to Vote."""

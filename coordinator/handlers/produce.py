@@ -1,11 +1,11 @@
-"""Produce (0): append what a client sends, one record batch per partition (``appends.py``).
+"""Produce (0): append a record batch to each partition (``appends.py``).
 
-Versions: 7 allows zstd; 8 has RecordErrors; 11 knows TRANSACTION_ABORTABLE; from 12 on partitions
-are added to the transaction by the broker; 13 names topics by id. From version 10 on who asks a
-broker that does not lead is told who does (KIP-951).
+Version 7 allows zstd, 8 adds RecordErrors, 10 the current leader in errors (KIP-951), 11
+TRANSACTION_ABORTABLE; from 12 on the broker adds partitions to the transaction; 13 names topics by
+id.
 
-Difference from Kafka: the internal topics are closed to every client, also to ``__admin_client``.
-Their only writers are the coordinators.
+Difference from Kafka: the internal topics are closed to every client, including ``__admin_client``.
+Only the coordinators write to them.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _APPENDED: Final = (
     NotLeaderOrFollowerError,
     RequestTimedOutError,
 )
-"""Why what was appended is not acknowledged; the answer still says where it is."""
+"""Errors after a successful append; the response still contains the base offset."""
 
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), permission="WRITE Topic, WRITE TransactionalId")
 def run(ctx: Context) -> Work[Entity | None]:
-    """Append and answer; None for acks=0, where an error closes the connection instead."""
+    """Append, then respond; return None for acks=0, where an error closes the connection."""
     body, make = ctx.body, ctx.respond
     all_parts = [
         Part(name, part.index, part.records)
@@ -83,7 +83,7 @@ def run(ctx: Context) -> Work[Entity | None]:
             yield None
         topics.append(
             make.TopicProduceResponse(
-                # Up to version 12 a topic has its name here, from then on its id.
+                # Up to version 12 a topic is identified by name, from version 13 on by id.
                 name=getattr(topic, "name", ""),
                 topic_id=getattr(topic, "topic_id", None),
                 partition_responses=tuple(told),
@@ -94,15 +94,15 @@ def run(ctx: Context) -> Work[Entity | None]:
 
 
 def _allowed(ctx: Context, append: Append) -> Steps[Append]:
-    """What the client may append of it; the other parts are refused.
+    """Return the request with only the parts that the client may append; refuse the others.
 
-    Without the right to the transactional id nothing is appended, also of what is not in the
+    Without WRITE on the transactional id the whole request is refused, including parts outside the
     transaction.
     """
     parts, transactional_id = append.parts, append.transactional_id
     error: DomainError
     if append.producers and transactional_id is None:
-        return append  # all of it is refused for that, whatever the topics
+        return append  # the append refuses it for the missing id, whatever the topics
     if append.producers and not ctx.may(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id or ""
     ):

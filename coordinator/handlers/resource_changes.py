@@ -1,6 +1,6 @@
-"""Requests that change the configuration of topics, brokers, groups and the logger.
+"""Configuration changes of topics, brokers, groups and the logger.
 
-A change is checked as a whole before anything is written.
+A request's changes of a resource are validated together before anything is written.
 
 Source: ``ConfigAdminManager``; the rules of ``ConfigurationControlManager`` are in
 :mod:`fencepost.cluster.controller.configs`.
@@ -24,7 +24,7 @@ from fencepost.coordinator.metadata.names import check_name
 from fencepost.coordinator.services import Services
 
 MAX_CHANGES_PER_RESOURCE = 1_000
-"""Entries that change one resource, several times the number of existing keys."""
+"""The limit for one resource in a request, several times the number of existing keys."""
 
 
 class Change(NamedTuple):
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 
 Permit = Callable[[], None]
-"""Raises the error for a client that may not change the resource."""
+"""Raises an authorization error if the client may not change the resource."""
 
 
 def replace(
@@ -48,10 +48,10 @@ def replace(
     validate_only: bool,
     permit: Permit,
 ) -> None:
-    """Replace a resource's settings (AlterConfigs); keys that are not named are removed.
+    """Replace a resource's settings (AlterConfigs); remove the keys that are not named.
 
-    Raises what ``permit`` does, InvalidRequestError, InvalidTopicError, and what
-    :func:`fencepost.cluster.controller.configs.legacy_alter_configs` does.
+    Raises the errors of ``permit``, InvalidRequestError, InvalidTopicError, and the errors of
+    :func:`fencepost.cluster.controller.configs.legacy_alter_configs`.
     """
     configs: dict[str, str | None] = {}
     for key, value in entries:
@@ -84,8 +84,9 @@ def change(
 ) -> None:
     """Change single settings of a resource (IncrementalAlterConfigs).
 
-    Raises what ``permit`` does, InvalidRequestError, InvalidTopicError, ConfigError for a logger,
-    and what :func:`fencepost.cluster.controller.configs.incremental_alter_configs` does.
+    Raises the errors of ``permit``, InvalidRequestError, InvalidTopicError, ConfigError for a
+    logger, and the errors of
+    :func:`fencepost.cluster.controller.configs.incremental_alter_configs`.
     """
     if len(changes) > MAX_CHANGES_PER_RESOURCE:
         raise InvalidRequestError(f"more than {MAX_CHANGES_PER_RESOURCE} changes of a resource")
@@ -113,15 +114,15 @@ def change(
 
 
 def _check_permission(ctx: Context, kind: int, name: str, permit: Permit) -> None:
-    """Raise unless the resource may be changed here, and by this client.
+    """Raise unless this process stores the resource's settings and the client may change them.
 
-    Before this check no stored setting is read, and only a broker's id is looked up.
+    Before this check no stored setting is read; only a broker's id is looked up.
     """
     if kind == ResourceType.BROKER and name != DEFAULT_SETTINGS:
         _check_changeable(ctx, name)
     permit()
     if kind == ResourceType.GROUP and ctx.on_znodes is not None:
-        # Apache Kafka 3.9, the last one on ZooKeeper, does not know settings of groups.
+        # Kafka 3.9, the last release with ZooKeeper, has no group settings.
         raise InvalidRequestError(f"Unknown resource type {kind}")
 
 
@@ -160,7 +161,7 @@ def _op_type(one: Change) -> OpType:
 
 
 def _check_changeable(ctx: Context, name: str) -> None:
-    """Raise unless this node keeps the broker's settings; a controller keeps every broker's."""
+    """Raise unless this node stores the broker's settings; a controller stores every broker's."""
     is_known = name.isdecimal() and int(name) in ctx.metadata.image.brokers
     if not (ctx.keeps_all_brokers_settings and is_known):
         check_node(ctx.broker, name)

@@ -1,4 +1,4 @@
-"""The configuration of topics, brokers, groups and the logger, as requests describe it.
+"""The configuration of topics, brokers, groups and the logger, as DescribeConfigs returns it.
 
 A resource is a type and a name.
 
@@ -30,7 +30,7 @@ from fencepost.coordinator.services import Services
 
 
 class ResourceType(IntEnum):
-    """What configurations belong to; the numbers are Kafka's ``ConfigResource.Type``."""
+    """The types of configurable resources; the numbers are Kafka's ``ConfigResource.Type``."""
 
     TOPIC = 2
     BROKER = 4
@@ -40,7 +40,7 @@ class ResourceType(IntEnum):
 
 
 class Described(NamedTuple):
-    """A key of a resource with what holds for it. ``synonyms`` are the strongest first."""
+    """A resource's key with its effective value. ``synonyms`` are in order of precedence."""
 
     key: ConfigKey
     value: str | None
@@ -56,7 +56,7 @@ LOGGER = ConfigKey(logs.ROOT, ConfigType.STRING, None, "The lowest level that is
 
 
 def describe(broker: Services, kind: int, name: str) -> list[Described]:
-    """All keys of a resource.
+    """Return all keys of a resource.
 
     Raises InvalidRequestError, InvalidTopicError, UnknownTopicOrPartitionError.
     """
@@ -71,13 +71,13 @@ def describe(broker: Services, kind: int, name: str) -> list[Described]:
     if kind in {ResourceType.GROUP, ResourceType.CLIENT_METRICS}:
         if not name:
             raise InvalidRequestError("the name of the resource is empty")
-        # Clients have no settings of their own.
+        # Client metrics subscriptions have no settings.
         return _describe_group(broker, name) if kind == ResourceType.GROUP else []
     raise InvalidRequestError(f"Unsupported resource type: {kind}")
 
 
 def _describe_topic(broker: Services, name: str) -> list[Described]:
-    # Topics of the broker's own are described as well: kafka-topics asks about all that there are.
+    # Internal topics are described as well: kafka-topics queries all existing topics.
     if broker.metadata.topic(name) is None:
         check_name(name)
     broker.metadata.known(name)

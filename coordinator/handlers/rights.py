@@ -1,6 +1,6 @@
-"""What a request names and its client may not touch: for requests that name many things.
+"""Authorization of the many resources that one request names.
 
-Whoever is asked about one thing asks :meth:`Context.may`.
+Checks of a single resource call :meth:`Context.may`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.groups.commands import Sight
 
 NOBODY_ASKED: Collection[str] = frozenset()
-"""What is refused where nobody looks after it."""
+"""The refused topics without an authorizer: none."""
 
 
 def refused_topics(
     ctx: Context, operation: Operation, names: Iterable[str], *, audited: bool = True
 ) -> Steps[Collection[str]]:
-    """The topics among ``names`` with which the client may not do that, whether they exist or not.
+    """Return the topics in ``names`` on which the client may not perform the operation.
 
-    With ``audited`` False a refusal is no news, as in :meth:`Context.may`.
+    Topics that do not exist are checked, too. With ``audited`` False a denial is not logged, as in
+    :meth:`Context.may`.
     """
     if ctx.broker.authorizer is None:
         return NOBODY_ASKED
@@ -39,7 +40,7 @@ def refused_topics(
 
 
 def sight_of(ctx: Context) -> Sight | None:
-    """Which topics the client may see, now and later; None where everybody may."""
+    """Return the client's current and future topic visibility; None without an authorizer."""
     authorizer, session = ctx.broker.authorizer, ctx.connection.session
     if authorizer is None:
         return None
@@ -53,5 +54,5 @@ def sight_of(ctx: Context) -> Sight | None:
 
 
 def named_topics(topics: Iterable[Any]) -> Iterable[str]:
-    """The names of a request's topics."""
+    """Return the names of a request's topics."""
     return (topic.name for topic in topics)

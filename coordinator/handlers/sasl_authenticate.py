@@ -1,4 +1,4 @@
-"""SaslAuthenticate (36) where nobody has to log in, or somebody has: ILLEGAL_SASL_STATE.
+"""SaslAuthenticate (36) on a connection that is authenticated or needs no authentication.
 
 Source: ``KafkaApis.handleSaslAuthenticateRequest``.
 """
@@ -15,5 +15,5 @@ TOLD = "SaslAuthenticate request received after successful authentication"
 
 @handles(ApiKey.SASL_AUTHENTICATE, versions=(0, 2), permission="NONE")
 def run(ctx: Context) -> Entity:
-    """Refuse; the connection stays."""
+    """Respond with ILLEGAL_SASL_STATE; keep the connection open."""
     return ctx.respond.error(ErrorCode.illegal_sasl_state, TOLD)

@@ -1,6 +1,6 @@
-"""SaslHandshake (17) where nobody has to log in, or somebody has: ILLEGAL_SASL_STATE.
+"""SaslHandshake (17) on a connection that is authenticated or needs no authentication.
 
-The one that begins a login is ``coordinator/net/authentication.py``'s.
+``coordinator/net/authentication.py`` handles the SaslHandshake that begins authentication.
 
 Source: ``KafkaApis.handleSaslHandshakeRequest``.
 """
@@ -15,5 +15,5 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.SASL_HANDSHAKE, versions=(0, 1), permission="NONE")
 def run(ctx: Context) -> Entity:
-    """Refuse; the connection stays."""
+    """Respond with ILLEGAL_SASL_STATE; keep the connection open."""
     return ctx.respond.message(error_code=ErrorCode.illegal_sasl_state, mechanisms=())

@@ -1,11 +1,11 @@
-"""ShareFetch (78): share groups are not served here, and their consumers have to hear of it.
+"""ShareFetch (78): refuse share groups, which this broker does not serve, with a visible error.
 
-A cluster of Apache Kafka 4.3 has share groups. Where one of its brokers looks after a group, the
-group's consumers come to whoever leads a partition. If that one does not know the request, Java's
-consumer goes on in silence and without end; an error of a partition makes its ``poll`` fail.
+A cluster of Kafka 4.3 has share groups. If one of its brokers coordinates a group, the group's
+consumers send ShareFetch to the partition leaders. If a leader does not support the request, Java's
+consumer retries silently forever; a partition error makes its ``poll`` fail.
 
-Nothing is kept of a share session: who goes on with one is told to begin it anew
-(SHARE_SESSION_NOT_FOUND), and then hears of its partitions again.
+No share session is stored: a client that continues one must start a new session
+(SHARE_SESSION_NOT_FOUND), and then gets the errors of its partitions again.
 
 Source: ``ShareConsumeRequestManager``, ``ShareFetchCollector.handleInitializeErrors``, KIP-932.
 """
@@ -29,7 +29,7 @@ _WHY: Final = "share groups are not served by this broker"
 
 @handles(ApiKey.SHARE_FETCH, versions=(1, 2), permission="READ Group")
 def run(ctx: Context) -> Steps[Entity]:
-    """Refuse each partition that a session begins with."""
+    """Refuse each partition of a new session with UNSUPPORTED_VERSION."""
     make, body = ctx.respond, ctx.body
     if not ctx.may(Operation.READ, ResourceType.GROUP, body.group_id or ""):
         return make.error(ErrorCode.group_authorization_failed)

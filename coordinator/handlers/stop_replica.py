@@ -1,4 +1,4 @@
-"""StopReplica (5): a controller elected on ZooKeeper ends replicas of this broker.
+"""StopReplica (5): stop or delete replicas of this broker for a ZooKeeper controller.
 
 Source: ``KafkaApis.handleStopReplicaRequest``.
 """
@@ -12,7 +12,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.STOP_REPLICA, versions=(4, 4), permission="CLUSTER_ACTION Cluster")
 async def run(ctx: Context) -> Entity:
-    """Answer once it has been applied."""
+    """Respond once the request has been applied."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     make = ctx.respond
     error, errors = await ctx.broker.on_zookeeper.stop_replica(

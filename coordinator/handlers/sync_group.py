@@ -1,6 +1,6 @@
-"""SyncGroup (14): bring and fetch the assignments of a classic group.
+"""SyncGroup (14): submit and fetch the assignments of a classic group.
 
-Versions: 3 instance ids, 5 protocol type and name, which then must be there.
+Version 3 adds instance ids, version 5 the protocol type and name, which are then mandatory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fencepost.groups.commands import SyncGroup, SyncGroupResult
 
 @handles(ApiKey.SYNC_GROUP, versions=(0, 5), permission="READ Group")
 def run(ctx: Context) -> Entity | Awaitable[Entity]:
-    """Wait for the leader's assignment, or bring it."""
+    """Wait for the leader's assignment, or submit it."""
     body, respond = ctx.body, ctx.respond
     protocol_type = getattr(body, "protocol_type", None)
     protocol_name = getattr(body, "protocol_name", None)

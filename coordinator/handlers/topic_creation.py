@@ -1,7 +1,7 @@
-"""Topics that a broker has the active controller create: coordinators' own, and those asked for.
+"""Automatic creation of topics by the active controller: internal topics and requested ones.
 
-One request for a topic is under way at a time. Whoever asked is answered that it is not there yet,
-and asks again.
+At most one CreateTopics per topic is in flight. The client is told that the topic does not exist
+yet, and retries.
 
 Source: ``DefaultAutoTopicCreationManager``.
 """
@@ -28,21 +28,22 @@ from fencepost.coordinator.wire.messages import RequestFactory, request_factory
 from fencepost.coordinator.wire.schema import Entity
 
 FROM_CONTROLLER: Final = -1
-"""The number of partitions or replicas is the controller's default."""
+"""Leaves the number of partitions or replicas to the controller's default."""
 
 _log = structlog.get_logger(__name__)
 
 
 def ask_for_topic(ctx: Context, name: str) -> None:
-    """Have the controller create a topic, unless that is under way.
+    """Have the controller create a topic, unless a request for that is in flight.
 
-    A coordinator's topic is the broker's own wish, with its settings; any other is its client's.
+    The broker creates an internal topic in its own name with its own settings, and any other topic
+    in the client's name.
     """
     broker = ctx.broker
     controller = broker.controller
     if controller is None or name in broker.topics_coming or name == METADATA_TOPIC:
         return
-    # Most brokers are alone: the first Metadata of a fresh one is not to pay for all of this.
+    # Most brokers are standalone: the first Metadata request must not import all of this.
     from fencepost.coordinator.handlers.forwarding import LENGTH_BYTES, envelope  # noqa: PLC0415
     from fencepost.coordinator.replication.controller_connection import newest  # noqa: PLC0415
 
@@ -62,7 +63,7 @@ def ask_for_topic(ctx: Context, name: str) -> None:
 
     def asked(answer: asyncio.Future[Entity]) -> None:
         if not answer.cancelled() and isinstance(answer.exception(), UnsupportedVersion):
-            # It takes no requests for others. Whether the client may have it was looked at here.
+            # The controller takes no Envelope. The client's permission was checked here already.
             controller.send(plain).add_done_callback(done)
         else:
             done(answer)
@@ -98,7 +99,7 @@ def _request(broker: Services, make: RequestFactory, name: str) -> Entity:
 
 
 def _given(broker: Services, key: str) -> int:
-    """What this broker is told of it; else it is the controller's to know."""
+    """Return a setting of this broker, or FROM_CONTROLLER if it is not configured."""
     source = broker.config.settings(key)[0].source
     return FROM_CONTROLLER if source is ConfigSource.DEFAULT else broker.config.int(key)
 

@@ -1,8 +1,8 @@
-"""TxnOffsetCommit (28): offsets that become a group's when the transaction commits.
+"""TxnOffsetCommit (28): store offsets that take effect when the transaction commits.
 
-The group's offsets partition must be in the transaction, which is verified here, in the turn that
-appends the offsets. Versions: 3 member data, 4 TRANSACTION_ABORTABLE, 5 adds the partition to the
-transaction by itself (TV2). Every error is told per partition.
+The group's offsets partition must be in the transaction. That is verified in the same turn of the
+event loop that appends the offsets. Version 3 adds member data, 4 TRANSACTION_ABORTABLE; 5 adds the
+partition to the transaction implicitly (TV2). Every error is reported per partition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fencepost.logcore.tracebacks import without_traceback
 from fencepost.txn.errors import InvalidProducerIdMappingError
 
 FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
-"""Older producers take COORDINATOR_LOAD_IN_PROGRESS for fatal (KAFKA-7296)."""
+"""Older producers treat COORDINATOR_LOAD_IN_PROGRESS as fatal (KAFKA-7296)."""
 
 
 @handles(
@@ -48,7 +48,7 @@ FIRST_VERSION_WITH_LOAD_IN_PROGRESS = 2
     permission="WRITE TransactionalId, READ Group, READ Topic",
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Commit the offsets of known topics; the others are refused one by one."""
+    """Commit the offsets of existing topics; refuse each of the others."""
     body = ctx.body
     if not ctx.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, body.transactional_id):
         code = ErrorCode.transactional_id_authorization_failed
@@ -84,7 +84,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 
 def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
-    """Say ``code`` of all that is not refused already."""
+    """Respond with ``code`` for every partition that is not refused yet."""
     loading = code is ErrorCode.coordinator_load_in_progress
     if loading and ctx.version < FIRST_VERSION_WITH_LOAD_IN_PROGRESS:
         code = ErrorCode.coordinator_not_available
@@ -92,9 +92,10 @@ def _refused(ctx: Context, refused: Refusals, code: ErrorCode) -> Entity:
 
 
 def _verify(ctx: Context, notes: Notes) -> asyncio.Future[None] | None:
-    """Raise unless the group's partition is, now at the latest, in the transaction.
+    """Raise unless the transaction contains the group's partition, which TV2 adds implicitly.
 
-    A future: that is not known yet, or not committed; when it is done this has to be asked anew.
+    A returned future means that the verification is in progress or its record not yet committed;
+    call again when it is done.
     """
     body, groups = ctx.body, ctx.broker.groups
     if not body.group_id:

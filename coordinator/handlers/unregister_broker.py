@@ -1,7 +1,7 @@
-"""UnregisterBroker (64): forget a broker that is gone for good.
+"""UnregisterBroker (64): remove the registration of a broker that was decommissioned.
 
-The broker of the controller's own process is not gone, so that is refused; Apache Kafka forgets a
-running broker until it registers anew.
+The broker in the controller's own process is running, so its removal is refused; Kafka removes a
+running broker's registration until the broker registers again.
 
 Source: ``ReplicationControlManager.unregisterBroker``; KIP-631.
 """
@@ -19,7 +19,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), permission="ALTER Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Forget it, and whatever it had in sync."""
+    """Remove the broker's registration, and the broker from all ISRs."""
     ctx.require_on_cluster(Operation.ALTER)
     asked = ctx.body.broker_id
     if asked == ctx.broker.node_id and ctx.controller.has_own_broker:

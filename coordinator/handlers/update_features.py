@@ -1,8 +1,8 @@
 """UpdateFeatures (57): raise and lower the finalized level of features (KIP-584, KIP-778).
 
-Versions: 0 has a flag that allows a downgrade, which Apache Kafka's controller ignores; 1 has the
-type of the upgrade and validate-only, 2 no results by feature. Updates are made all or none; the
-first that can't be made is the error of the whole request, in every version.
+Version 0 has a flag that allows a downgrade, which Kafka's controller ignores; version 1 has the
+upgrade type and validate-only, version 2 no results by feature. Either all updates are made or
+none; the first failing update determines the error of the whole request, in every version.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fencepost.coordinator.wire import ApiKey, Entity
 FIRST_WITH_UPGRADE_TYPE = 1
 
 MAX_FEATURE_UPDATES = 1_000
-"""Updates of one request. There are four features; this bounds what one turn looks through."""
+"""The updates of one request. Four features exist; the limit bounds one turn of the event loop."""
 
 
 @handles(ApiKey.UPDATE_FEATURES, versions=(0, 2), permission="ALTER Cluster")
 def run(ctx: Context) -> Work[Entity]:
-    """Check and make the updates."""
+    """Validate and apply the updates."""
     ctx.require_on_cluster(Operation.ALTER)
     body, make = ctx.body, ctx.respond
     if len(body.feature_updates) > MAX_FEATURE_UPDATES:
@@ -53,7 +53,7 @@ def run(ctx: Context) -> Work[Entity]:
 
 def _upgrade_type(version: int, update: Any) -> UpgradeType:
     if version < FIRST_WITH_UPGRADE_TYPE:
-        # ``QuorumController.updateFeatures`` reads the upgrade type alone, in every version.
+        # ``QuorumController.updateFeatures`` reads only the upgrade type, in every version.
         return UpgradeType.UPGRADE
     try:
         return UpgradeType(update.upgrade_type)

@@ -1,4 +1,4 @@
-"""UpdateMetadata (6): a controller elected on ZooKeeper says which brokers and topics there are.
+"""UpdateMetadata (6): apply the list of brokers and topics from a ZooKeeper controller.
 
 Source: ``KafkaApis.handleUpdateMetadataRequest``.
 """
@@ -12,7 +12,7 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.UPDATE_METADATA, versions=(8, 8), permission="CLUSTER_ACTION Cluster")
 async def run(ctx: Context) -> Entity:
-    """Answer once it has been applied."""
+    """Respond once the request has been applied."""
     ctx.require_on_cluster(Operation.CLUSTER_ACTION)
     error = await ctx.broker.on_zookeeper.update_metadata(
         ctx.body, ctx.connection.session.connected_s

@@ -1,4 +1,4 @@
-"""Vote (52): a candidate wants to lead the quorum."""
+"""Vote (52): a candidate requests a vote in a quorum election."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from fencepost.coordinator.wire import ApiKey, Entity
 
 @handles(ApiKey.VOTE, versions=(0, 2), permission="CLUSTER_ACTION Cluster")
 def run(ctx: Context) -> Entity:
-    """Refuse: the sender is no voter of this quorum."""
+    """Refuse the request: the sender is not a voter of this quorum."""
     return refused(ctx)

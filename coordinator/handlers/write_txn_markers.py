@@ -1,8 +1,8 @@
-"""WriteTxnMarkers (27): append the end markers of transactions to partitions of this broker.
+"""WriteTxnMarkers (27): append transaction markers to partitions that this broker leads.
 
-Sent by transaction coordinators of other brokers, and by tools that abort a hanging transaction.
-Version 2 carries the transaction version of each marker. What is answered:
-``coordinators/marker_appends.py``.
+Transaction coordinators of other brokers send it, and tools that abort a hanging transaction.
+Version 2 carries the transaction version of each marker. ``coordinators/marker_appends.py``
+determines the error codes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fencepost.logcore.machine import EndMarker, ProducerStamp
 from fencepost.txn.commands import TopicPartition
 
 Codes = dict[int, dict[TopicPartition, ErrorCode]]
-"""What is answered: one row of each producer, topic and partition, as the reader expects it."""
+"""The error codes by producer id and partition: one row each, as the sender expects."""
 
 
 @handles(
     ApiKey.WRITE_TXN_MARKERS, versions=(1, 2), permission="ALTER Cluster or CLUSTER_ACTION Cluster"
 )
 def run(ctx: Context) -> Work[Entity]:
-    """Write marker by marker, partition by partition; answer when they are committed."""
+    """Append the marker of each partition; respond once they are committed."""
     if not (
         ctx.may_on_cluster(Operation.ALTER, audited=False)
         or ctx.may_on_cluster(Operation.CLUSTER_ACTION)

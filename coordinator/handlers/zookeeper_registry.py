@@ -1,4 +1,4 @@
-"""What a broker of a cluster on ZooKeeper serves: to clients, to brokers and to the controller.
+"""The APIs of a broker in a ZooKeeper cluster: for clients, brokers and the controller.
 
 Source: the listeners of each request in ``common/message/*.json`` of branch 3.9.
 """
@@ -28,15 +28,15 @@ _OF_THE_CONTROLLER: Final = frozenset(
         ApiKey.CONTROLLED_SHUTDOWN,
     }
 )
-"""What only the active controller answers."""
+"""APIs that only the active controller answers."""
 
 _SETTINGS: Final = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS})
-"""What clients ask any broker for, and do not ask again elsewhere."""
+"""APIs that clients send to any broker, without a retry at the controller."""
 
 _OF_QUORUMS: Final = frozenset(
     {ApiKey.DESCRIBE_QUORUM, ApiKey.UNREGISTER_BROKER, ApiKey.UPDATE_FEATURES}
 )
-"""What has no meaning here."""
+"""APIs that need a KRaft quorum."""
 
 _OF_NOBODY: Final = frozenset(
     {
@@ -46,11 +46,11 @@ _OF_NOBODY: Final = frozenset(
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     }
 )
-"""What any broker changes by itself; Kafka's wants its controller for users."""
+"""APIs with which any broker writes changes itself; Kafka requires the controller for users."""
 
 
 def zookeeper_registry(services: Services) -> Registry:
-    """The registry of all listeners of such a broker."""
+    """Return the registry for all listeners of a broker in a ZooKeeper cluster."""
     own = {key: api.module for key, api in APIS.items() if key not in _OF_QUORUMS}
     own |= {key: KNOWN_APIS[key].module for key in (*ZOOKEEPER_APIS, *_OF_THE_CONTROLLER)}
     inside = controller_registry(ApiKey.CONTROLLED_SHUTDOWN)
@@ -72,9 +72,10 @@ def zookeeper_registry(services: Services) -> Registry:
         return lambda ctx: decided(ctx) or forwarded(ctx)
 
     def anywhere(forwarded: Run) -> Run:
-        """Settings: where the controller takes nothing for others, each broker writes them.
+        """Handle configuration changes; the broker writes them itself if the controller cannot.
 
-        Passwords it always writes itself, for it alone can read them.
+        That is so if the controller takes no Envelope. Passwords are always written by the broker,
+        since only it can read them.
         """
 
         def run(ctx: Context) -> Any:
@@ -87,7 +88,7 @@ def zookeeper_registry(services: Services) -> Registry:
         return run
 
     def decided(ctx: Context) -> Any:
-        """What the active controller answers; None where that is another broker."""
+        """Answer as the active controller; return None if another broker is the controller."""
         elected = services.on_zookeeper.elected
         if elected is None:
             return None
@@ -108,7 +109,7 @@ def zookeeper_registry(services: Services) -> Registry:
 
 
 def _keeps_passwords(body: Any) -> bool:
-    """Whether a request changes passwords of brokers."""
+    """Return whether a request changes passwords of brokers."""
     return any(
         resource.resource_type == BROKER_RESOURCE and is_password(entry.name)
         for resource in body.resources
@@ -117,7 +118,7 @@ def _keeps_passwords(body: Any) -> bool:
 
 
 def _written_here(ctx: Context, inside: Registry) -> Work[Entity]:
-    """Change settings as the brokers of Apache Kafka 3.9 do, whoever the controller is."""
+    """Write configuration changes to ZooKeeper, as the brokers of Kafka 3.9 do."""
     named = {(one.resource_type, one.resource_name) for one in ctx.body.resources}
     reading = spawn(ctx.broker.on_zookeeper.own_decisions(named), "read settings")
     yield reading

@@ -1,8 +1,8 @@
-"""The one map from what can go wrong to Kafka's error codes.
+"""The single map from domain errors to Kafka's error codes.
 
-Every subclass of ``DomainError`` that can be raised stands here; a test walks all of them. An error
-that means different things to different APIs (PRODUCER_FENCED is INVALID_PRODUCER_EPOCH to a
-Produce request) is translated by the handler before it comes here.
+It contains every subclass of ``DomainError`` that can be raised; a test checks that. An error whose
+code depends on the API (PRODUCER_FENCED is INVALID_PRODUCER_EPOCH in a Produce response) is
+translated by the handler beforehand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
     logs.UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
     logs.StorageError: ErrorCode.kafka_storage_error,
     logs.NoRoomError: ErrorCode.kafka_storage_error,
-    # A follower keeps that to itself, as in Kafka.
+    # A follower does not report this error to clients, as in Kafka.
     logs.UnexpectedAppendOffsetError: ErrorCode.unknown_server_error,
     observers.SnapshotNotFoundError: ErrorCode.snapshot_not_found,
     observers.PositionOutOfRangeError: ErrorCode.position_out_of_range,
@@ -151,5 +151,5 @@ CODES: Mapping[type[DomainError], ErrorCode] = {
 
 
 def error_code(error: DomainError) -> ErrorCode:
-    """Kafka's code of ``error``; UNKNOWN_SERVER_ERROR for a class that is not in the map."""
+    """Return Kafka's code for ``error``; UNKNOWN_SERVER_ERROR for a class missing from the map."""
     return CODES.get(type(error), ErrorCode.unknown_server_error)

@@ -1,6 +1,6 @@
-"""What the data and administration side refuses. No class here knows a wire number.
+"""Errors of topics, partitions and their administration, without numeric codes.
 
-The name in parentheses is Kafka's error; ``errors.py`` holds the map.
+The name in parentheses is Kafka's error; ``error_codes.py`` maps the classes to it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from fencepost.cluster.controller import errors as controller
 from fencepost.logcore.machine import DomainError
 
-# What the state of the cluster forbids, a controller says.
+# Errors that depend on the cluster's state are defined by the controller.
 InvalidPartitionsError = controller.InvalidPartitionsError
 InvalidReplicaAssignmentError = controller.InvalidReplicaAssignmentError
 InvalidReplicationFactorError = controller.InvalidReplicationFactorError
@@ -23,15 +23,15 @@ UnknownTopicOrPartitionError = controller.UnknownTopicOrPartitionError
 
 
 class DataError(DomainError):
-    """Base of everything that topics, partitions and their administration refuse."""
+    """Base of the errors of topics, partitions and their administration."""
 
 
 class InconsistentTopicIdError(DataError):
-    """A topic has another id here than the request says (INCONSISTENT_TOPIC_ID)."""
+    """The topic's id differs from the id in the request (INCONSISTENT_TOPIC_ID)."""
 
 
 class OffsetNotAvailableError(DataError):
-    """A new leader does not know yet how far its log is committed (OFFSET_NOT_AVAILABLE)."""
+    """A new leader's high watermark is not yet valid (OFFSET_NOT_AVAILABLE)."""
 
 
 class NotEnoughReplicasError(DataError):
@@ -39,11 +39,11 @@ class NotEnoughReplicasError(DataError):
 
 
 class NotEnoughReplicasAfterAppendError(DataError):
-    """What was appended is committed by too small an ISR (NOT_ENOUGH_REPLICAS_AFTER_APPEND)."""
+    """The ISR shrank too far after the append (NOT_ENOUGH_REPLICAS_AFTER_APPEND)."""
 
 
 class RequestTimedOutError(DataError):
-    """Other replicas or the controller did not do their part in time (REQUEST_TIMED_OUT)."""
+    """Other replicas or the controller did not respond in time (REQUEST_TIMED_OUT)."""
 
 
 class TopicDeletionDisabledError(DataError):
@@ -51,31 +51,31 @@ class TopicDeletionDisabledError(DataError):
 
 
 class InvalidRequiredAcksError(DataError):
-    """A Produce request asks for a number of acknowledgements (INVALID_REQUIRED_ACKS)."""
+    """The acks of a Produce request are invalid (INVALID_REQUIRED_ACKS)."""
 
 
 class TransactionalIdMissingError(DataError):
-    """A transactional batch comes without its id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
+    """A transactional batch has no transactional id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
 
 
 class TopicAuthorizationError(DataError):
-    """The client may not do that with the topic (TOPIC_AUTHORIZATION_FAILED)."""
+    """The client lacks permission on the topic (TOPIC_AUTHORIZATION_FAILED)."""
 
 
 class GroupAuthorizationError(DataError):
-    """The client may not do that with the group (GROUP_AUTHORIZATION_FAILED)."""
+    """The client lacks permission on the group (GROUP_AUTHORIZATION_FAILED)."""
 
 
 class ClusterAuthorizationError(DataError):
-    """The client may not do that with the cluster (CLUSTER_AUTHORIZATION_FAILED)."""
+    """The client lacks permission on the cluster (CLUSTER_AUTHORIZATION_FAILED)."""
 
 
 class TransactionalIdAuthorizationError(DataError):
-    """The client may not use the transactional id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
+    """The client lacks permission on the id (TRANSACTIONAL_ID_AUTHORIZATION_FAILED)."""
 
 
 class ThrottlingQuotaExceededError(DataError):
-    """A client changes topics faster than it may (THROTTLING_QUOTA_EXCEEDED)."""
+    """The client exceeds its controller mutation quota (THROTTLING_QUOTA_EXCEEDED)."""
 
 
 class MetadataUnavailableError(DataError):
@@ -83,12 +83,12 @@ class MetadataUnavailableError(DataError):
 
 
 class FetchSessionIdNotFoundError(DataError):
-    """No such fetch session, or no longer (FETCH_SESSION_ID_NOT_FOUND)."""
+    """The fetch session does not exist or was evicted (FETCH_SESSION_ID_NOT_FOUND)."""
 
 
 class InvalidFetchSessionEpochError(DataError):
-    """A request of a fetch session is not the next one (INVALID_FETCH_SESSION_EPOCH)."""
+    """The request is not the session's next one (INVALID_FETCH_SESSION_EPOCH)."""
 
 
 class FetchSessionTopicIdError(DataError):
-    """A fetch session was begun with ids and goes on with names (FETCH_SESSION_TOPIC_ID_ERROR)."""
+    """A fetch session switches between ids and names (FETCH_SESSION_TOPIC_ID_ERROR)."""

@@ -1,11 +1,10 @@
-"""Imported first: keeps what daemon and commands never use out of their start and their memory.
+"""Import three libraries without their unused dependencies; must be imported first.
 
-Two libraries load others for conveniences that neither has a use for, if they are installed: kio
-registers test strategies with hypothesis, structlog.dev prepares coloured tracebacks with rich.
-Together that is more than a third of the daemon's start, half of a command's, and ten megabytes.
-Both are imported here while those look absent. A third, crc32c, reads its own version and loads a
-command line for the sake of nobody here, and is imported while stand-ins are in the place of both.
-Afterwards everything can be imported as ever.
+If they are installed, kio registers test strategies with hypothesis, and structlog.dev prepares
+coloured tracebacks with rich. Together that takes more than a third of the daemon's start, half of
+a command's, and ten megabytes. This module imports both libraries while those dependencies look
+absent. crc32c reads its own version and loads an unused command line; it is imported while
+stand-ins replace both. Afterwards every module can be imported as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def _absent(*names: str) -> Iterator[None]:
 
 @contextmanager
 def _stand_in(name: str, **attributes: object) -> Iterator[None]:
-    """Have ``name`` be a module of just these ``attributes``, unless it is loaded."""
+    """Replace the module ``name`` by one with only these ``attributes``, unless it is loaded."""
     if name in sys.modules:
         yield
         return
@@ -46,7 +45,7 @@ def _stand_in(name: str, **attributes: object) -> Iterator[None]:
 
 @contextmanager
 def _unfrozen() -> Iterator[None]:
-    """Have ``datetime.datetime`` be the real class, of which kio derives another.
+    """Restore the real ``datetime.datetime``, from which kio derives a class.
 
     freezegun replaces it by a class whose metaclass does not allow that.
     """

@@ -1,6 +1,6 @@
-"""What one broker does, without the sockets: the services that handlers call.
+"""The services of one broker, which handlers call; no sockets.
 
-Made inside the event loop that they belong to, on opened
+Constructed inside the event loop that they belong to, on an opened
 :class:`fencepost.coordinator.data.storage.Storage`.
 """
 
@@ -49,14 +49,14 @@ Address = tuple[str, int]
 
 
 CheckCertificates = Callable[[BrokerConfig], asyncio.Future[ConfigError | None]]
-"""Gives the reason why certificates can't be used as a configuration says, or None."""
+"""Returns the reason why a configuration's certificates cannot be used, or None."""
 
 
 class Services:
-    """The services of one broker, in the order in which they begin.
+    """The services of one broker, in the order in which they start.
 
-    ``advertised`` says where clients of a listener are told to connect to; that is known once the
-    broker listens.
+    ``advertised`` returns the address that the clients of a listener connect to; it is known once
+    the broker listens.
     """
 
     def __init__(
@@ -67,39 +67,41 @@ class Services:
         self.node_id, self.cluster_id = storage.node_id, cluster_id
         self.rack = storage.config.text("broker.rack")
         self.log_dir = str(Path(storage.directory).absolute())
-        """The data directory, in Kafka's words."""
+        """The log directory, in Kafka's words."""
         self.metadata = storage.metadata
         self.logs, self.flusher = storage.logs, storage.flusher
         self.commits, self.replicas = storage.commits, storage.replicas
         self._advertised = advertised
         self.authorizer = Authorizer.configured(storage.config)
-        """Who knows what clients may do; None where they may do everything."""
+        """Checks the permissions of clients; None if every client may do everything."""
         self.acls: AclPublisher | None = None
-        """Applies the ACLs of each image; None where there is no authorizer."""
+        """Applies the ACLs of each image; None without an authorizer."""
         if self.authorizer is not None:
             self.acls = AclPublisher(storage.metadata, self.authorizer)
         self.acl_requests = OneAtATime()
-        """Requests that create or delete ACLs: all pieces of one are decided before the next."""
+        """Serializes the requests that create or delete ACLs: one is decided before the next
+        begins.
+        """
         self.quotas = ClientQuotas(QuotaTable(storage.metadata), storage.config, storage.clock)
-        """How much users and clients may take, and addresses."""
+        """The quotas of users, clients and addresses."""
         self.check_certificates: CheckCertificates | None = None
-        """Tries a configuration out before it holds; None where no listener encrypts."""
+        """Validates a configuration's certificates; None if no listener uses TLS."""
         self.controller: ControllerChannel | None = None
-        """The way to the active controller; None where this process alone decides."""
+        """The channel to the active controller; None if this process is its own controller."""
         self.zookeeper: ZooKeeperNode | None = None
-        """Its place in a cluster whose controller is elected on ZooKeeper."""
+        """This broker's membership in a ZooKeeper cluster."""
         self._active_controller: ActiveController | None = None
         self._users: Users | None = None
         self._password_checks: PasswordChecks | None = None
         self.topics_coming: set[str] = set()
-        """Topics that the controller has been asked to create."""
+        """Topics with a CreateTopics request in flight to the controller."""
         self.fetches = Fetches(storage)
-        """The work of Fetch requests."""
+        """Serves Fetch requests."""
         self.fetches.throttle = ReplicationQuota(
             self.config, self.clock, Side.LEADER, node_id=self.node_id
         )
         self.history = History(self.internal_topic, storage.logs, storage.config, storage.clock)
-        """The causes of what groups and transactions went through."""
+        """Records the causes of changes to groups and transactions."""
         self.replicas.remember = self.remember_replica
         self.groups = GroupCoordinator(storage, self.history.remember, self.internal_topic)
         """Consumer groups and their offsets."""
@@ -112,41 +114,41 @@ class Services:
         )
         """Transactions and producer ids."""
         self.appends = Appends(storage, verify=self.txns.verify)
-        """The work of Produce requests."""
+        """Serves Produce requests."""
 
     def remember_replica(self, _local: LocalPartition, event: Event) -> None:
-        """Keep what became of a replica, and why; the subject is topic and index."""
+        """Record a replica's event and its cause; the subject is the topic and partition index."""
         self.history.remember(PARTITION, event.subject, event, None, "replication")
 
     def remember_cluster(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Keep what became of the cluster, as its metadata tell."""
+        """Record the cluster changes between two metadata images."""
         from fencepost.cluster.broker_changes import cluster_changes  # noqa: PLC0415 - only members
 
         for event in cluster_changes(old, new):
             self.history.remember(CLUSTER, f"broker {self.node_id}", event, None, "metadata")
 
     async def start(self) -> None:
-        """Lead and follow, and load what the coordinators know; large logs after the return."""
+        """Start replication and load the coordinators; large logs continue to load afterwards."""
         if self.storage.is_broker:
             self.replicas.start()
             self.metadata.subscribe(Subscriber.GROUPS, self.groups.publish)
             self.metadata.subscribe(Subscriber.TRANSACTIONS, self.txns.publish)
-        await self.groups.start()  # first, for transactions that loading completes end there
+        await self.groups.start()  # first: transactions that are completed by loading end in groups
         await self.txns.start()
 
     @property
     def on_zookeeper(self) -> ZooKeeperNode:
-        """:attr:`zookeeper`; raises RuntimeError for a broker that has none."""
+        """Return :attr:`zookeeper`; raise RuntimeError for a broker that has none."""
         if self.zookeeper is None:
             raise RuntimeError("the cluster is not one on ZooKeeper")
         return self.zookeeper
 
     @property
     def active_controller(self) -> ActiveController:
-        """The controller of this process, which decides by its own log.
+        """Return this process's controller, which decides by its own log.
 
-        Made when it is first asked for: a broker that stands alone seldom needs it. Where the
-        controllers are elsewhere it only checks: a change raises MetadataUnavailableError.
+        It is created on first use: a standalone broker seldom needs it. In a process without a
+        metadata log of its own it only validates: a change raises MetadataUnavailableError.
         """
         if self._active_controller is None:
             self._active_controller = self._make_controller()
@@ -177,9 +179,10 @@ class Services:
         )
 
     def internal_topic(self, name: str) -> TopicImage:
-        """Return an internal topic, which is created first if this process decides on topics.
+        """Return an internal topic; create it first if this process decides on topics.
 
-        Raises MetadataUnavailableError where the controller is elsewhere, and PolicyViolationError.
+        Raises MetadataUnavailableError if the controller is another process, and
+        PolicyViolationError.
         """
         topic = self.metadata.topic(name)
         if topic is not None:
@@ -192,7 +195,7 @@ class Services:
         return self.metadata.known(name)
 
     async def _allocate_producer_ids(self) -> ProducerIdBlock:
-        """Return a block for the broker of this node, durably. Raises ProducerIdsExhaustedError."""
+        """Allocate a block durably for this node's broker. Raises ProducerIdsExhaustedError."""
         for _ in load(CONTROLLER_MODULES):
             await asyncio.sleep(0)
         active, node_id = self.active_controller, self.node_id
@@ -203,11 +206,11 @@ class Services:
         return ProducerIdBlock(block.first, block.size)
 
     def observers(self) -> list[Observer]:
-        """The brokers that read the metadata log of this controller."""
+        """Return the brokers that fetch the metadata log from this controller."""
         return [] if self._active_controller is None else self._active_controller.observers()
 
     def decided(self, event: Event, origin: Origin | None, trigger: str | None) -> None:
-        """What the controller decided, and why."""
+        """Record a decision of the controller and its cause."""
         from fencepost.cluster.controller.outcome import OF_PARTITIONS  # noqa: PLC0415 - few ask
 
         scope = PARTITION if event.kind in OF_PARTITIONS else CLUSTER
@@ -215,7 +218,7 @@ class Services:
 
     @property
     def users(self) -> Users:
-        """Who may log in with a password."""
+        """Return the users with SCRAM credentials."""
         if self._users is None:
             from fencepost.coordinator.security.users import Users  # noqa: PLC0415 - most brokers have none
 
@@ -225,7 +228,7 @@ class Services:
 
     @property
     def password_checks(self) -> PasswordChecks:
-        """The thread that hashes passwords."""
+        """Return the thread that hashes passwords."""
         if self._password_checks is None:
             from fencepost.coordinator.security.password_checks import PasswordChecks  # noqa: PLC0415 - the same
 
@@ -233,7 +236,7 @@ class Services:
         return self._password_checks
 
     def steps_of_a_stop(self) -> list[Step]:
-        """The first steps of a stop: no request comes any more, but answers still go out."""
+        """Return the first steps of a shutdown, after the last request: responses are still sent."""
         return [
             ("wait for commits", self.commits.drain),
             ("stop the transaction coordinator", self.txns.stop),
@@ -241,7 +244,7 @@ class Services:
         ]
 
     def last_steps_of_a_stop(self) -> list[Step]:
-        """The rest of a stop, when the answers are out."""
+        """Return the remaining steps of a shutdown, after the last response."""
         return [
             ("write the history", self.history.stop),
             ("drop unfinished appends", self.appends.close),
@@ -259,26 +262,26 @@ class Services:
             self._password_checks.close()
 
     def advertised(self, listener: str | None = None) -> Address:
-        """Where clients that came by ``listener``, or by the first one, are told to connect to."""
+        """Return the address that clients of ``listener``, by default the first, connect to."""
         return self._advertised(listener)
 
     @property
     def features(self) -> Mapping[str, tuple[int, int, int]]:
-        """Lowest, highest supported and finalized level of each feature, for ApiVersions."""
+        """Return the lowest, highest supported and finalized level of each feature."""
         return self.metadata.features
 
     @property
     def features_epoch(self) -> int:
-        """Grows with every change of a finalized level."""
+        """Return the epoch of the finalized features, which grows with each change."""
         return self.metadata.features_epoch
 
     def controller_versions(self) -> Mapping[int, tuple[int, int]]:
-        """What the active controller serves, by API key; empty while that is not known."""
+        """Return the active controller's API versions; empty while they are unknown."""
         return {} if self.controller is None else self.controller.versions
 
     # --- what touches more than one service ---
 
     async def topics_forgotten(self) -> None:
-        """Return once deleted topics have no directories and groups have no offsets of them."""
+        """Return once deleted topics have no directories and groups no offsets of them."""
         await self.replicas.forgotten()
         await self.groups.forgotten()

@@ -1,1 +1,1 @@
-"""The two coordinators of a broker: which machines run on which topic, and what they ask for."""
+"""The group and transaction coordinators of a broker: their machines, topics and effects."""

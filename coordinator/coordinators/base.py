@@ -1,4 +1,4 @@
-"""What the two coordinators share: their internal topic, its shards, and the way to them."""
+"""Common base of the two coordinators: internal topic, shards and routing."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from fencepost.logcore.partition import Partition
 R = TypeVar("R")
 
 UPKEEP = "upkeep"
-"""The key of the timer that comes again and again, whatever the shards hold."""
+"""The key of the periodic timer that runs in every coordinator."""
 
 
 class ShardedCoordinator(Generic[M_co]):
-    """A coordinator on the partitions of ``topic``, made in the event loop that it belongs to.
+    """A coordinator on the partitions of ``topic``, created in the event loop that it belongs to.
 
-    There is a shard for each partition that this broker leads: :meth:`elected` and :meth:`resigned`
-    bring them and take them. The topic comes into being with the first FindCoordinator; until then
-    a broker without groups has neither 50 directories nor 50 machines.
+    It has a shard for each partition that this broker leads: :meth:`elected` and :meth:`resigned`
+    start and stop them. The topic is created by the first FindCoordinator, so a broker without
+    groups needs neither 50 directories nor 50 machines.
 
-    All shards get the command ``upkeep`` again and again; ``interval`` is the key of the setting
-    that says how many milliseconds lie between. ``commit_timeout`` is that of the one which says
-    how long an answer waits for other replicas. With ``all_in_sync`` nothing is written while fewer
-    replicas are in sync than ``min.insync.replicas``. ``internal_topic`` creates the topic.
+    All shards periodically get the command ``upkeep``; ``interval`` is the configuration key of the
+    period in milliseconds. ``commit_timeout`` is the key of the limit for replication before a
+    response. With ``all_in_sync`` nothing is written while the ISR is smaller than
+    ``min.insync.replicas``. ``internal_topic`` creates the topic.
     """
 
     MODULES: ClassVar[Sequence[str]] = ()
-    """What the machine is made of; see :func:`load`."""
+    """The modules that the machine consists of; see :func:`load`."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class ShardedCoordinator(Generic[M_co]):
 
     @property
     def timers(self) -> TimerQueue:
-        """The deadlines of all shards; the key of the upkeep's own is :data:`UPKEEP`."""
+        """Return the deadlines of all shards; the upkeep's key is :data:`UPKEEP`."""
         return self._shards.timers
 
     def _build(self, partition: Partition, coordinator_epoch: int) -> M_co:
-        """Make an empty machine."""
+        """Return an empty machine."""
         raise NotImplementedError
 
     def _budget(self, key: str) -> Budget:
-        """Return what all machines may hold together of what the setting ``key`` bounds."""
+        """Return the memory budget that all machines share under the setting ``key``."""
         return Budget(key, self._config.int(key))
 
     @staticmethod
     def _give_back(machine: Machine, *accounts: Account) -> None:
-        """See to it that what a machine holds is given back when its shard lets go of it."""
+        """Release a machine's memory accounts once its shard drops the machine."""
         for account in accounts:
             weakref.finalize(machine, account.close).atexit = False
 
@@ -111,7 +111,7 @@ class ShardedCoordinator(Generic[M_co]):
         raise NotImplementedError
 
     def _admit(self, partition: Partition, command: object) -> DomainError | None:
-        """Why a command may not write now: too few replicas are in sync."""
+        """Return an error for a writing command if too few replicas are in sync, else None."""
         if not self._reads_only(command):
             try:
                 self._replicas.check_min_isr(partition.topic, partition.index)
@@ -120,11 +120,11 @@ class ShardedCoordinator(Generic[M_co]):
         return None
 
     def _reads_only(self, command: object) -> bool:  # noqa: ARG002 - most write
-        """Whether a command writes nothing, whatever the state."""
+        """Return whether a command never writes, in any state."""
         return False
 
     def _while_loading(self, command: object) -> object | None:  # noqa: ARG002 - most have none
-        """Answer what a loading shard may answer; None is COORDINATOR_LOAD_IN_PROGRESS."""
+        """Return a loading shard's answer to a command; None for COORDINATOR_LOAD_IN_PROGRESS."""
         return None
 
     def _send_upkeep(self, _key: Hashable, _now_ms: int) -> None:
@@ -141,25 +141,25 @@ class ShardedCoordinator(Generic[M_co]):
 
     @property
     def shards(self) -> Sequence[ShardRuntime[M_co]]:
-        """One for each partition that is led here; none until the topic exists."""
+        """Return one shard per partition that this broker leads; none until the topic exists."""
         return self._shards.shards
 
     # --- elections ---
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """Serve the partitions that this broker has come to lead, and those it lost no longer."""
+        """Start and stop shards after the elections between two metadata images."""
         publish_elections(self, self._shards.topic, self._replicas.node_id, old, image)
 
     def elected(self, index: int, leader_epoch: int) -> None:
-        """Serve a partition that this broker has come to lead; see :meth:`ShardSet.elected`."""
+        """Serve a partition that this broker now leads; see :meth:`ShardSet.elected`."""
         self._shards.elected(index, leader_epoch)
 
     def resigned(self, index: int, leader_epoch: int | None) -> None:
-        """Serve a partition no more; see :meth:`ShardSet.resigned`."""
+        """Stop serving a partition; see :meth:`ShardSet.resigned`."""
         self._shards.resigned(index, leader_epoch)
 
     async def start(self) -> None:
-        """Serve what is led here already; large logs go on loading after the return."""
+        """Serve the partitions that this broker leads; large logs continue to load afterwards."""
         self._set_upkeep()
         topic = self._metadata.topic(self._shards.topic)
         if topic is not None:
@@ -168,7 +168,7 @@ class ShardedCoordinator(Generic[M_co]):
             await self._shards.loaded()
 
     def _led(self, topic: TopicImage) -> Iterator[tuple[int, int]]:
-        """The partitions of the internal topic that this broker leads, and in which epochs."""
+        """Yield index and leader epoch of each partition of the topic that this broker leads."""
         here = self._replicas.node_id
         return (
             (index, one.leader_epoch)
@@ -181,23 +181,23 @@ class ShardedCoordinator(Generic[M_co]):
         return self._count_partitions() > 0 and self._shards.is_open
 
     def open_in_steps(self, key: str | None = None) -> Steps[None]:
-        """Create the topic and its shards if they are not there.
+        """Create the topic and its shards if they do not exist.
 
-        A step for each module that is not loaded yet, and for each partition, which makes a
-        directory and files. With a ``key`` only its own is waited for: a first client gets its
-        answer before the others are opened behind it. Raises CoordinatorNotAvailableError if the
-        topic can't be made.
+        Each imported module and each partition, which needs a directory and files, is one step.
+        With a ``key`` the caller waits only for that key's partition: a first client gets its
+        response before the other partitions are opened. Raises CoordinatorNotAvailableError if the
+        topic cannot be created.
         """
         if not self._is_open:
             yield from load(self.MODULES)
             if self._metadata.topic(self._shards.topic) is None:
                 yield from load(NEW_TOPIC_MODULES)
-        if self._is_open:  # by now
+        if self._is_open:  # opened by another request in the meantime
             return
         name = self._shards.topic
         try:
             led = list(self._led(self._internal_topic(name)))
-            # What this request does not come to is opened behind it.
+            # The other partitions are opened in the background.
             first = None if key is None else self.partition_for(key)
             for one in led:
                 if first in (None, one[0]):
@@ -213,16 +213,17 @@ class ShardedCoordinator(Generic[M_co]):
         return self._shards.submit(key, command, origin)
 
     def partition_for(self, key: str) -> int:
-        """The partition of the internal topic that ``key`` lives on.
+        """Return the partition of the internal topic that ``key`` belongs to, led by any broker.
 
-        It may be another broker's. Raises NotCoordinatorError where the topic does not exist.
+        Raises NotCoordinatorError if the topic does not exist.
         """
         return self._shards.index_for(key)
 
     async def _everywhere(self, command: object, kind: type[R]) -> list[R]:
-        """The answers of all shards; a shard that does not serve here is passed over.
+        """Return the answers of all shards, except those that are not served here.
 
-        Raises CoordinatorLoadInProgressError while any shard loads, and the command's own errors.
+        Raises CoordinatorLoadInProgressError while any shard is loading, and the command's own
+        errors.
         """
         await self._shards.opened()
         found: list[R] = []

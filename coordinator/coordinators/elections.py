@@ -1,4 +1,4 @@
-"""The elections that an image of the metadata tells to a coordinator.
+"""Notification of a coordinator about the elections in a metadata image.
 
 Source: ``BrokerMetadataPublisher.updateCoordinator``.
 """
@@ -16,16 +16,16 @@ class Elected(Protocol):
     """Serves the partitions of an internal topic that this broker leads."""
 
     def elected(self, index: int, leader_epoch: int) -> None:
-        """Serve a partition: this broker has come to lead it."""
+        """Serve a partition that this broker now leads."""
 
     def resigned(self, index: int, leader_epoch: int | None) -> None:
-        """Serve a partition no longer; None where the replica or the topic is gone."""
+        """Stop serving a partition; the epoch is None if the replica or topic was deleted."""
 
 
 def publish_elections(
     coordinator: Elected, topic: str, broker_id: int, old: MetadataImage, image: MetadataImage
 ) -> None:
-    """Tell ``coordinator`` of the partitions of its topic that a broker has won and lost."""
+    """Notify ``coordinator`` of the partitions of its topic that a broker now leads or lost."""
     before, after = old.topics.get(topic), image.topics.get(topic)
     if before is after:
         return
@@ -43,5 +43,5 @@ def publish_elections(
 
 
 def _survived(one: LocalPartition) -> AbstractContextManager[None]:
-    """A failure of one partition keeps the shards of no other from coming and going."""
+    """Log an error of one partition, so that the other partitions are still processed."""
     return survived("update coordinator", partition=f"{one.topic}-{one.index}")

@@ -1,6 +1,7 @@
 """The group coordinator of this broker: ``fencepost.groups.machine`` on ``__consumer_offsets``.
 
-Source: ``GroupCoordinatorService``: route by the hash of the group id, merge what goes to all.
+Source: ``GroupCoordinatorService``: route by the hash of the group id, merge the results of
+requests to all shards.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ BUILT_IN: Mapping[str, Callable[[], Assignor]] = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": UniformAssignor,
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": RangeAssignor,
 }
-"""The broker's own server-side assignors by their names in ``group.consumer.assignors``."""
+"""The built-in server-side assignors by their names in ``group.consumer.assignors``."""
 
 
 class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
-    """``services.groups``: every group of this broker."""
+    """``services.groups``: all groups of this broker."""
 
     MODULES = GROUP_MODULES
 
@@ -76,7 +77,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         )
         self._topic_image: TopicImage | None = None
         self._deleted: list[tuple[str, bytes | None]] = []
-        """Topics whose offsets are still to go, by name and id."""
+        """Deleted topics whose offsets remain to be deleted, by name and id."""
         self._forgetting: asyncio.Task[None] | None = None
         names = self._config.items("group.consumer.assignors")
         self._computed_elsewhere = AssignorProcesses(name for name in names if name not in BUILT_IN)
@@ -86,7 +87,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         self._offset_memory = self._budget("fencepost.offsets.max.bytes")
 
     async def stop(self) -> None:
-        """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        """Close every shard; answer parked requests with NOT_COORDINATOR."""
         await each_in_turn(
             (
                 ("end the assignors", self._computed_elsewhere.close),
@@ -98,16 +99,16 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     # --- requests --------------------------------------------------------------------------------
 
     def partition_of(self, group_id: str) -> Partition:
-        """The open partition of ``__consumer_offsets`` that ``group_id`` lives on.
+        """Return the open partition of ``__consumer_offsets`` that ``group_id`` belongs to.
 
-        Raises :class:`ShardError` where it is not served here.
+        Raises :class:`ShardError` if it is not served here.
         """
         return self._shards.shard_for(group_id).partition
 
     async def list_groups(self, command: ListGroups) -> ListGroupsResult:
-        """Merge what all shards list; a shard that does not serve here is passed over.
+        """Merge the groups of all shards that are served here.
 
-        Raises CoordinatorLoadInProgressError while any shard loads.
+        Raises CoordinatorLoadInProgressError while any shard is loading.
         """
         found = await self._everywhere(command, ListGroupsResult)
         return ListGroupsResult(tuple(group for result in found for group in result.groups))
@@ -115,7 +116,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
     # --- upkeep ----------------------------------------------------------------------------------
 
     def publish(self, old: MetadataImage, image: MetadataImage) -> None:
-        """See :class:`ShardedCoordinator`; the offsets of deleted topics go with them."""
+        """See :class:`ShardedCoordinator`; delete the offsets of deleted topics as well."""
         super().publish(old, image)
         gone = deleted_topics(old, image)
         if gone:
@@ -124,9 +125,9 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
                 self._forgetting = spawn(self._forget(), "forget deleted topics")
 
     async def _forget(self) -> None:
-        # Where this fails, the topics stay in the list, and the next deletion tries again.
+        # If this fails, the topics stay in the list, and the next deletion retries.
         while deleted := tuple(self._deleted):
-            # Until their records are durable, power loss may bring the topics back.
+            # Until the deletion's records are durable, power loss may restore the topics.
             await self._replicas.durable()
             await self.on_topics_deleted(deleted)
             del self._deleted[: len(deleted)]
@@ -137,29 +138,29 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
             await asyncio.shield(self._forgetting)
 
     async def on_topics_deleted(self, topics: Iterable[tuple[str, bytes | None]]) -> None:
-        """Forget the offsets of topics, given as (name, topic id), that are gone.
+        """Delete the offsets of deleted topics, given as (name, topic id).
 
-        A shard that is loading is told as soon as it serves.
+        A loading shard gets the command once it is active.
         """
         await self._shards.send_to_all(TopicsDeleted(tuple(topics)))
 
     def complete_transaction(self, index: int, marker: EndMarker) -> None:
-        """End a transaction on one offsets partition: marker and state together.
+        """End a transaction on one offsets partition: append the marker and update the state.
 
-        Raises :class:`ShardError` where the shard does not serve now, and
-        :class:`fencepost.logcore.errors.LogError` where the partition refuses the marker.
+        Raises :class:`ShardError` if the shard is not active, and
+        :class:`fencepost.logcore.errors.LogError` if the partition refuses the marker.
         """
         self._shards.shard_at(index).complete_transaction(marker)
 
     @property
     def serves_consumer_protocol(self) -> bool:
-        """Whether ``group.version`` and ``group.coordinator.rebalance.protocols`` allow it."""
+        """Return whether the feature level and the broker's rebalance protocols allow it."""
         allowed = self._config.items("group.coordinator.rebalance.protocols")
         return self._metadata.feature_level(GROUP_VERSION) >= 1 and "consumer" in allowed
 
     @property
     def topic_image(self) -> TopicImage:
-        """All topics as assignments see them: the same object until a topic changes."""
+        """Return all topics as assignors see them; the same object until a topic changes."""
         metadata = self._metadata
         if self._topic_image is None or self._topic_image.version != metadata.topic_changes:
             topics = {
@@ -172,7 +173,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         return self._topic_image
 
     def _build(self, partition: Partition, _coordinator_epoch: int) -> GroupMachine:
-        # A broker without groups does without their machine, and starts sooner.
+        # A broker without groups does not import the machine, and starts sooner.
         from fencepost.groups.machine import GroupMachine  # noqa: PLC0415
 
         config = self._config
@@ -202,7 +203,8 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         return ConsumerSettings(
             session_timeout_ms=config.int("group.consumer.session.timeout.ms"),
             heartbeat_interval_ms=config.int("group.consumer.heartbeat.interval.ms"),
-            # As in Kafka (DynamicBrokerConfig.clampDynamicConfigs): it may be changed at run time.
+            # Clamped as in Kafka (DynamicBrokerConfig.clampDynamicConfigs): it may change at run
+            # time.
             assignment_interval_ms=min(
                 max(config.int(interval), config.int("group.consumer.min.assignment.interval.ms")),
                 config.int("group.consumer.max.assignment.interval.ms"),
@@ -218,7 +220,7 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         )
 
     def environment(self, group_id: str) -> Environment:
-        """What decisions on a group go by at this moment."""
+        """Return the topics and settings for decisions on a group at this moment."""
         if self._base_settings is None:
             self._base_settings = self._consumer_settings()
         own = self._metadata.group_settings(group_id)
@@ -235,10 +237,10 @@ class GroupCoordinator(ShardedCoordinator["GroupMachine"]):
         if not isinstance(effect, ComputeTarget):
             raise InvariantViolation(f"not an effect of groups: {effect!r}")
         self._computed_elsewhere.compute(effect, shard.report)
-        # The request is answered with the assignment of now; the next one comes later.
+        # The response contains the current assignment; the new one follows later.
         first_attempt_done()
 
     def _while_loading(self, command: object) -> object | None:
-        # A member that hears of the loading would leave; one that hears nothing stays and comes
-        # again. Source: GroupCoordinatorService.heartbeat.
+        # A member that gets an error of the loading shard would leave; with an empty success it
+        # stays and sends its next heartbeat. Source: GroupCoordinatorService.heartbeat.
         return HeartbeatResult() if isinstance(command, Heartbeat) else None

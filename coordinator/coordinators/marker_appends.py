@@ -1,7 +1,8 @@
-"""End markers that a transaction coordinator, here or elsewhere, asks for: appended, then answered.
+"""The transaction markers of one request: append them, then report their error codes.
 
-An answer comes when the markers are committed. Its reader knows few errors and takes any other for
-a bug of ours, so only those are told (``TransactionMarkerRequestCompletionHandler``).
+The codes are final when the markers are committed. The sender, a transaction coordinator, handles
+few errors and fails on others, so only :data:`ANSWERS` are sent
+(``TransactionMarkerRequestCompletionHandler``).
 
 Source: ``KafkaApis.handleWriteTxnMarkersRequest``.
 """
@@ -49,7 +50,7 @@ def _code_of(error: DomainError) -> ErrorCode:
 
 
 class MarkerAppends:
-    """The markers of one request; ``codes`` is what is to be answered, by producer id."""
+    """The markers of one request; ``codes`` holds the error codes by producer id and partition."""
 
     def __init__(self, storage: Storage, write_one: WriteOne) -> None:
         self._logs, self._commits = storage.logs, storage.commits
@@ -60,7 +61,7 @@ class MarkerAppends:
         self.codes: dict[int, dict[TopicPartition, ErrorCode]] = {}
 
     def write(self, marker: EndMarker, partition: TopicPartition) -> DomainError | None:
-        """Append one marker, or take down and return why that cannot be."""
+        """Append one marker, or record and return the error."""
         producer_id = marker.stamp.producer_id
         codes = self.codes.setdefault(producer_id, {})
         if producer_id < 0 or marker.stamp.producer_epoch < 0:
@@ -78,7 +79,7 @@ class MarkerAppends:
         return None
 
     def appended(self, marker: EndMarker, partition: TopicPartition) -> None:
-        """Take down that a marker was appended."""
+        """Record that a marker was appended."""
         producer_id = marker.stamp.producer_id
         self.codes.setdefault(producer_id, {})[partition] = ErrorCode.none
         found = self._logs.find_open(partition)
@@ -87,13 +88,13 @@ class MarkerAppends:
 
     @property
     def waits_for_replicas(self) -> bool:
-        """Whether a marker is committed by other replicas."""
+        """Return whether any marker must be replicated by other brokers."""
         return any(held.partition.marks.is_replicated for _, _, held in self._held)
 
     def committed(self) -> asyncio.Future[None] | None:
-        """Done when all is committed, can't be, or has taken too long; None if it is.
+        """Return a future for the commit of all markers, or None if they are committed.
 
-        :meth:`settle` has to follow.
+        It is also done on failure or timeout. :meth:`settle` must follow.
         """
         if self._commits.is_idle:
             return None
@@ -112,7 +113,7 @@ class MarkerAppends:
         return done
 
     def settle(self) -> None:
-        """Take back what was appended and is not committed."""
+        """Replace the codes of markers that were appended but not committed by errors."""
         for producer_id, partition, held in self._held:
             if held.is_committed:
                 continue

@@ -1,9 +1,10 @@
-"""Writes the end markers of transactions to partitions of this broker and of others.
+"""Writer of transaction markers to partitions of this broker and of others.
 
-The transaction coordinator says which partitions get a marker; :class:`MarkerWriter` tries until
-each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which markers,
-and what is sent again. This broker is one of their destinations: it appends its markers in the
-coordinator's own turn, and ``replication/marker_sender.py`` sends other brokers theirs.
+The transaction coordinator decides which partitions get a marker; :class:`MarkerWriter` retries
+until each of them has it. The queues of ``txn/marker_queues.py`` decide which broker gets which
+markers, and which ones are sent again. This broker is one of their destinations: it appends its
+markers in the coordinator's own turn, and ``replication/marker_sender.py`` sends the markers for
+other brokers.
 
 Source: ``TransactionMarkerChannelManager``.
 """
@@ -46,23 +47,28 @@ if TYPE_CHECKING:
     )
 
 RETRY_MS: Final = 20
-"""Wait before markers of a transaction are tried again, doubling up to :data:`MAX_RETRY_MS`: at a
-start the offsets partitions may still be loading for a moment."""
+"""The delay before a transaction's markers are retried, doubling up to :data:`MAX_RETRY_MS`: right
+after a start the offsets partitions may still be loading.
+"""
 
 MAX_RETRY_MS: Final = 5_000
-"""The longest wait; a partition that is off line stays so for as long as its disk is bad. News of
-other leaders end it."""
+"""The longest delay; a partition stays offline as long as its disk is faulty. A leader change ends
+the delay.
+"""
 
 MAX_RETRY_ELSEWHERE_MS: Final = 1_000
-"""The longest wait where another broker has not answered or refused, or a leader is not known: an
-attempt takes none of this broker's disk."""
+"""The longest delay if another broker has not responded or refused, or a leader is unknown: such an
+attempt does not use this broker's disk.
+"""
 
 MIN_SLICE_PARTITIONS = 4
-"""Partitions that are tried before the clock is read. A transaction of common size is over in one
-turn then, on a busy machine too. To open a partition that was never used takes about 1 ms."""
+"""The partitions that are tried before the clock is read, so that a transaction of common size
+finishes in one turn even on a busy machine. Opening a partition that was never used takes about 1
+ms.
+"""
 
 Report = Callable[[MarkersWritten], None]
-"""Takes the news that markers of a request are written."""
+"""Receives a request's written markers."""
 
 CompleteOffsets = Callable[[int, EndMarker], None]
 """Ends a transaction on one offsets partition: ``GroupCoordinator.complete_transaction``."""
@@ -71,37 +77,37 @@ _log = structlog.get_logger(__name__)
 
 
 class OtherBrokers(Protocol):
-    """The way to the other brokers of a cluster."""
+    """The connections to the other brokers of a cluster."""
 
     async def send(self, send: Send) -> Codes | None:
-        """Return a broker's answer to its markers, None if none has come."""
+        """Return a broker's response to its markers; None if none arrived."""
 
     def hang_up(self, broker_id: int) -> None:
-        """Close the connection to a broker whose answer is no longer awaited."""
+        """Close the connection to a broker whose response is no longer awaited."""
 
 
 @dataclass(slots=True, eq=False)
 class _Transaction:
-    """A request under way."""
+    """A request in progress."""
 
     shard: int
     report: Report
     first_attempt_done: Callable[[], None] | None
     appended: set[TopicPartition]
-    """Partitions that have got their marker in the coordinator's turn, and are not reported."""
+    """Partitions whose marker was appended in the coordinator's turn and is not reported yet."""
     backoff_ms: int = RETRY_MS
-    """The wait before the next retry."""
+    """The delay before the next retry."""
     attempts: int = 1
-    """Attempts at partitions of this broker that are not over; one more until all have begun."""
+    """The unfinished attempts at partitions of this broker; plus one until all have begun."""
 
     def attempted(self) -> None:
-        """Say that the first attempt is over, once."""
+        """Report the end of the first attempt, once."""
         first_attempt_done, self.first_attempt_done = self.first_attempt_done, None
         if first_attempt_done is not None:
             first_attempt_done()
 
     def attempt_over(self) -> None:
-        """Count an attempt as over, and say so if it is the last one."""
+        """Count an attempt as finished; report the end of the last one."""
         self.attempts -= 1
         if not self.attempts:
             with survived("markers"):
@@ -117,31 +123,31 @@ class _LocalWrite:
     appends: MarkerAppends
     transaction: _Transaction
     at: int = 0
-    """How many of them the attempt has tried."""
+    """The number of markers that the attempt has tried."""
     is_counted: bool = True
-    """Whether the transaction's answer waits for it."""
+    """Whether the transaction's response waits for this write."""
     failures: dict[tuple[str, type[Exception]], _Failure] = field(default_factory=dict)
-    """By topic and kind of error: it may be the same for thousands of partitions."""
+    """By topic and type of error, which thousands of partitions may share."""
 
 
 @dataclass(slots=True, eq=False)
 class _Failure:
-    """Why markers are not written, to be logged when the attempt is over."""
+    """The reason why markers were not written, logged when the attempt is finished."""
 
     index: int
-    """The first partition that it concerns."""
+    """The first partition with this failure."""
     cause: str
     partitions: int = 0
 
 
 class MarkerWriter:
-    """Carries out :class:`WriteMarkers`. Belongs to the event loop.
+    """Executes :class:`WriteMarkers`. Belongs to the event loop.
 
-    A transaction may span 10,000 partitions of this broker, and some may have to be opened first.
-    So what takes longer than a slice, be it the search for leaders or the markers of one or of many
-    transactions, goes on between the requests of others. A marker is reported when it is
-    committed. For other replicas of a partition, and for other brokers, no answer waits: the first
-    attempt is over when all is written here.
+    A transaction may span 10,000 partitions of this broker, some of which must be opened first.
+    Work that takes longer than a time slice (looking up leaders, or appending markers of one or
+    many transactions) therefore continues between the requests of others. A marker is reported once
+    it is committed. The response waits neither for other replicas of a partition nor for other
+    brokers: the first attempt is finished when all markers of this broker are appended.
     """
 
     def __init__(
@@ -161,7 +167,7 @@ class MarkerWriter:
         self._queues: MarkerQueues | None = None
         self._transactions: dict[str, _Transaction] = {}
         self._beginning: dict[str, _Transaction] = {}
-        """Those that are not begun."""
+        """The transactions that have not begun."""
         self._unfinished: deque[_LocalWrite] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._others: OtherBrokers | None = None
@@ -171,16 +177,16 @@ class MarkerWriter:
 
     @property
     def queues(self) -> MarkerQueues:
-        """The markers under way."""
+        """Return the queues of markers in progress."""
         if self._queues is None:
-            # A broker without transactions does without them, and starts sooner.
+            # A broker without transactions does not import them, and starts sooner.
             from fencepost.txn.marker_queues import MarkerQueues  # noqa: PLC0415
 
             self._queues = MarkerQueues(self._leader_of, self._epoch_of, self._node_id)
         return self._queues
 
     def join(self, others: OtherBrokers) -> None:
-        """Have other brokers write the markers of the partitions that they lead."""
+        """Send the markers of partitions that other brokers lead to these brokers."""
         self._others = others
         self._storage.metadata.subscribe(Subscriber.MARKERS, self._published)
 
@@ -199,12 +205,12 @@ class MarkerWriter:
         report: Report,
         first_attempt_done: Callable[[], None],
     ) -> None:
-        """Write the markers; call ``report`` with each progress, at once or later, until all are.
+        """Write the markers; call ``report`` with each progress, immediately or later.
 
-        ``shard`` is the partition of ``__transaction_state`` whose decision it is. Before this
-        returns, this broker writes as many as a slice of time allows. ``first_attempt_done`` is
-        called once, when the first attempt at all of its partitions is over and reported. A new
-        request for a transactional id takes the place of the former one.
+        ``shard`` is the partition of ``__transaction_state`` that decided on the transaction.
+        Before this returns, this broker writes as many markers as fit into a time slice.
+        ``first_attempt_done`` is called once, when the first attempt at all of its partitions is
+        finished and reported. A new request for a transactional id replaces the previous one.
         """
         partitions, former, end = request.partitions, None, _end_of_slice()
         if self._transactions:
@@ -228,9 +234,9 @@ class MarkerWriter:
             former.attempted()
 
     def _write_in_turn(self, request: WriteMarkers, end: float) -> int:
-        """Append markers until one is refused or it is ``end``; return how many there are.
+        """Append markers until one is refused or the time is ``end``; return their number.
 
-        Most transactions end with that: the queues cost more than the append of a marker.
+        Most transactions finish here: the queues cost more than the append of a marker.
         """
         marker = request.marker
         for done, partition in enumerate(request.partitions):
@@ -241,12 +247,12 @@ class MarkerWriter:
             try:
                 if not self.write_one(partition, marker):
                     return done
-            except Exception:  # noqa: BLE001 - it is tried again by way of the queues, which tell of it
+            except Exception:  # noqa: BLE001 - the queues retry it and report the error
                 return done
         return len(request.partitions)
 
     def unload(self, shard: int) -> None:
-        """Give up the requests of a shard, which is no longer served here."""
+        """Drop the requests of a shard that is no longer served here."""
         if self._queues is not None:
             self._queues.unload(shard)
         for name in [name for name, one in self._transactions.items() if one.shard == shard]:
@@ -256,7 +262,7 @@ class MarkerWriter:
             self._leave_to_worker()
 
     def leaders_changed(self) -> None:
-        """Look for the leaders of all that waits; hang up on brokers that lead none of it now."""
+        """Look up the leaders of all waiting markers; disconnect from brokers that lead none."""
         if self._closed:
             return
         self._retries.clear()
@@ -268,7 +274,7 @@ class MarkerWriter:
         self._go_on(_end_of_slice())
 
     def close(self) -> None:
-        """Give up; the next load of a transaction's shard begins again."""
+        """Stop writing; the next load of a transaction's shard starts again."""
         self._closed = True
         self._retries.clear()
         self._transactions.clear()
@@ -280,9 +286,10 @@ class MarkerWriter:
     # --- the queues' side ---
 
     def _go_on(self, end: float) -> None:
-        """Look for leaders, send and write until ``end``, and leave the rest to the worker.
+        """Look up leaders, send and write until ``end``; leave the rest to the worker.
 
-        A little is done even after ``end``: a transaction of common size is over in one turn.
+        A minimum of work is done even after ``end``: a transaction of common size finishes in one
+        turn.
         """
         if self._closed:
             return
@@ -298,7 +305,7 @@ class MarkerWriter:
                 task.add_done_callback(self._sends.discard)
             if monotonic_s() >= end:
                 break
-        self._unfinished.extendleft(reversed(begun))  # a small one does not wait for large ones
+        self._unfinished.extendleft(reversed(begun))  # a small write does not wait for large ones
         while self._unfinished:
             write = self._unfinished.popleft()
             if not self._is_over(write, end):
@@ -321,7 +328,7 @@ class MarkerWriter:
             self._worker = spawn(self._work(), "markers")
 
     async def _work(self) -> None:
-        """Go on, a slice at a time, until nothing is left."""
+        """Continue, one time slice per turn, until nothing is left."""
         try:
             while not self._closed and self._has_work:
                 await asyncio.sleep(0)
@@ -331,7 +338,7 @@ class MarkerWriter:
             self._worker = None
 
     def _set_retries(self, limit_ms: int) -> None:
-        """Have the markers tried again that have just begun to wait."""
+        """Schedule the retry of markers that have just begun to wait."""
         for name in self.queues.newly_waiting():
             one = self._transactions.get(name)
             if one is not None:
@@ -341,7 +348,7 @@ class MarkerWriter:
 
     def _retry(self, name: Hashable, _now_ms: int) -> None:
         self.queues.retry(str(name))
-        if self._worker is None:  # else it has more to do than a slice has room for
+        if self._worker is None:  # the worker is busy otherwise
             self._go_on(_end_of_slice())
 
     async def _exchange(self, send: Send) -> None:
@@ -377,24 +384,24 @@ class MarkerWriter:
                     cause=result.cause,
                 )
             elif transaction is not None:
-                with survived("markers"):  # the other transactions' reports follow
+                with survived("markers"):  # the reports of the other transactions follow
                     transaction.report(request.written(result.partitions))
 
     # --- partitions of this broker ---
 
     def appends(self) -> MarkerAppends:
-        """Return what appends the markers of one request to partitions of this broker."""
+        """Return the appender for the markers of one request to partitions of this broker."""
         return MarkerAppends(self._storage, self.write_one)
 
     def _begun(self, send: Send) -> _LocalWrite:
-        """An attempt that has tried nothing yet."""
+        """Return a new attempt."""
         (marker,) = send.markers
         transaction = self._transactions[marker.transactional_id]
         transaction.attempts += 1
         return _LocalWrite(send, marker, self.appends(), transaction)
 
     def _is_over(self, write: _LocalWrite, end: float) -> bool:
-        """Do as :meth:`_is_through`; an attempt that fails is over, and repeated."""
+        """Call :meth:`_is_through`; an attempt that raises is finished, and repeated."""
         try:
             return self._is_through(write, end)
         except Exception as error:  # noqa: BLE001 - the transaction has to end
@@ -404,13 +411,13 @@ class MarkerWriter:
             return True
 
     def _is_through(self, write: _LocalWrite, end: float) -> bool:
-        """Try partitions until ``end``; True, and the attempt is over, after the last one."""
+        """Try partitions until ``end``; return True when the attempt is finished."""
         begun_at, marker, transaction = write.at, write.marker, write.transaction
         while write.at < len(marker.partitions):
             if write.at >= begun_at + MIN_SLICE_PARTITIONS and monotonic_s() >= end:
                 return False
             if self._transactions.get(marker.transactional_id) is not transaction:
-                break  # its shard is unloaded, or another request has taken its place
+                break  # its shard was unloaded, or a newer request replaced it
             partition = marker.partitions[write.at]
             write.at += 1
             if partition in transaction.appended:
@@ -434,7 +441,7 @@ class MarkerWriter:
                 self._settle(write)
 
     def _settle(self, write: _LocalWrite) -> None:
-        """Report what is committed, and have the rest written again."""
+        """Report the committed markers; schedule the others again."""
         write.appends.settle()
         self._answered(
             write.send,
@@ -451,7 +458,7 @@ class MarkerWriter:
             write.transaction.attempt_over()
 
     def _write(self, write: _LocalWrite, partition: TopicPartition) -> None:
-        """Append a marker; where none is due by now, it counts as written."""
+        """Append a marker; a marker that is no longer due counts as written."""
         end, appends = write.marker.end, write.appends
         producer_id = end.stamp.producer_id
         try:
@@ -470,9 +477,9 @@ class MarkerWriter:
         if error is not None:
             _is_first(write, partition, error)
             if isinstance(error, InvalidProducerEpochError | TransactionCoordinatorFencedError):
-                # A producer or coordinator with a higher epoch has written here: another
-                # coordinator, or an administrator. If it left the transaction open, the marker is
-                # still due, and a log line says so at each retry.
+                # A producer or coordinator with a higher epoch has written to the partition:
+                # another coordinator, or an administrator. If the transaction is still open there,
+                # the marker is due, and each retry logs a line.
                 is_open = self._is_open(producer_id, partition)
                 codes[partition] = ErrorCode.unknown_server_error if is_open else ErrorCode.none
         elif codes[partition] is ErrorCode.unknown_topic_or_partition:
@@ -482,7 +489,7 @@ class MarkerWriter:
             codes[partition] = ErrorCode.none
 
     def _complain(self, write: _LocalWrite) -> None:
-        """Log why markers are not written: one line for each topic and kind of error."""
+        """Log why markers are not written: one line for each topic and type of error."""
         for (topic, _), failure in write.failures.items():
             _log.warning(
                 "marker not written",
@@ -494,10 +501,10 @@ class MarkerWriter:
         write.failures.clear()
 
     def write_one(self, partition: TopicPartition, marker: EndMarker) -> bool:
-        """Append one marker; False where none can be due.
+        """Append one marker; return False if none is due.
 
-        Then the partition does not exist, or no transaction writes to its topic.
-        Raises :class:`ShardError` for an offsets partition whose shard does not serve now,
+        That is so if the partition does not exist or its topic takes no part in transactions.
+        Raises :class:`ShardError` for an offsets partition whose shard is not active,
         :class:`LogError` (InvalidProducerEpoch, TransactionCoordinatorFenced, Storage),
         NotLeaderOrFollowerError, NotEnoughReplicasError.
         """
@@ -521,7 +528,7 @@ class MarkerWriter:
 
 
 def _is_first(write: _LocalWrite, partition: TopicPartition, error: Exception) -> bool:
-    """Take a failure down; True for the first of its kind in the topic."""
+    """Record a failure; return True for the first of its type in the topic."""
     topic, index = partition
     failure = write.failures.get((topic, type(error)))
     is_first = failure is None
@@ -533,5 +540,5 @@ def _is_first(write: _LocalWrite, partition: TopicPartition, error: Exception) -
 
 
 def _end_of_slice() -> float:
-    """When a turn that begins now has to be over, in seconds."""
+    """Return the end of a time slice that begins now, in seconds."""
     return monotonic_s() + SLICE_MS / 1000

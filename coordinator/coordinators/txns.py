@@ -1,8 +1,8 @@
 """The transaction coordinator of this broker: ``fencepost.txn.machine`` on ``__transaction_state``.
 
-EndTxn is one turn: the Prepare record, every marker and the Complete record are appended before the
-reply goes out, so that the next transaction never meets CONCURRENT_TRANSACTIONS. A crash anywhere
-in between leaves Prepare in the log, and loading it goes on from there.
+EndTxn takes one turn: the Prepare record, every marker and the Complete record are appended before
+the response is sent, so that the next transaction never gets CONCURRENT_TRANSACTIONS. A crash in
+between leaves Prepare in the log, and loading continues from there.
 
 Source: ``TransactionCoordinator``, ``TransactionStateManager``, ``AddPartitionsToTxnManager``.
 """
@@ -72,24 +72,25 @@ if TYPE_CHECKING:
 
 
 RETRY_IDS_MS: Final = 50
-"""Wait before the controller is asked again that gave no producer ids (kafka: ``RETRY_BACKOFF_MS``
-of ``RPCProducerIdManager``)."""
+"""The delay before the controller is asked again after it returned no producer ids (kafka:
+``RETRY_BACKOFF_MS`` of ``RPCProducerIdManager``).
+"""
 
 WAIT_FOR_IDS_MS: Final = 1_000
-"""How long a request waits for them before it is answered COORDINATOR_LOAD_IN_PROGRESS."""
+"""The time for which a request waits for producer ids before COORDINATOR_LOAD_IN_PROGRESS."""
 
 AllocateProducerIds = Callable[[], Awaitable[ProducerIdBlock]]
 """Returns a block for this broker alone; raises ProducerIdsUnavailableError, or
-ProducerIdsExhaustedError where this process is the controller."""
+ProducerIdsExhaustedError if this process is the controller.
+"""
 
 _log = structlog.get_logger(__name__)
 
 
 class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
-    """``services.txns``: every transactional id of this broker, and the source of producer ids.
+    """``services.txns``: all transactional ids of this broker, and the source of producer ids.
 
-    ``complete_offsets`` ends a transaction on an offsets partition, which its group coordinator
-    does.
+    ``complete_offsets`` has the group coordinator end a transaction on an offsets partition.
     """
 
     MODULES = TXN_MODULES
@@ -118,9 +119,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self._memory = self._budget("fencepost.transactional.ids.max.bytes")
         self._reservation: asyncio.Task[None] | None = None
         self.commits = 0
-        """Transactions whose commit was decided or taken up again since the start."""
+        """The number of commits decided or resumed since the start."""
         self.aborts = 0
-        """The same of aborts, whoever wanted them."""
+        """The number of aborts decided or resumed since the start, by clients or by timeout."""
         self.markers = MarkerWriter(
             storage,
             self._shards.timers,
@@ -128,14 +129,14 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             leader_of=self.leader_of,
             epoch_of=self.coordinator_epoch,
         )
-        """Gets the markers of ended transactions to all partitions."""
+        """Writes the markers of ended transactions to all partitions."""
         self.ask_elsewhere: AskElsewhere | None = None
-        """Asks coordinators on other brokers; None where there are none."""
+        """Asks coordinators on other brokers; None on a standalone broker."""
         self.allocate = allocate
         """Asks the active controller, which may be this process, for a block of producer ids."""
 
     async def stop(self) -> None:
-        """Close every shard; parked requests are answered NOT_COORDINATOR."""
+        """Close every shard; answer parked requests with NOT_COORDINATOR."""
         if self._reservation is not None:
             if self.ask_elsewhere is not None:
                 self._reservation.cancel()  # the controller may never answer
@@ -151,17 +152,17 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         self._give_up_markers(index)
 
     def resigned(self, index: int, leader_epoch: int | None) -> None:
-        """See :class:`ShardedCoordinator`; its markers are the next coordinator's business."""
+        """See :class:`ShardedCoordinator`; the next coordinator writes the shard's markers."""
         super().resigned(index, leader_epoch)
         self._give_up_markers(index)
 
     def _give_up_markers(self, index: int) -> None:
-        """Forget the markers of a shard that does not serve: whoever loads it begins anew."""
+        """Drop the markers of an inactive shard: the broker that loads it writes them again."""
         if self.coordinator_epoch(index) is None:
             self.markers.unload(index)
 
     def coordinator_epoch(self, index: int) -> int | None:
-        """In which epoch a partition of the topic is served here; None if it is not."""
+        """Return the epoch in which this broker serves a partition of the topic, or None."""
         try:
             shard = self._shards.shard_at(index)
         except ShardError:
@@ -169,7 +170,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return shard.coordinator_epoch if shard.state is ShardState.ACTIVE else None
 
     def leader_of(self, partition: TopicPartition) -> int | Nowhere:
-        """The broker that a marker has to go to (kafka: ``getPartitionLeaderEndpoint``)."""
+        """Return the broker that must get a marker (kafka: ``getPartitionLeaderEndpoint``)."""
         from fencepost.txn.marker_queues import Nowhere  # noqa: PLC0415 - see MarkerWriter.queues
 
         registration = self._replicas.registration(*partition)
@@ -185,9 +186,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         ask_elsewhere: AskElsewhere,
         allocate: AllocateProducerIds,
     ) -> None:
-        """Work with the coordinators, partition leaders and controllers of a cluster.
+        """Connect to the coordinators, partition leaders and controllers of a cluster.
 
-        ``others`` get the markers of the partitions that they lead.
+        ``others`` write the markers of the partitions that they lead.
         """
         self.markers.join(others)
         self.ask_elsewhere, self.allocate = ask_elsewhere, allocate
@@ -203,9 +204,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return self._with_ids(partial(super().submit, key, command, origin))
 
     def new_producer(self) -> asyncio.Future[object]:
-        """An identity for a producer without a transactional id; nothing is stored.
+        """Return a producer id and epoch without a transactional id; nothing is stored.
 
-        An :class:`InitProducerIdResult`, or ProducerIdsUnavailableError.
+        The result is an :class:`InitProducerIdResult`, or ProducerIdsUnavailableError.
         """
         return self._with_ids(self._new_producer)
 
@@ -218,9 +219,9 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return future
 
     async def list_transactions(self, command: ListTransactions) -> ListTransactionsResult:
-        """Merge what all shards list; a shard that does not serve here is passed over.
+        """Merge the transactions of all shards that are served here.
 
-        Raises CoordinatorLoadInProgressError while any shard loads.
+        Raises CoordinatorLoadInProgressError while any shard is loading.
         """
         found = await self._everywhere(command, ListTransactionsResult)
         unknown = dict.fromkeys(state for result in found for state in result.unknown_states)
@@ -240,17 +241,17 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         origin: Origin | None = None,
         notes: Notes | None = None,
     ) -> Verdicts | asyncio.Future[None]:
-        """Make sure that partitions are in the producer's transaction before it writes to them.
+        """Verify that partitions are in the producer's transaction before it writes to them.
 
         ``api`` is ``"Produce"`` or ``"TxnOffsetCommit"``; its version decides whether partitions
-        are added (TV2) or only looked up. The whole answer is given now: an append in the same
-        turn of the event loop can't be overtaken by the transaction's end. Errors are in the
-        words the API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
+        are added (TV2) or only verified. A mapping is valid for an append in the same turn of the
+        event loop, which the end of the transaction cannot overtake. The errors are those that the
+        API's clients understand (kafka.md: KIP-890; ``AddPartitionsToTxnManager``).
 
-        A future: verification is due anew when it is done, with the same ``notes``. The record that
-        puts the partitions into the transaction, of this call or an earlier one, is not committed
-        yet: data that is written after that can not outlive the record that makes it part of a
-        transaction. Or the coordinator is on another broker, or completes the last transaction.
+        A returned future means that the caller must call again, with the same ``notes``, when it is
+        done. Then the record that adds the partitions to the transaction, by this or an earlier
+        call, is not committed yet: the partitions' data must not become durable before it. Or the
+        coordinator is on another broker, or is completing the previous transaction.
         """
         adds = version >= ADDS_PARTITIONS[api]
         if not adds and not self._config.bool("transaction.partition.verification.enable"):
@@ -286,12 +287,12 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         origin: Origin | None,
         told: Callable[[DomainError | None], DomainError | None],
     ) -> Verdicts | asyncio.Future[None]:
-        """The verdicts of a shard of this broker, or when they are committed."""
+        """Return the verdicts of this broker's shard, or a future until they are committed."""
         name, partitions = command.transactional_id, command.partitions
         future = self._shards.submit(name, command, origin, reply_before_flush=True)
         if not future.done():
             raise InvariantViolation("AddPartitions was not answered in its own turn")
-        error = future.exception()  # asked for in any case, or the loop would log it
+        error = future.exception()  # always retrieved, or the event loop would log it
         held = self._until_committed(name, question)
         if held is not None:
             if not isinstance(held, DomainError):
@@ -311,10 +312,11 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
     def _until_committed(
         self, transactional_id: str, question: Question
     ) -> asyncio.Future[None] | DomainError | None:
-        """Done when the id's last record is committed; None if it is.
+        """Return a future for the commit of the id's last record; None if it is committed.
 
-        Records of other ids are not waited for: behind a busy log that would take for ever. Where
-        other replicas do not follow for ``request.timeout.ms`` it is CoordinatorNotAvailableError.
+        It does not wait for records of other ids: a busy log would delay it forever. If the
+        followers do not replicate the record within ``request.timeout.ms``, the result is
+        CoordinatorNotAvailableError.
         """
         try:
             shard = self._shards.shard_for(transactional_id)
@@ -335,7 +337,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return done_in((question.waits_until - now) * 1000, held)
 
     def coordinator_of(self, transactional_id: str) -> int | None:
-        """The broker that coordinates an id; None where there is none now."""
+        """Return the broker that coordinates an id; None if there is none at the moment."""
         try:
             index = self.partition_for(transactional_id)
         except ShardError:
@@ -367,10 +369,10 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             raise InvariantViolation(f"not an effect of transactions: {effect!r}")
 
     def _with_ids(self, ask: Callable[[], asyncio.Future[object]]) -> asyncio.Future[object]:
-        """Call ``ask`` once there is an id that it may draw, and return its answer.
+        """Call ``ask`` once a producer id is available, and return its answer.
 
-        That is now, except right after a start. Where no id can be reserved ``ask`` is called all
-        the same: not every command needs one, and those that do are refused.
+        An id is available at once, except right after a start. If none can be reserved, ``ask`` is
+        called all the same: not every command needs an id, and those that do are refused.
         """
         if self._ids.remaining:
             answer = ask()
@@ -389,15 +391,15 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             await asyncio.wait({self._reserve()}, timeout=limit_s)
         try:
             result = await ask()
-        except Exception as error:  # noqa: BLE001 - it is the answer
-            if not answer.done():  # the request's connection is gone
+        except Exception as error:  # noqa: BLE001 - the caller gets the error
+            if not answer.done():  # the connection of the request may be closed
                 answer.set_exception(without_traceback(error))
         else:
             if not answer.done():
                 answer.set_result(result)
 
     def _reserve(self) -> asyncio.Task[None]:
-        """Reserve a block of producer ids, unless that is under way."""
+        """Reserve a block of producer ids, unless a reservation is in progress."""
         if self._reservation is None or self._reservation.done():
             self._reservation = spawn(self._reserve_block(), "reserve producer ids")
         return self._reservation
@@ -413,7 +415,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
             _log.error("no producer ids", cause=str(error), remedy=RESET_IDS)
         else:
             return
-        await asyncio.sleep(RETRY_IDS_MS / 1000)  # until then no request asks again
+        await asyncio.sleep(RETRY_IDS_MS / 1000)  # no request asks again before this delay
 
     def _reads_only(self, command: object) -> bool:
         if isinstance(command, AddPartitions):
@@ -421,7 +423,7 @@ class TxnCoordinator(ShardedCoordinator["TxnMachine"]):
         return isinstance(command, DescribeTransaction | ListTransactions)
 
     def _build(self, _partition: Partition, coordinator_epoch: int) -> TxnMachine:
-        # A broker without transactions does without their machine, and starts sooner.
+        # A broker without transactions does not import the machine, and starts sooner.
         from fencepost.txn.machine import TxnMachine  # noqa: PLC0415
 
         config = self._config

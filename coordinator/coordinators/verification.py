@@ -1,4 +1,4 @@
-"""What partition leaders are told of transactions, and what they note while they wait for it.
+"""Verification of transactions by partition leaders, and their state while they wait for it.
 
 Source: ``ReplicaManager.handleProduceAppend``, ``maybeStartTransactionVerificationForPartitions``,
 ``VerificationGuard``; KIP-890.
@@ -33,17 +33,18 @@ from fencepost.txn.errors import (
 )
 
 ADDS_PARTITIONS: Final = {"Produce": 12, "TxnOffsetCommit": 5}
-"""From which version an API adds its partition to the transaction by itself (KIP-890, TV2)."""
+"""The first version of each API that adds partitions to the transaction implicitly (KIP-890, TV2).
+"""
 
 KNOWS_ABORTABLE: Final = {"Produce": 11, "TxnOffsetCommit": 4}
-"""From which version an API may be answered TRANSACTION_ABORTABLE."""
+"""The first version of each API whose clients handle TRANSACTION_ABORTABLE."""
 
 MAX_ENDS: Final = 5
-"""So often a transaction may end under a question before its producer has to ask anew."""
+"""The number of transaction ends during one verification before the producer must retry."""
 
 
 Refused = Mapping[TopicPartition, DomainError]
-"""The partitions that are not in a transaction, and why."""
+"""The partitions that are not in a transaction, with the reason."""
 
 AskElsewhere = Callable[[AddPartitions], asyncio.Future[Refused]]
 """Asks the coordinator on another broker: ``Verifier.ask``."""
@@ -51,7 +52,7 @@ AskElsewhere = Callable[[AddPartitions], asyncio.Future[Refused]]
 
 @dataclass(slots=True)
 class _Note:
-    """A question about one partition, and how things stood when it was asked."""
+    """A verification request for one partition, and the partition's state when it was sent."""
 
     partition: Partition
     leader_epoch: int
@@ -59,7 +60,7 @@ class _Note:
     answer: asyncio.Future[Refused]
 
     def still_stands(self, producer_id: int) -> bool:
-        """Whether neither the leadership nor the producer's transaction has ended since."""
+        """Return whether the leader epoch and the producer's transaction are still the same."""
         return (
             self.partition.marks.leader_epoch == self.leader_epoch
             and self.partition.producers.guard(producer_id) is self.guard
@@ -68,18 +69,18 @@ class _Note:
 
 @dataclass(slots=True)
 class Question:
-    """What one request has asked so far."""
+    """The verification state of one request."""
 
     notes: dict[TopicPartition, _Note] = field(default_factory=dict)
     ends: int = 0
     retries_until: float | None = None
-    """When a transaction that is being completed is not asked for any more, on the loop's clock."""
+    """When retries for CONCURRENT_TRANSACTIONS end, on the event loop's clock."""
     waits_until: float | None = None
-    """When an answer that replicas hold up is not waited for any more."""
+    """When the wait for replication of the answer ends, on the event loop's clock."""
 
 
 def question_of(notes: Notes) -> Question:
-    """The question that is in the notes of a request."""
+    """Return the verification state in a request's notes; create it if it is missing."""
     found = notes.get("question")
     if not isinstance(found, Question):
         notes["question"] = found = Question()
@@ -89,10 +90,10 @@ def question_of(notes: Notes) -> Question:
 def retry_of_concurrent(
     question: Question, verdicts: Verdicts, backoff_ms: int, most_ms: int
 ) -> asyncio.Future[None] | None:
-    """When to ask again for a transaction whose predecessor is being completed; None: not any more.
+    """Return a future for a retry if the previous transaction is being completed, else None.
 
-    The producer would only send its batch again, and cares less for its time
-    (``add.partitions.to.txn.retry.backoff.ms``).
+    The producer would only resend its batch, with a longer delay
+    (``add.partitions.to.txn.retry.backoff.ms``). None also when the time for retries is over.
     """
     if not any(isinstance(one, ConcurrentTransactionsError) for one in verdicts.values()):
         return None
@@ -106,7 +107,7 @@ def retry_of_concurrent(
 
 
 def done_in(wait_ms: float, done: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
-    """A future, or this one, that is done after a time at the latest."""
+    """Return a future, by default a new one, that is done after ``wait_ms`` at the latest."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future() if done is None else done
 
@@ -126,11 +127,12 @@ def verdicts_elsewhere(
     ask: AskElsewhere,
     told: Callable[[DomainError | None], DomainError | None],
 ) -> Verdicts | asyncio.Future[None]:
-    """The verdicts of another broker's coordinator on the partitions of ``command``.
+    """Return the verdicts of another broker's coordinator on the partitions of ``command``.
 
-    A future: they are not all here; it is time to ask anew when it is done. A verdict counts for an
-    append in this very turn. One that was given before the transaction ended here, or before the
-    leadership did, says nothing: it is asked for again. ``told`` says errors in the client's words.
+    A returned future means that verdicts are missing; call again when it is done. A verdict is
+    valid for an append in the same turn of the event loop. A verdict from before the end of the
+    transaction or of the leadership here is stale and requested again. ``told`` converts errors for
+    the client.
     """
     notes, producer_id = question.notes, command.producer_id
     asked: list[TopicPartition] = []
@@ -175,7 +177,7 @@ def verdicts_elsewhere(
 def _all(
     pending: Iterable[asyncio.Future[Refused]],
 ) -> asyncio.Future[None]:
-    """Done when all of these are."""
+    """Return a future that is done when all of ``pending`` are."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = set(pending)
 
@@ -190,12 +192,12 @@ def _all(
 
 
 def verification_error(error: DomainError | None, api: str, version: int) -> DomainError | None:
-    """Say an error of the transaction coordinator in the words of a partition leader.
+    """Translate an error of the transaction coordinator into one of a partition leader.
 
-    Partition leaders know no PRODUCER_FENCED. Producers do not retry the coordinator's errors, so
-    Produce turns them, and CONCURRENT_TRANSACTIONS for clients before TV2, into one that every
-    producer retries (NOT_ENOUGH_REPLICAS); TxnOffsetCommit keeps their names, but for one that its
-    clients do not know.
+    Partition leaders do not return PRODUCER_FENCED. Producers do not retry the coordinator's
+    errors, so for Produce they become NOT_ENOUGH_REPLICAS, which every producer retries; so does
+    CONCURRENT_TRANSACTIONS for clients before TV2. TxnOffsetCommit keeps the coordinator's errors,
+    except one that its clients do not know.
     """
     if isinstance(error, ProducerFencedError):
         return InvalidProducerEpochError(str(error))

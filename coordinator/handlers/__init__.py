@@ -332,9 +332,7 @@ class Registry:
         )
 
     def add(self, run: Run) -> None:
-        """Serve the API of ``run``, a function marked by :func:`handles`, whatever ``modules``
-        says.
-        """
+        """Serve the API of ``run``, which :func:`handles` has marked, regardless of ``modules``."""
         handler: Handler = run.handler  # type: ignore[attr-defined]
         self._handlers[handler.api.key] = handler
         self._serve(handler.api)

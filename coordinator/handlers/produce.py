@@ -102,7 +102,7 @@ def _allowed(ctx: Context, append: Append) -> Steps[Append]:
     parts, transactional_id = append.parts, append.transactional_id
     error: DomainError
     if append.producers and transactional_id is None:
-        return append  # the append refuses it for the missing id, whatever the topics
+        return append  # the append refuses all of it for the missing id
     if append.producers and not ctx.may(
         Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id or ""
     ):

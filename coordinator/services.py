@@ -236,7 +236,7 @@ class Services:
         return self._password_checks
 
     def steps_of_a_stop(self) -> list[Step]:
-        """Return the first steps of a shutdown, after the last request: responses are still sent."""
+        """Return the first steps of a shutdown: no new requests, but responses are still sent."""
         return [
             ("wait for commits", self.commits.drain),
             ("stop the transaction coordinator", self.txns.stop),

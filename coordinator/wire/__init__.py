@@ -1,7 +1,7 @@
-"""The Kafka wire protocol: frames in, messages out, and the way back.
+"""The Kafka wire protocol: decoding of requests and responses, encoding, and frames.
 
-Nothing here knows a broker; ``pipelines`` may import this package and nothing else of
-``coordinator``. What a message looks like comes from kio's generated schemas alone.
+The package is independent of the broker; ``pipelines`` may import it and nothing else of
+``coordinator``. The layout of messages comes only from kio's generated schemas.
 """
 
 from fencepost.coordinator.wire.api import ApiKey

@@ -1,10 +1,10 @@
 """The APIs of the Kafka protocol that Fencepost serves: keys, names and versions.
 
-Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. The two deliberate lies
-of Kafka's ApiVersions answer are kept here as data: Produce is advertised from version 0 although
-0-2 are refused (older librdkafka reads codec support from that range, KAFKA-18659), and a version
-that Kafka marks unstable is served only under ``unstable.api.versions.enable``, and InitProducerId
-6 also under ``transaction.two.phase.commit.enable``, which nobody could use without it.
+Source of keys and ranges: Kafka 4.3's ``ApiKeys`` and the message schemas. ApiVersions deviates
+from the served versions in the two ways that Kafka's does: Produce is advertised from version 0
+although 0-2 are refused (older librdkafka reads codec support from that range, KAFKA-18659). A
+version that Kafka marks unstable is served only with ``unstable.api.versions.enable``, and
+InitProducerId 6 also with ``transaction.two.phase.commit.enable``, which needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fencepost.logcore.values import dataclass
 
 
 class ApiKey(IntEnum):
-    """The number that names an API in a request header."""
+    """The number of an API in request headers."""
 
     PRODUCE = 0
     FETCH = 1
@@ -93,11 +93,11 @@ class ApiKey(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API: what is served (``min_version``-``max_version``) and what is said to be served."""
+    """One API: its served versions (``min_version``-``max_version``) and its advertised ones."""
 
     key: ApiKey
     name: str
-    """Kafka's name, as in ``OffsetCommit``."""
+    """Kafka's name, such as ``OffsetCommit``."""
     min_version: int
     max_version: int
     advertised_min: int
@@ -106,11 +106,11 @@ class Api:
 
     @property
     def module(self) -> str:
-        """The name in snake case: kio's schema package and our handler module."""
+        """Return the name in snake case: kio's schema package and our handler module."""
         return self.key.name.lower()
 
     def max_served(self, *, unstable: bool) -> int:
-        """The highest version served under that setting of ``unstable.api.versions.enable``."""
+        """Return the highest version served with or without ``unstable.api.versions.enable``."""
         return self.max_version if unstable else self.stable_max
 
 
@@ -182,8 +182,9 @@ APIS: Mapping[int, Api] = {
         _api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, (0, 0)),
     )
 }
-"""Every API that clients ask a broker for, by key. A range is never narrowed to what new clients
-send: librdkafka and aiokafka stay on old versions for years."""
+"""Every API that clients send to a broker, by key. A range is never narrowed to the versions of new
+clients: librdkafka and aiokafka stay on old versions for years.
+"""
 
 CONTROLLER_APIS: Mapping[int, Api] = {
     api.key: api
@@ -201,10 +202,10 @@ CONTROLLER_APIS: Mapping[int, Api] = {
         _api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, (0, 0)),
     )
 }
-"""What brokers ask a controller for, beside APIs that clients use too. No broker serves them."""
+"""APIs that only brokers send to a controller. No broker serves them."""
 
 MEMBER_APIS: Mapping[int, Api] = {api.key: api for api in (_api(ApiKey.SHARE_FETCH, (1, 2)),)}
-"""What a broker answers beside, in a cluster where others look after share groups."""
+"""APIs that a broker also serves in a cluster where other brokers coordinate share groups."""
 
 FORWARDED: frozenset[int] = frozenset(
     {
@@ -225,7 +226,7 @@ FORWARDED: frozenset[int] = frozenset(
         ApiKey.UNREGISTER_BROKER,
     }
 )
-"""What a broker has the active controller answer (KIP-590); ``ApiKeys.forwardable``."""
+"""APIs that a broker forwards to the active controller (KIP-590); ``ApiKeys.forwardable``."""
 
 ZOOKEEPER_APIS: Mapping[int, Api] = {
     api.key: api
@@ -236,8 +237,9 @@ ZOOKEEPER_APIS: Mapping[int, Api] = {
         _api(ApiKey.CONTROLLED_SHUTDOWN, (3, 3)),
     )
 }
-"""What a controller that is elected on ZooKeeper tells brokers, and is asked by one that stops. A
-broker of such a cluster serves them, and those of ``CONTROLLER_APIS`` that brokers send it."""
+"""APIs between a ZooKeeper controller and brokers. A broker of a ZooKeeper cluster serves them, and
+those APIs of ``CONTROLLER_APIS`` that brokers send to its controller.
+"""
 
 KNOWN_APIS: Mapping[int, Api] = {
     **APIS,
@@ -245,4 +247,4 @@ KNOWN_APIS: Mapping[int, Api] = {
     **MEMBER_APIS,
     **ZOOKEEPER_APIS,
 }
-"""Every API whose messages can be read and written."""
+"""All APIs whose messages can be read and written."""

@@ -1,4 +1,4 @@
-"""Frames to requests, responses to frames; and the same from the client's side."""
+"""Decoding and encoding of requests and responses, for brokers and clients."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ _LENGTH_AND_ID = struct.Struct(">ii")
 _LENGTH_AND_REQUEST = struct.Struct(">ihhih")
 _ID = struct.Struct(">i")
 PARTS_PER_STEP = 256
-"""Pieces of a response that are written and joined in one step: some tenths of a millisecond."""
+"""The parts of a response that are written and joined in one step: some tenths of a millisecond."""
 
 _NOT_READ = (SerialError, ArithmeticError, ValueError, TypeError)
 """Errors of the native reader. Arithmetic and value errors come from durations and dates beyond
-Python's range."""
+Python's range.
+"""
 
 _NOT_WRITTEN = (struct.error, TypeError, AttributeError, ValueError)
-"""Errors of the writer, where a value is not of its field's type."""
+"""Errors of the writer for a value of the wrong type."""
 
 _TOO_MANY_HEADER_TAGS = 16
-"""Header tags that are looked at; no version of Kafka defines any."""
+"""The limit of header tags; no version of Kafka defines any."""
 
 ALL_VERSIONS: Mapping[int, tuple[int, int]] = {
     key: (api.min_version, api.stable_max) for key, api in APIS.items()
@@ -74,7 +75,7 @@ class Request:
     client_id: str | None
     body: Entity
     frame: bytes = b""
-    """All of it, header and body, where somebody else may have to answer it."""
+    """The whole frame, header and body, kept if the request may be forwarded."""
 
 
 def decode_request(
@@ -86,11 +87,11 @@ def decode_request(
     """Decode a frame (without its length prefix) against the served ``versions`` by API key.
 
     Raises :class:`UnsupportedVersion` for an API or version not in ``versions``, and
-    :class:`MalformedRequest` for everything else that is not a request within the limits. No other
-    exception leaves, and nothing large is allocated, whatever the bytes are.
+    :class:`MalformedRequest` for everything else that is not a request within the limits. For
+    arbitrary bytes it raises no other exception and makes no large allocation.
     """
     if len(frame) <= SMALL_FRAME_BYTES:
-        frame = bytes(frame)  # indexing a view costs twice as much as indexing bytes
+        frame = bytes(frame)  # indexing a memoryview costs twice as much as indexing bytes
     head = _head(frame, versions)
     kind = head.kind
     cuts = checked(kind.walk, frame, head.end, max_objects)
@@ -106,9 +107,8 @@ def decode_request_in_steps(
 ) -> Steps[Request]:
     """Decode a large frame as :func:`decode_request` does, in steps.
 
-    The bytes of ``frame`` must stay as they are until the steps are done.
-
-    Arrays of more than ``long_bytes`` are decoded element by element.
+    The caller must not modify ``frame`` before the last step. Arrays of more than ``long_bytes``
+    are decoded element by element.
     """
     head = _head(frame, versions)
     cls, pos = head.kind.cls, head.end
@@ -124,7 +124,7 @@ def decode_request_in_steps(
 
 
 class _Kind(NamedTuple):
-    """What reading the requests of one version takes."""
+    """The class, walker and reader for the requests of one version."""
 
     cls: type
     is_flexible: bool
@@ -139,7 +139,7 @@ def _kind(api_key: int, version: int) -> _Kind:
 
 
 class _Head(NamedTuple):
-    """A request's header: what it says, where it ends, and of what kind the body is."""
+    """A request's header, its end position, and the class of the body."""
 
     api_key: int
     version: int
@@ -159,7 +159,7 @@ def _head(frame: Frame, versions: Mapping[int, tuple[int, int]]) -> _Head:
         try:
             client_id, _ = _client_id(frame, size)
         except MalformedRequest:
-            client_id = None  # The header of a version that is not known may be another one.
+            client_id = None  # The header of an unknown version may differ.
         raise UnsupportedVersion(api_key, version, correlation_id, served, client_id)
     client_id, end = _client_id(frame, size)
     kind = _kind(api_key, version)
@@ -173,7 +173,7 @@ def _request(head: _Head, body: Entity) -> Request:
 
 
 def _client_id(frame: Frame, size: int) -> tuple[str | None, int]:
-    """The client id, an int16-length string in every header version, and the position after it."""
+    """Return the client id, an int16-length string in every header version, and its end."""
     start = _HEADER.size
     if size < 0:
         if size != -1:
@@ -204,7 +204,7 @@ def _skip_header_tags(frame: Frame, pos: int) -> int:
 
 
 def prepare(api_key: int, version: int) -> Steps[None]:
-    """Compile what this version needs; otherwise its first request and response would do it."""
+    """Compile the classes of a version ahead of its first request and response."""
     message_class(api_key, version, "request")
     yield
     _kind(api_key, version)
@@ -215,14 +215,14 @@ def prepare(api_key: int, version: int) -> Steps[None]:
 
 
 def _read(cls: type, read: Any, frame: Frame, pos: int, cuts: list[Cut]) -> Entity:
-    """Decode a message that has been checked."""
+    """Decode a message that was checked."""
     if cuts:
         frame, pos = without(frame, cuts, pos, len(frame)), 0
     if len(frame) <= SMALL_FRAME_BYTES:
         return _decoded(cls, read, frame, pos)
     collecting = gc.isenabled()
-    # Nothing that is built here is garbage yet. The collector would look through it again and
-    # again, which takes several times as long as building it.
+    # None of these new objects is garbage yet. The collector would traverse them repeatedly, which
+    # takes several times as long as creating them.
     gc.disable()
     try:
         return _decoded(cls, read, frame, pos)
@@ -239,17 +239,17 @@ def _decoded(cls: type, read: Any, frame: Frame, pos: int) -> Entity:
 
 
 def _read_only(frame: Frame) -> Frame:
-    """Make a frame read-only: the native reader takes no writable buffer."""
+    """Return a read-only view of a frame: the native reader takes no writable buffer."""
     return frame if type(frame) is bytes else memoryview(frame).toreadonly()
 
 
 def encode_response(
     api_key: int, version: int, correlation_id: int, entity: Entity
 ) -> list[Chunk | InFile]:
-    """The frame of a response, its length prefix in the first chunk, ready to be written in order.
+    """Encode a response frame; return its chunks, with the length prefix in the first.
 
     Large values (``records``) are chunks of their own, neither copied nor joined; such a value may
-    be a range of a file, of which only the length matters here. Raises :class:`EncodeError`.
+    be a range of a file, of which only the length is needed here. Raises :class:`EncodeError`.
     """
     encoded = encode_response_in_steps(api_key, version, correlation_id, entity)
     return encoded if isinstance(encoded, list) else finish(encoded)
@@ -281,7 +281,7 @@ def _long_response(
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, entity: Entity
 ) -> list[Chunk]:
-    """The frame of a request; see :func:`encode_response`. No value of it may be in a file."""
+    """Encode a request frame as :func:`encode_response` does. No value may be in a file."""
     written = _write(entity)
     size, chunks = written if isinstance(written, tuple) else finish(written)
     name = b"" if client_id is None else client_id.encode()
@@ -297,7 +297,7 @@ Written = tuple[int, list[Chunk | InFile]]
 
 
 def _write(entity: Entity) -> Written | Steps[Written]:
-    """Write a message: at once, as most are, or in steps."""
+    """Write a message: at once, like most, or in steps."""
     cls: type = type(entity)
     parts: list[Chunk | InFile] = []
     try:
@@ -311,7 +311,7 @@ def _write(entity: Entity) -> Written | Steps[Written]:
 
 
 def _write_on(cls: type, steps: Steps[None], parts: list[Chunk | InFile]) -> Steps[Written]:
-    """Go on with a message of which ``parts`` are written."""
+    """Continue writing a message after its first ``parts``."""
     size = total_size(parts)
     chunks = _joined(parts)
     parts.clear()
@@ -330,18 +330,18 @@ def _write_on(cls: type, steps: Steps[None], parts: list[Chunk | InFile]) -> Ste
 
 
 def _rest(parts: list[Chunk | InFile]) -> Written:
-    """The size and the chunks of the parts that were written last."""
+    """Return the size and the chunks of the last parts."""
     rest = total_size(parts)
     try:
         if rest < SMALL_FRAME_BYTES:
             return rest, [b"".join(cast("list[Chunk]", parts))]
     except TypeError:
-        pass  # A value is in a file, as short as it is: the answer has many of them.
+        pass  # A short value is in a file: the response contains many of them.
     return rest, _joined(parts)
 
 
 def _joined(parts: list[Chunk | InFile]) -> list[Chunk | InFile]:
-    """Join small parts, so that few chunks hold the same bytes."""
+    """Join adjacent small parts into fewer chunks."""
     chunks: list[Chunk | InFile] = []
     small: list[Chunk] = []
     for part in parts:
@@ -358,7 +358,7 @@ def _joined(parts: list[Chunk | InFile]) -> list[Chunk | InFile]:
 
 
 def _framed(head: bytes, chunks: list[Chunk | InFile]) -> list[Chunk | InFile]:
-    """Put ``head`` before the message: into its first chunk, unless that is a large value."""
+    """Prepend ``head`` to the first chunk, or as a chunk of its own before a large value."""
     if chunks and type(chunks[0]) is bytes and len(chunks[0]) < BIG_CHUNK_BYTES:
         chunks[0] = head + chunks[0]
     else:
@@ -369,7 +369,7 @@ def _framed(head: bytes, chunks: list[Chunk | InFile]) -> list[Chunk | InFile]:
 def decode_response(
     api_key: int, version: int, frame: Frame, *, max_objects: int = MAX_RESPONSE_OBJECTS
 ) -> tuple[int, Entity]:
-    """(correlation id, body) of a response frame. Raises :class:`MalformedRequest`."""
+    """Return (correlation id, body) of a response frame. Raises :class:`MalformedRequest`."""
     try:
         correlation_id: int = _ID.unpack_from(frame)[0]
     except struct.error as error:
@@ -383,9 +383,10 @@ def decode_response(
 
 
 def unsupported_api_versions(served: tuple[int, int], correlation_id: int) -> list[Chunk | InFile]:
-    """The answer to ApiVersions at a version not ``served``: the v0 body with our range (KIP-511).
+    """Build the response to an unserved version of ApiVersions: v0, with our range (KIP-511).
 
-    That is the one unsupported version which is answered: the client tries again with a lower one.
+    ApiVersions is the only API whose unsupported versions get a response: the client retries with a
+    lower version.
     """
     make = response_factory(ApiKey.API_VERSIONS, 0)
     low, high = served

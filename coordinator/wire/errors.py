@@ -1,22 +1,21 @@
-"""What can go wrong between bytes and messages."""
+"""Errors of the wire protocol."""
 
 from __future__ import annotations
 
 
 class WireError(Exception):
-    """Base of everything this package raises."""
+    """Base of all errors of this package."""
 
 
 class MalformedRequest(WireError):  # noqa: N818 - reads better at `except`, like UnsupportedVersion
-    """The bytes of a frame are not the message its header promises, or break a limit.
+    """The bytes of a frame do not match the message of its header, or exceed a limit.
 
-    The only answer is to close the connection, as Kafka does: with the framing in doubt there is
-    nothing that could be answered safely.
+    The connection must be closed, as in Kafka: if the framing is in doubt, no response is safe.
     """
 
 
 class UnsupportedVersion(WireError):  # noqa: N818 - Kafka's name of the condition
-    """The API key is unknown here, or is not served at that version."""
+    """The API key is unknown, or not served at that version."""
 
     def __init__(
         self,
@@ -31,9 +30,9 @@ class UnsupportedVersion(WireError):  # noqa: N818 - Kafka's name of the conditi
         self.version = version
         self.correlation_id = correlation_id
         self.served = served
-        """The lowest and the highest version; None for an API that is not served at all."""
+        """The lowest and the highest served version; None for an API that is not served at all."""
         self.client_id = client_id
 
 
 class EncodeError(WireError):
-    """A message cannot be written: one of its values does not fit its field. Our own bug."""
+    """A value of a message does not fit its field, which is a bug of the broker."""

@@ -1,4 +1,4 @@
-"""Logins as Kafka spells them in ``sasl.jaas.config``: a module, a flag, and options.
+"""Parser for ``sasl.jaas.config``: a module, a flag, and options.
 
 ``org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="…";``
 
@@ -18,7 +18,7 @@ MODULES: Final[Mapping[str, str]] = {
     "org.apache.kafka.common.security.scram.ScramLoginModule": "SCRAM",
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule": "OAUTHBEARER",
 }
-"""What each module that is known logs in with: the beginning of a mechanism's name."""
+"""The known modules, with the prefix of the mechanisms that each supports."""
 
 _FLAGS = frozenset({"required", "requisite", "sufficient", "optional"})
 _TOKEN = re.compile(
@@ -34,12 +34,12 @@ _LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 
 
 class JaasError(ValueError):
-    """A text is no such login. It quotes names of options, never a value."""
+    """The text is not a valid login. The message quotes names of options, never a value."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class JaasLogin:
-    """One login."""
+    """One login entry."""
 
     module: str
     """The name of a Java class."""
@@ -47,12 +47,12 @@ class JaasLogin:
 
     @property
     def family(self) -> str:
-        """The beginning of the names of its mechanisms; empty for a module that is unknown."""
+        """Return the prefix of the module's mechanisms; empty for an unknown module."""
         return MODULES.get(self.module, "")
 
 
 def parse_jaas(text: str) -> JaasLogin:
-    """The one login of ``text``. Raises :class:`JaasError`."""
+    """Return the only login of ``text``. Raises :class:`JaasError`."""
     tokens = _tokens(text)
     kinds, values = [kind for kind, _ in tokens], [value for _, value in tokens]
     if kinds[:2] != ["word", "word"]:

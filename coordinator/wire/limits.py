@@ -1,85 +1,98 @@
-"""The limits of what comes over the wire, each with its unit, its default and its reason."""
+"""Limits of the wire protocol, each with its unit, its default and its reason."""
 
 from __future__ import annotations
 
 from fencepost.logcore.values import dataclass
 
 MAX_REQUEST_BYTES = 104_857_600
-"""Bytes of one request frame without its length prefix: Kafka's ``socket.request.max.bytes``."""
+"""The bytes of one request frame without its length prefix: Kafka's ``socket.request.max.bytes``.
+"""
 
 MAX_QUEUED_REQUEST_BYTES = 268_435_456
-"""Bytes of frames above :data:`FIRST_BUFFER_BYTES`, of all connections together. Kafka's default
-sets no bound; this one leaves room for two requests of the largest size beside the usual ones."""
+"""The bytes of frames above :data:`FIRST_BUFFER_BYTES`, for all connections together. Kafka has no
+limit by default; this one has room for two requests of the largest size besides smaller ones.
+"""
 
 MAX_REQUEST_OBJECTS = 100_000
-"""Array elements and unknown tags of one request. A decoded element takes 100 to 300 bytes however
-few it took on the wire, so without this a frame of 100 MB could ask for gigabytes. The largest
-honest requests (OffsetCommit or Fetch over every partition of a big cluster) stay far below."""
+"""The array elements and unknown tags of one request. A decoded element takes 100 to 300 bytes
+however short it is on the wire, so without this limit a frame of 100 MB could allocate gigabytes.
+The largest legitimate requests (OffsetCommit or Fetch for every partition of a big cluster) stay
+far below.
+"""
 
 MAX_STRING_BYTES = 32_767
-"""Bytes of one string, in every message: the older form can say no more, and Kafka's readers take
-no more in the newer one either. What is longer would land in records that nobody else can read."""
+"""The bytes of one string, in every message: the limit of the older encoding, which Kafka's readers
+apply to the newer one as well. A longer string could be stored in records that other clients cannot
+read.
+"""
 
 MAX_ERROR_TEXT_CHARACTERS = 1_000
-"""Characters of the text that explains an error. It quotes names as the client sent them: with the
-longest, the text would be no string that can be sent."""
+"""The characters of an error message. It quotes names as the client sent them; with the longest
+names it would exceed the maximum string size.
+"""
 
 UNKNOWN_TAG_OBJECTS = 10
-"""An unknown tag counts as so many elements. Tags are what later releases add to a version: a few
-(KIP-482). The section they stand in is walked over in one go, at a microsecond each."""
+"""The number of elements that an unknown tag counts as. Tags are fields that later releases add to
+a version: a few (KIP-482). Their section is walked over in one step, at a microsecond each.
+"""
 
 MAX_RESPONSE_OBJECTS = 2_000_000
-"""Elements of one response that our client reads: Metadata of a whole cluster may be large, and a
-broker is chosen by its user, so this only guards against nonsense."""
+"""The elements of one response that our client reads: Metadata of a whole cluster may be large, and
+users choose the broker, so this only guards against corrupt data.
+"""
 
 MAX_RESPONSE_BYTES = 1 << 30
-"""Bytes of one response frame that our client accepts. Kafka's own clients set no bound; a Fetch
-stays below ``fetch.max.bytes`` plus one batch."""
+"""The bytes of one response frame that our client accepts. Kafka's own clients have no limit; a
+Fetch response stays below ``fetch.max.bytes`` plus one batch.
+"""
 
 MAX_QUEUED_RESPONSE_BYTES = 67_108_864
-"""Bytes of responses in memory that clients have not taken yet, of all connections together. Most
-records are sent from their file and do not count: this is what a listing of everything takes, or
-the send buffers of 256 connections that do not read."""
+"""The bytes of unsent responses in memory, for all connections together. Most records are sent from
+their file and do not count: the limit allows a listing of everything, or the send buffers of 256
+connections that do not read.
+"""
 
 FIRST_BUFFER_BYTES = 65_536
-"""Bytes given to a frame before any of it has arrived: a prefix alone may not reserve more. The
-buffer doubles as bytes come in, so memory follows what was really sent."""
+"""The bytes allocated for a frame before any of it has arrived: a length prefix alone must not
+allocate more. The buffer grows with the received bytes.
+"""
 
 SMALL_FRAME_BYTES = 4_096
-"""Frames up to this size are copied into a bytes object, which is quicker to walk over."""
+"""Frames up to this size are copied into a bytes object, which is faster to walk over."""
 
 BIG_CHUNK_BYTES = 65_536
-"""Pieces of a response at least this large go to the socket as they are; below that, one copy into
-a joined buffer is cheaper than one more write."""
+"""Parts of a response of at least this size are written to the socket as they are; for smaller
+ones, a copy into a joined buffer is cheaper than another write.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one listener grants its clients. The names in brackets are Kafka's settings."""
+    """The limits of one listener. The names in brackets are Kafka's settings."""
 
     max_request_bytes: int = MAX_REQUEST_BYTES
-    """Bytes of one request [socket.request.max.bytes]."""
+    """The bytes of one request [socket.request.max.bytes]."""
     max_request_objects: int = MAX_REQUEST_OBJECTS
-    """Elements of one request; see :data:`MAX_REQUEST_OBJECTS`."""
+    """The elements of one request; see :data:`MAX_REQUEST_OBJECTS`."""
     max_connections: int = 10_000
-    """Open connections in all [max.connections]. Kafka sets no bound; each costs a descriptor and
-    up to ``max_buffered_bytes``."""
+    """The total of open connections [max.connections]. Kafka has no limit by default; each costs a
+    file descriptor and up to ``max_buffered_bytes``.
+    """
     max_connections_per_ip: int = 10_000
-    """Open connections of one address [max.connections.per.ip]."""
+    """The open connections of one address [max.connections.per.ip]."""
     max_idle_ms: int = 600_000
-    """A connection on which nothing happens for this long is closed [connections.max.idle.ms]."""
+    """An idle connection is closed after this time [connections.max.idle.ms]."""
     max_queued_request_bytes: int = MAX_QUEUED_REQUEST_BYTES
-    """Bytes of all large frames together [queued.max.request.bytes]."""
+    """The bytes of all large frames together [queued.max.request.bytes]."""
     max_queued_response_bytes: int = MAX_QUEUED_RESPONSE_BYTES
-    """Bytes of responses that wait to be taken [queued.max.response.bytes, which Kafka lacks]."""
+    """The bytes of unsent responses [queued.max.response.bytes, which Kafka lacks]."""
     min_frame_bytes_per_second: int = 1_048_576
-    """A large frame slower than this is given up when others wait for the memory that it holds, and
-    so is a response."""
+    """A slower large frame or response is aborted when other connections wait for its memory."""
     slow_frame_grace_ms: int = 5_000
-    """How long a large frame, or a response, may be slow even then."""
+    """The time for which a large frame or response may be slow even then."""
     frame_timeout_ms: int = 30_000
-    """A frame that has begun must keep growing: no byte for this long closes the connection."""
+    """A connection on which an incomplete frame gets no byte for this time is closed."""
     handshake_timeout_ms: int = 10_000
-    """How long a client may take to shake hands, from its connection on; asyncio has 60 s."""
+    """The time limit for a TLS handshake, from the connection's start; asyncio's is 60 s."""
     drain_timeout_ms: int = 2_000
-    """How long a stopping server waits for responses under way."""
+    """The time for which a stopping server waits for responses in progress."""

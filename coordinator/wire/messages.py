@@ -1,8 +1,8 @@
-"""Building messages of any version from one set of field names.
+"""Builders of messages of any version from one set of field names.
 
-A handler serves up to a dozen versions of its API. :class:`MessageFactory` lets it name every field
-of all of them: what the version at hand lacks is dropped, what is not given gets Kafka's default.
-A name that no version has is a mistake and raises, so that a typing error cannot hide.
+A handler serves up to a dozen versions of its API. With :class:`MessageFactory` it names the fields
+of all of them: fields that the version lacks are dropped, missing ones get Kafka's defaults. A name
+that no version has raises, so that a misspelling is detected.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fencepost.coordinator.wire.writer import Source
 from fencepost.logcore.values import opened
 
 ERROR_TEXTS = frozenset({"error_message", "batch_index_error_message"})
-"""Fields that say in words what went wrong. They quote what was asked for, however long."""
+"""Fields with error messages, which quote values of the request of any length."""
 
 
 class MessageFactory:
-    """Makes the structures of one message: ``factory.TopicProduceResponse(name=…, …)``.
+    """Builds the structures of one message: ``factory.TopicProduceResponse(name=…, …)``.
 
     Attribute names are kio's class names. Field names are kio's, with two additions:
 
     * a time or duration field may be given as ``<field>_ms`` with an integer of milliseconds
       (``throttle_time_ms=0``, ``log_append_time_ms=-1``); -1 is allowed for every time;
-    * error codes are given as ``ErrorCode`` or as an integer; a text that explains one is cut at
+    * error codes are given as ``ErrorCode`` or as an integer; an error message is cut at
       ``MAX_ERROR_TEXT_CHARACTERS``.
 
-    Arrays may be any sequence. A class that only other versions have builds None, which fits
-    because the field that would hold it is then dropped too.
+    Arrays may be any sequence. A class that only other versions have builds None, because the field
+    that would hold it is dropped as well.
     """
 
     def __init__(self, api_key: int, version: int, side: Side) -> None:
@@ -61,7 +61,7 @@ class MessageFactory:
         return builder
 
     def message(self, **values: Any) -> Entity:
-        """The whole message (``ProduceResponse`` of a Produce response) from its fields."""
+        """Build the whole message (``ProduceResponse`` of a Produce response) from its fields."""
         builder: Builder = getattr(self, self._cls.__name__)
         return builder(**values)
 
@@ -96,7 +96,7 @@ class MessageFactory:
             return plans[given]
 
         def build(**values: Any) -> Entity:
-            # A call site always gives the same names, so what to keep and fill is planned once.
+            # A call site always passes the same names, so the plan is made once.
             given = tuple(values)
             return (plans.get(given) or plan_for(given))(values)
 
@@ -121,13 +121,13 @@ def _build_nothing(**_values: Any) -> Entity:
 
 
 class ResponseFactory(MessageFactory):
-    """Makes the structures of one API's response at one version."""
+    """Builds the structures of one API's response at one version."""
 
     def error(self, code: int, message: str | None = None) -> Entity:
-        """The response in which only the top-level error is set.
+        """Return the response with only the top-level error set.
 
         None if this version of the response has no top-level error code (Produce, OffsetCommit and
-        others answer errors item by item).
+        others report errors item by item).
         """
         cls = self._cls
         names = {info.name for info in all_fields(cls)}
@@ -140,16 +140,16 @@ class ResponseFactory(MessageFactory):
 
 
 RequestFactory = MessageFactory
-"""Makes the structures of one API's request at one version."""
+"""Builds the structures of one API's request at one version."""
 
 
 @cache
 def response_factory(api_key: int, version: int) -> ResponseFactory:
-    """The one factory of that API and version; its classes are looked up once."""
+    """Return the only factory of that API and version, which looks its classes up once."""
     return ResponseFactory(api_key, version, "response")
 
 
 @cache
 def request_factory(api_key: int, version: int) -> RequestFactory:
-    """The one factory of that API and version; its classes are looked up once."""
+    """Return the only factory of that API and version, which looks its classes up once."""
     return RequestFactory(api_key, version, "request")

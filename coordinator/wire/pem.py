@@ -1,4 +1,4 @@
-"""Keys and certificates in PEM, and what is something else: for brokers and for clients.
+"""Keys and certificates in PEM, and the detection of other formats: for brokers and clients.
 
 Source: ``DefaultSslEngineFactory.PemParser``, RFC 7468.
 """
@@ -32,13 +32,13 @@ _CONVERSIONS: Final = {
 
 
 def conversion(store: str, form: str, file: str) -> str:
-    """The end of an error about a ``keystore`` or ``truststore``: what makes PEM of that form."""
+    """Return a hint for an error message: the command that converts a store to PEM."""
     line = _CONVERSIONS[store].get(form)
     return f"; this converts it: {line.format(file=file)}" if line else ""
 
 
 def store_type(content: bytes) -> str | None:
-    """``JKS`` or ``PKCS12`` for what begins like one, else None."""
+    """Return ``JKS`` or ``PKCS12`` if the content begins like one, else None."""
     if content[:4] in {_JKS_MAGIC, _JCEKS_MAGIC}:
         return "JKS"
     is_der = len(content) > 1 and content[0] == 0x30 and content[1] in _DER_LENGTHS
@@ -46,12 +46,12 @@ def store_type(content: bytes) -> str | None:
 
 
 def certificates(text: str) -> list[str]:
-    """The certificates of a PEM text: what stands between and before them is for people."""
+    """Return the certificates of a PEM text, without the text between and before them."""
     return [block for label, block in _blocks(text) if label.endswith("CERTIFICATE")]
 
 
 def private_keys(text: str) -> list[str]:
-    """Its private keys, encrypted or not."""
+    """Return the private keys of a PEM text, encrypted or not."""
     return [block for label, block in _blocks(text) if label.endswith("PRIVATE KEY")]
 
 
@@ -62,9 +62,9 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def hidden(text: str) -> Iterator[str]:
-    """A path for what only takes paths, of a file that nobody else can read.
+    """Yield the path of a private temporary file with this text, for APIs that only take paths.
 
-    It is in memory where the system has such files, and gone at the end.
+    The file is in memory where the system supports that, and is removed at the end.
     """
     if hasattr(os, "memfd_create"):
         descriptor, path = os.memfd_create("fencepost", os.MFD_CLOEXEC), ""

@@ -1,9 +1,9 @@
-"""Messages of many structures, made and let go of in steps.
+"""Decoding and freeing of messages with many structures, in steps.
 
-Decoding a hundred thousand structures takes 30 ms, and freeing them half of that: nobody should
-wait for the event loop so long. So a long array is cut out of its structure. The structure is
-decoded without it, and its elements follow one by one, each in the same way. The walk before has
-noted which arrays are long (``fencepost.coordinator.wire.precheck``).
+Decoding a hundred thousand structures takes 30 ms, and freeing them half of that: too long to block
+the event loop. A long array is therefore cut out of its structure; the structure is decoded without
+it, and then its elements one by one, each in the same way. The walk before it has recorded which
+arrays are long (``fencepost.coordinator.wire.precheck``).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fencepost.coordinator.wire.schema import Entity, fields_of, lenient_class
 from fencepost.coordinator.wire.steps import Steps
 
 LONG_BYTES = 4_096
-"""An array of more bytes is decoded in steps; less takes some tenths of a millisecond."""
+"""An array of more bytes is decoded in steps; a shorter one takes some tenths of a millisecond."""
 
 LET_GO_PER_STEP = 64
-"""Structures that are freed in one step."""
+"""The structures that are freed in one step."""
 
 _NO_ELEMENTS = {True: b"\x01", False: bytes(4)}
 
 
 @cache
 def reader(cls: type) -> Any:
-    """The native reader of a class: ``(frame, position) -> (entity, size)``."""
+    """Return the native reader of a class: ``(frame, position) -> (entity, size)``."""
     return entity_reader(lenient_class(cls))
 
 
 def read_in_steps(cls: type, frame: Frame, pos: int, walk: Walk) -> Steps[Entity]:
-    """Decode a structure at ``pos`` of a frame without unknown tags, which ``walk`` was over.
+    """Decode a structure at ``pos`` of a frame without unknown tags that ``walk`` has checked.
 
-    Raises what the native decoder raises.
+    Raises the errors of the native decoder.
     """
     arrays = walk.long.get(pos)
     if arrays is None:

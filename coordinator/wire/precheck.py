@@ -1,19 +1,19 @@
-"""Walking over a message before it is decoded, to learn what decoding would cost.
+"""Validation of a message before it is decoded, to bound the cost of decoding.
 
 kio's native decoder trusts every array count: it reserves 16 bytes per announced element before it
 reads the first one, and a failed reservation aborts the *process*. Five bytes are enough for that.
-So no frame reaches it before :func:`check` has seen that
+So no frame is decoded before :func:`check` has verified that
 
-* every count is backed by bytes: count x the smallest size of an element fits what is left;
+* every count is backed by bytes: count x the smallest size of an element fits into the rest;
 * all elements of all arrays, and all unknown tags, together stay within a budget;
 * every length and every tag section ends inside the frame, and no string is longer than Kafka's.
 
-Kafka skips unknown tagged fields, kio refuses them. The walk finds them, and notes the bytes that
-are to stand in the place of their sections.
+Kafka skips unknown tagged fields, kio refuses them. The walk finds them, and records the bytes that
+must replace their sections.
 
-The walker is compiled from the schema once per message class, like the writer: numbers are stepped
-together, and only lengths, counts and tags are looked at. Arrays of a large message are walked over
-in steps. That walk notes where the long ones are, because they are decoded in steps, too
+The walker is compiled from the schema once per message class, like the writer: numbers are skipped
+together, and only lengths, counts and tags are read. Arrays of a large message are walked over in
+steps. That walk records the positions of the long ones, which are then decoded in steps as well
 (``pieces.py``).
 """
 
@@ -32,7 +32,7 @@ from fencepost.coordinator.wire.writer import Source, uvarint
 
 Frame = bytes | bytearray | memoryview
 Cut = tuple[int, int, bytes]
-"""From where to where a frame is replaced, and by what."""
+"""Start and end of a replaced part of a frame, and the replacement."""
 TOO_SHORT: Final = "the message is longer than its frame"
 _MAX_UVARINT_BYTES = 5
 _INT16 = struct.Struct(">h").unpack_from
@@ -40,19 +40,19 @@ _INT32 = struct.Struct(">i").unpack_from
 
 
 class Array(NamedTuple):
-    """Where a long array stands in a frame, and of what."""
+    """The position and field of a long array in a frame."""
 
     start: int
-    """Position of its count."""
+    """The position of its count."""
     first: int
-    """Position of its first element."""
+    """The position of its first element."""
     end: int
     field: FieldInfo
     flexible: bool
 
 
 class Walk:
-    """What one walk has found: the budget that is left, what is to be cut out, what is long."""
+    """The result of a walk: the remaining budget, the parts to cut out, and the long arrays."""
 
     __slots__ = ("budget", "cuts", "ends", "long", "long_bytes")
 
@@ -60,22 +60,22 @@ class Walk:
         self.budget = budget
         self.cuts: list[Cut] = []
         self.long_bytes = long_bytes
-        """Arrays of more bytes than this are noted, if the walker is one that looks at all."""
+        """The size in bytes above which arrays are recorded, if the walker does that."""
         self.long: dict[int, list[Array]] = {}
-        """The long arrays of a structure, by its position."""
+        """The long arrays of a structure, by the structure's position."""
         self.ends: dict[int, int] = {}
-        """Where the structures with long arrays end."""
+        """The ends of the structures with long arrays."""
 
 
 Walker = Callable[[Frame, int, int, Walk], int]
-"""Walks over one instance of a class; gives the position after it."""
+"""Walks over one instance of a class; returns the position after it."""
 
 Stepper = Callable[[Frame, int, int, Walk], "int | Steps[int]"]
-"""Does the same in steps, where the instance may hold many things."""
+"""Walks like a :data:`Walker`, in steps if the instance may be large."""
 
 
 def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
-    """The unsigned varint at ``pos``, and the position after it.
+    """Return the unsigned varint at ``pos``, and the position after it.
 
     Raises MalformedRequest beyond 32 bits, IndexError at the end of the frame.
     """
@@ -91,7 +91,7 @@ def read_uvarint(frame: Frame, pos: int) -> tuple[int, int]:
 
 
 def _string_size(frame: Frame, pos: int) -> tuple[int, int]:
-    """The size of a string of the newer form plus one, at ``pos``, and the position after it."""
+    """Return the size plus one of a compact string at ``pos``, and the position after it."""
     value, pos = read_uvarint(frame, pos)
     if value > MAX_STRING_BYTES + 1:
         raise MalformedRequest(f"a string of {value - 1} bytes, at most {MAX_STRING_BYTES}")
@@ -100,7 +100,7 @@ def _string_size(frame: Frame, pos: int) -> tuple[int, int]:
 
 @cache
 def _smallest(cls: type) -> int:
-    """The smallest number of bytes that an instance of ``cls`` can take on the wire."""
+    """Return the smallest number of bytes that an instance of ``cls`` takes on the wire."""
     info = fields_of(cls)
     size = 1 if info.flexible else 0
     for field in info.plain:
@@ -123,10 +123,10 @@ def _smallest_element(field: FieldInfo, *, flexible: bool) -> int:
 
 
 class _Source(Source):
-    """A walker's body. ``b`` is the frame, ``p`` the position, ``e`` the end, ``w`` the walk.
+    """The body of a walker. ``b`` is the frame, ``p`` the position, ``e`` the end, ``w`` the walk.
 
-    One that works in steps ``notes`` long arrays: ``o`` is where the structure begins, ``s`` where
-    an array begins, and ``f`` where its first element does.
+    A walker that works in steps ``notes`` long arrays: ``o`` is the start of the structure, ``s``
+    the start of an array, and ``f`` its first element.
     """
 
     def __init__(self, *, notes: bool) -> None:
@@ -146,18 +146,18 @@ class _Source(Source):
             self.line("    ", "o = p")
 
     def skip(self, size: int) -> None:
-        """Step over ``size`` bytes, together with what follows."""
+        """Skip ``size`` bytes, together with the following ones."""
         self._skip += size
 
     def flush(self, indent: str) -> None:
-        """Put the waiting steps into the code."""
+        """Emit the pending skip."""
         if self._skip:
             self.line(indent, f"p += {self._skip}")
             self._skip = 0
 
 
 def _length(src: _Source, indent: str, code: str, *, flexible: bool) -> None:
-    """Read a length or count into ``n``, -1 for null, and step over it."""
+    """Read a length or count into ``n``, -1 for null, and advance past it."""
     src.flush(indent)
     if flexible:
         src.line(indent, "n = b[p] - 1; p += 1")
@@ -185,7 +185,7 @@ def _single(src: _Source, indent: str, field: FieldInfo, *, flexible: bool) -> N
         return
     _length(src, indent, "int16" if field.kafka_type == "string" else "int32", flexible=flexible)
     src.line(indent, "if n > 0: p += n")
-    # A null is for the decoder to judge; only -1 means null, and nothing may step back.
+    # The decoder handles nulls; only -1 means null, and the position must never go back.
     src.line(indent, "elif n < -1: raise MalformedRequest('a length is negative')")
 
 
@@ -224,7 +224,7 @@ def _is_loop(field: FieldInfo) -> bool:
 
 @cache
 def _has_loops(cls: type) -> bool:
-    """Whether ``cls`` is walked over in steps where it is large. Tagged fields never are."""
+    """Return whether a large ``cls`` is walked over in steps. Tagged fields never are."""
     return any(
         _is_loop(field) or (field.struct is not None and _has_loops(field.struct))
         for field in fields_of(cls).plain
@@ -259,7 +259,7 @@ def _tag_walker(field: FieldInfo) -> Walker:
 
 
 def _skip_tags(frame: Frame, pos: int, end: int, walk: Walk, known: dict[int, FieldInfo]) -> int:
-    """Step over a tag section that is not empty; note what it is to be if tags are unknown."""
+    """Skip a tag section that is not empty; record its replacement if tags are unknown."""
     start = pos
     kept: list[tuple[int, int, int, list[Cut]]] = []
     count, pos = read_uvarint(frame, pos)
@@ -308,22 +308,22 @@ def _compile(cls: type, *, notes: bool) -> Any:
 
 
 def walker(cls: type) -> Walker:
-    """What :func:`check` takes for messages of ``cls``."""
+    """Return the walker that :func:`check` uses for messages of ``cls``."""
     found: Walker = _compile(cls, notes=False)
     return found
 
 
 def check(cls: type, frame: Frame, pos: int, budget: int) -> list[Cut]:
-    """Make sure that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
+    """Check that the rest of ``frame`` from ``pos`` on may be decoded as ``cls``.
 
-    Returns what must be replaced before, by :func:`without`: unknown tagged fields. Bytes behind
-    the message are ignored, as Kafka ignores them. Raises MalformedRequest.
+    Returns the parts that must be replaced before by :func:`without`: unknown tagged fields. Bytes
+    after the message are ignored, as in Kafka. Raises MalformedRequest.
     """
     return checked(walker(cls), frame, pos, budget)
 
 
 def checked(walk_over: Walker, frame: Frame, pos: int, budget: int) -> list[Cut]:
-    """Do as :func:`check`, with the :func:`walker` of the class."""
+    """Check like :func:`check`, with the :func:`walker` of the class."""
     walk = Walk(budget)
     end = len(frame)
     try:
@@ -336,7 +336,7 @@ def checked(walk_over: Walker, frame: Frame, pos: int, budget: int) -> list[Cut]
 
 
 def check_in_steps(cls: type, frame: Frame, pos: int, budget: int, long_bytes: int) -> Steps[Walk]:
-    """Check in steps, and note which arrays take more than ``long_bytes``."""
+    """Check in steps, and record the arrays of more than ``long_bytes``."""
     walk = Walk(budget, long_bytes)
     yield from _walked(_compile(cls, notes=True), frame, pos, walk)
     return walk
@@ -355,7 +355,7 @@ def _walked(walk_over: Stepper, frame: Frame, pos: int, walk: Walk) -> Steps[Non
 
 
 def without(frame: Frame, cuts: list[Cut], start: int, end: int) -> bytes:
-    """A copy of the frame from ``start`` to ``end`` in which the cuts are made."""
+    """Return a copy of the frame from ``start`` to ``end`` with the cuts applied."""
     view = memoryview(frame)
     parts: list[Frame] = []
     for first, behind, instead in cuts:

@@ -1,7 +1,7 @@
-"""kio's message classes by API and version, and what their fields look like on the wire.
+"""kio's message classes by API and version, and the wire format of their fields.
 
-All knowledge of the messages comes from here, and from kio's generated schemas behind it: the
-writer (``writer.py``) and the walker (``precheck.py``) are compiled from :func:`fields_of`.
+This module is the only source of message layouts, from kio's generated schemas: the writer
+(``writer.py``) and the walker (``precheck.py``) are compiled from :func:`fields_of`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from fencepost.coordinator.wire.api import KNOWN_APIS, ZOOKEEPER_APIS, ApiKey
 from fencepost.logcore.values import dataclass
 
 Entity = Any
-"""An instance of a kio message class. The classes are loaded by name at run time, so their fields
-are out of a type checker's sight."""
+"""An instance of a kio message class. The classes are loaded by name at run time, so a type checker
+does not see their fields.
+"""
 
 Side = Literal["request", "response"]
 
@@ -46,14 +47,14 @@ STRUCT_CODES: Final = {
     "datetime_i64": "q",
     "uuid": "16s",
 }
-"""How :mod:`struct` calls each type that always has the same size."""
+"""The :mod:`struct` code of each fixed-size type."""
 
 FIXED_SIZES: Final = {name: calcsize(f">{code}") for name, code in STRUCT_CODES.items()}
-"""Bytes of each of these types."""
+"""The size in bytes of each fixed-size type."""
 
 DURATIONS: Final = frozenset({"timedelta_i32", "timedelta_i64"})
 TIMES: Final = DURATIONS | {"datetime_i64"}
-"""Types that kio holds as timedelta or datetime, and the wire as milliseconds."""
+"""Types that kio represents as timedelta or datetime, and the wire as milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,11 @@ class FieldInfo:
     """Whether the value (of an array: its elements) may be null."""
     tag: int | None
     default: object
-    """The value that Kafka's generated code gives the field when nobody sets it."""
+    """The default value of the field in Kafka's generated code."""
 
     @property
     def is_time(self) -> bool:
-        """Whether the field counts milliseconds on the wire."""
+        """Return whether the field is in milliseconds on the wire."""
         return self.kafka_type in TIMES and not self.is_array
 
 
@@ -111,13 +112,13 @@ def _implicit_default(kafka_type: str | None, struct: type | None, *, is_array: 
 
 @cache
 def default_entity(cls: type) -> Entity:
-    """The instance of ``cls`` in which every field has Kafka's default."""
+    """Return the instance of ``cls`` in which every field has Kafka's default."""
     return cls(**{info.name: info.default for info in all_fields(cls)})
 
 
 @cache
 def fields_of(cls: type) -> StructInfo:
-    """How the fields of a kio message class lie on the wire."""
+    """Return the wire layout of a kio message class."""
     plain: list[FieldInfo] = []
     tagged: list[FieldInfo] = []
     for item in fields(cls):
@@ -144,14 +145,14 @@ def fields_of(cls: type) -> StructInfo:
 
 
 def all_fields(cls: type) -> tuple[FieldInfo, ...]:
-    """Every field of a message class, plain ones first."""
+    """Return every field of a message class, plain ones first."""
     info = fields_of(cls)
     return info.plain + info.tagged
 
 
 @cache
 def has_struct_arrays(cls: type) -> bool:
-    """Whether an instance may hold many structures: what works through it does so in steps."""
+    """Return whether an instance may contain many structures, and so is processed in steps."""
     return any(
         info.struct is not None and (info.is_array or has_struct_arrays(info.struct))
         for info in all_fields(cls)
@@ -160,9 +161,9 @@ def has_struct_arrays(cls: type) -> bool:
 
 @cache
 def module_of(api_key: int, version: int, side: Side) -> ModuleType:
-    """The module with the classes of one message: kio's, but for those that it has no more.
+    """Return the module with the classes of one message: kio's, or ours for ZooKeeper APIs.
 
-    KeyError for an API or version unknown.
+    Raises KeyError for an unknown API or version.
     """
     api = KNOWN_APIS[api_key]
     if not api.min_version <= version <= api.max_version:
@@ -176,7 +177,7 @@ def module_of(api_key: int, version: int, side: Side) -> ModuleType:
 
 @cache
 def message_class(api_key: int, version: int, side: Side) -> type:
-    """The class of the whole message."""
+    """Return the class of the whole message."""
     classes = vars(module_of(api_key, version, side)).values()
     found: type = next(one for one in classes if getattr(one, "__type__", None) is EntityType[side])
     return found
@@ -187,10 +188,10 @@ _CLASS_FACTS = ("__type__", "__version__", "__flexible__", "__api_key__", "__hea
 
 @cache
 def lenient_class(cls: type) -> type:
-    """``cls``, or a copy of it in which times that kio declares never null may be so.
+    """Return ``cls``, or a copy of it whose non-nullable times may be null.
 
-    kio refuses a time of -1 there, but Kafka sends it: DescribeTransactions gives it as the start
-    of a transaction that is empty. Every class without such a field is returned as it is.
+    kio refuses a time of -1 in such fields, but Kafka sends it: DescribeTransactions returns it as
+    the start time of an empty transaction. A class without such a field is returned unchanged.
     """
     changed: dict[str, Any] = {}
     for info in all_fields(cls):
@@ -215,18 +216,18 @@ def lenient_class(cls: type) -> type:
 
 
 def struct_class(api_key: int, version: int, side: Side, name: str) -> type | None:
-    """The class called ``name`` in one message's module, or None if that version has none."""
+    """Return the class called ``name`` in one message's module; None if the version has none."""
     value = getattr(module_of(api_key, version, side), name, None)
     return value if isinstance(value, type) and hasattr(value, "__flexible__") else None
 
 
 @cache
 def is_known(api_key: int, side: Side, name: str, field_name: str | None = None) -> bool:
-    """Whether any version of the API has a class ``name``, with such a field if one is named.
+    """Return whether any version of the API has a class ``name``, and a field ``field_name``.
 
-    Only a name that the version at hand lacks gets here. The others are looked up in the text of
-    kio's modules, for to import one costs 5 to 20 ms, and a client that waits for its first answer
-    would pay for four of them.
+    It is called only for a name that the current version lacks. Other versions are searched in the
+    source text of kio's modules, because an import costs 5 to 20 ms, and a client waiting for its
+    first response would pay for four of them.
     """
     api = KNOWN_APIS[api_key]
     for version in range(api.max_version, api.min_version - 1, -1):
@@ -245,7 +246,7 @@ def is_known(api_key: int, side: Side, name: str, field_name: str | None = None)
 
 
 def _text_of(api_key: int, version: int, side: Side) -> str | None:
-    """The source of one message's module; None where there is no such file."""
+    """Return the source of one message's module; None if the file does not exist."""
     place = f"{KNOWN_APIS[api_key].module}/v{version}/{side}.py"
     try:
         return Path(kio.schema.__path__[0], place).read_text(encoding="utf-8")
@@ -254,13 +255,13 @@ def _text_of(api_key: int, version: int, side: Side) -> str | None:
 
 
 def is_flexible(api_key: int, version: int) -> bool:
-    """Whether that version uses compact lengths and tagged fields (and header v2, KIP-482)."""
+    """Return whether the version has compact lengths and tagged fields (header v2, KIP-482)."""
     flexible: bool = message_class(api_key, version, "request").__flexible__  # type: ignore[attr-defined]
     return flexible
 
 
 def response_header_is_tagged(api_key: int, version: int) -> bool:
-    """Whether the response header has a tag section: never for ApiVersions (KIP-511)."""
+    """Return whether the response header has a tag section: never for ApiVersions (KIP-511)."""
     return api_key != ApiKey.API_VERSIONS and is_flexible(api_key, version)
 
 

@@ -1,8 +1,8 @@
-"""SCRAM: its messages and its arithmetic, for the broker and for our client.
+"""SCRAM messages and computations, for the broker and for our client.
 
-The texts are those that Apache Kafka reads: names of ASCII characters, no channel binding,
-extensions that nobody knows are passed over, and passwords are taken as they are (no SASLprep).
-What is signed are the texts as they were sent.
+The messages are those that Kafka accepts: names of ASCII characters, no channel binding; unknown
+extensions are ignored, and passwords are used unchanged (no SASLprep). Signatures cover the
+messages exactly as they were sent.
 
 Source: RFC 5802, RFC 7677; ``ScramMessages``, ``ScramFormatter``, ``ScramMechanism``.
 """
@@ -22,15 +22,15 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ScramMechanism:
-    """One of the two that there are."""
+    """One of the two supported mechanisms."""
 
     name: str
     number: int
-    """That of ``ScramMechanism`` in requests."""
+    """The number of the mechanism in requests (``ScramMechanism``)."""
     digest: str
     """The name of its hash function."""
     key_bytes: int
-    """Length of every key and signature."""
+    """The length of every key and signature."""
 
 
 SCRAM_SHA_256: Final = ScramMechanism("SCRAM-SHA-256", 1, "sha256", 32)
@@ -38,17 +38,17 @@ SCRAM_SHA_512: Final = ScramMechanism("SCRAM-SHA-512", 2, "sha512", 64)
 SCRAM_MECHANISMS: Final[Mapping[str, ScramMechanism]] = {
     one.name: one for one in (SCRAM_SHA_256, SCRAM_SHA_512)
 }
-"""By name."""
+"""The mechanisms by name."""
 
 MIN_ITERATIONS: Final = 4_096
-"""How often a password has been hashed, at least."""
+"""The minimum number of iterations of a password's hash."""
 
 GS2_HEADER: Final = "n,,"
-"""No channel binding, no other user than the one whose password it is."""
+"""No channel binding, and no authorization id other than the user."""
 
 
 class ScramError(ValueError):
-    """A message is not of SCRAM's form, or the other side has said no. Holds none of its text."""
+    """A message is not valid SCRAM, or the other side has refused. Contains none of its text."""
 
 
 # --- messages ---
@@ -81,43 +81,43 @@ _SERVER_FINAL = re.compile(
 
 
 def sasl_name(user: str) -> str:
-    """A user's name as it stands in a message."""
+    """Return a user's name as it is encoded in a message."""
     return user.replace("=", "=3D").replace(",", "=2C")
 
 
 def user_name(name: str) -> str:
-    """The user whom a message means."""
+    """Return the user of a name that is encoded in a message."""
     return name.replace("=2C", ",").replace("=3D", "=")
 
 
 def new_nonce() -> str:
-    """Characters that nobody can guess: 192 bits."""
+    """Return random characters with 192 bits of entropy."""
     return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClientFirst:
-    """Who wants to log in."""
+    """The client's first message, which names the user."""
 
     header: str
     bare: str
-    """What is signed of it."""
+    """The part that is signed."""
     user: str
     authorized: str
-    """As whom the user wants to act; empty for itself."""
+    """The authorization id; empty for the user itself."""
     nonce: str
     extensions: Mapping[str, str]
 
     @classmethod
     def of(cls, user: str, nonce: str, extensions: Mapping[str, str] | None = None) -> ClientFirst:
-        """The message of a client."""
+        """Build the message of a client."""
         more = "".join(f",{key}={value}" for key, value in (extensions or {}).items())
         bare = f"n={sasl_name(user)},r={nonce}{more}"
         return cls(GS2_HEADER, bare, user, "", nonce, dict(extensions or {}))
 
     @classmethod
     def parse(cls, token: bytes) -> ClientFirst:
-        """Raises ScramError."""
+        """Parse a token. Raises ScramError."""
         found = _parse(_CLIENT_FIRST, token, "the first message of a client")
         pairs = (one.partition("=") for one in found["extensions"].split(",")[1:])
         return cls(
@@ -130,29 +130,29 @@ class ClientFirst:
         )
 
     def encode(self) -> bytes:
-        """The token."""
+        """Return the token."""
         return (self.header + self.bare).encode()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ServerFirst:
-    """What the user's password is to be hashed with."""
+    """The broker's first message: salt and iterations of the user's password hash."""
 
     text: str
     """The message itself, all of which is signed."""
     nonce: str
-    """The client's, and more."""
+    """The client's nonce, extended by the broker."""
     salt: bytes
     iterations: int
 
     @classmethod
     def of(cls, nonce: str, salt: bytes, iterations: int) -> ServerFirst:
-        """The message of a broker."""
+        """Build the message of a broker."""
         return cls(f"r={nonce},s={_text(salt)},i={iterations}", nonce, salt, iterations)
 
     @classmethod
     def parse(cls, token: bytes) -> ServerFirst:
-        """Raises ScramError."""
+        """Parse a token. Raises ScramError."""
         found = _parse(_SERVER_FIRST, token, "the first message of a broker")
         iterations = int(found["iterations"])
         if iterations == 0:
@@ -160,46 +160,46 @@ class ServerFirst:
         return cls(found[0], found["nonce"], base64.b64decode(found["salt"]), iterations)
 
     def encode(self) -> bytes:
-        """The token."""
+        """Return the token."""
         return self.text.encode()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClientFinal:
-    """The proof that the client knows the password."""
+    """The client's last message, with the proof that it knows the password."""
 
     unsigned: str
     """The message without its proof, which is signed."""
     channel_binding: bytes
-    """The header of the first message."""
+    """The GS2 header of the first message."""
     nonce: str
     proof: bytes
 
     @classmethod
     def of(cls, nonce: str, proof: bytes = b"") -> ClientFinal:
-        """The message of a client; what is to be signed of it does not need the proof."""
+        """Build the message of a client; its signed part does not depend on the proof."""
         unsigned = f"c={_text(GS2_HEADER.encode())},r={nonce}"
         return cls(unsigned, GS2_HEADER.encode(), nonce, proof)
 
     @classmethod
     def parse(cls, token: bytes) -> ClientFinal:
-        """Raises ScramError."""
+        """Parse a token. Raises ScramError."""
         found = _parse(_CLIENT_FINAL, token, "the last message of a client")
         channel, proof = base64.b64decode(found["channel"]), base64.b64decode(found["proof"])
         return cls(found["unsigned"], channel, found["nonce"], proof)
 
     def encode(self) -> bytes:
-        """The token."""
+        """Return the token."""
         return f"{self.unsigned},p={_text(self.proof)}".encode()
 
 
 def server_final(signature: bytes) -> bytes:
-    """The broker's last token: that it knows the password too."""
+    """Return the broker's last token, the proof that it knows the password too."""
     return f"v={_text(signature)}".encode()
 
 
 def parse_server_final(token: bytes) -> bytes:
-    """The signature of the broker's last token. Raises ScramError, also with the broker's no."""
+    """Return the signature in the broker's last token. Raises ScramError, also for a refusal."""
     found = _parse(_SERVER_FINAL, token, "the last message of a broker")
     if found["error"] is not None:
         raise ScramError(f"the broker refuses the login: {found['error'][:100]}")
@@ -223,33 +223,33 @@ def _text(data: bytes) -> str:
 def salted_password(
     mechanism: ScramMechanism, password: str, salt: bytes, iterations: int
 ) -> bytes:
-    """The password, hashed so often that it takes time to guess: about a microsecond each."""
+    """Return the salted password; the iterations slow down guessing, a microsecond each."""
     return hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
 
 
 def stored_key(mechanism: ScramMechanism, salted: bytes) -> bytes:
-    """What a broker keeps to check a proof."""
+    """Return the key that a broker stores to check proofs."""
     return _hash(mechanism, _hmac(mechanism, salted, b"Client Key"))
 
 
 def server_key(mechanism: ScramMechanism, salted: bytes) -> bytes:
-    """What a broker keeps to show that it knows the user."""
+    """Return the key with which a broker proves that it knows the user."""
     return _hmac(mechanism, salted, b"Server Key")
 
 
 def signed_text(first: ClientFirst, answer: ServerFirst, final: ClientFinal) -> bytes:
-    """What both sides sign: AuthMessage."""
+    """Return the AuthMessage, which both sides sign."""
     return f"{first.bare},{answer.text},{final.unsigned}".encode()
 
 
 def client_proof(mechanism: ScramMechanism, salted: bytes, signed: bytes) -> bytes:
-    """What shows that the client knows the password."""
+    """Return the proof that the client knows the password."""
     key = _hmac(mechanism, salted, b"Client Key")
     return _xor(key, _hmac(mechanism, _hash(mechanism, key), signed))
 
 
 def is_proof(mechanism: ScramMechanism, stored: bytes, signed: bytes, proof: bytes) -> bool:
-    """Whether a client knows the password whose stored key is given."""
+    """Return whether a proof matches the stored key of a password."""
     if len(proof) != mechanism.key_bytes:
         return False
     key = _xor(proof, _hmac(mechanism, stored, signed))
@@ -257,7 +257,7 @@ def is_proof(mechanism: ScramMechanism, stored: bytes, signed: bytes, proof: byt
 
 
 def server_signature(mechanism: ScramMechanism, key: bytes, signed: bytes) -> bytes:
-    """What shows that the broker knows the user, of its server key."""
+    """Return the proof that the broker knows the user, from its server key."""
     return _hmac(mechanism, key, signed)
 
 

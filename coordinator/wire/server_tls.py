@@ -1,4 +1,4 @@
-"""TLS of servers beside the broker's own listeners: the console's, and that of the metrics."""
+"""TLS of servers other than the broker's listeners: the console and the metrics endpoint."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import ssl
 
 
 class ServerTlsError(ValueError):
-    """The files can not be used; the message says which, and nothing of what they hold."""
+    """The files cannot be used; the message names them, without their content."""
 
 
 def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
-    """A context of a server from PEM files; without ``key`` it stands in that of the certificate.
+    """Return a server's TLS context from PEM files; ``certificate`` may contain the key as well.
 
-    Waits for the disk. Raises :class:`ServerTlsError`.
+    Blocks on file reads. Raises :class:`ServerTlsError`.
     """
     named = certificate if key is None else f"{certificate} and {key}"
 
     def password() -> str:
-        # Without this, OpenSSL would ask the terminal.
+        # Without this, OpenSSL would prompt on the terminal.
         raise ServerTlsError(
             f"{key or certificate}: the key is encrypted; openssl pkey decrypts it"
         )

@@ -1,8 +1,8 @@
-"""The messages of a controller that is elected on ZooKeeper, which Apache Kafka 4 has no more.
+"""The messages of a ZooKeeper controller, which Kafka 4 has removed.
 
-kio is generated from newer schemas. These classes are what it would have made of the newest
-versions of the older ones: the first line of each message names it, its API and its version, then
-come its fields, and those of a structure under it.
+kio is generated from newer schemas. These classes correspond to those that kio would have generated
+for the newest versions of the removed messages. The first line of a message contains its name, API
+key and version; its fields follow, and the fields of a structure are indented under it.
 
 Source: branch 3.9, ``clients/src/main/resources/common/message/{LeaderAndIsr,StopReplica,
 UpdateMetadata,ControlledShutdown}{Request,Response}.json``.
@@ -125,7 +125,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 
 @cache
 def modules() -> Mapping[tuple[int, str], ModuleType]:
-    """The classes of each message, by the API's key and ``request`` or ``response``."""
+    """Return the classes of each message, by the API's key and ``request`` or ``response``."""
     found: dict[tuple[int, str], ModuleType] = {}
     lines = _TEXT.strip().splitlines()
     starts = [at for at, line in enumerate(lines) if not line.startswith(" ")]
@@ -141,7 +141,7 @@ def modules() -> Mapping[tuple[int, str], ModuleType]:
 
 
 def _classes(name: str, key: int, version: int, side: str, lines: list[str]) -> Iterator[type]:
-    """The message's class last, each structure's before what holds it."""
+    """Yield the classes: each structure before the one that contains it, the message last."""
     facts = {
         "__version__": i16(version),
         "__flexible__": True,

@@ -1,1 +1,1 @@
-"""A client of the protocol, blocking or not: connections, routing, versions."""
+"""A client of the protocol, blocking or asynchronous: connections, routing, versions."""

@@ -1,6 +1,6 @@
-"""What an authorization error asks for, in the words of ``kafka-acls``.
+"""The missing permission behind an authorization error, in the words of ``kafka-acls``.
 
-Source: the checks of ``KafkaApis``, as its answers tell of them.
+Source: the authorization checks of ``KafkaApis``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _OF_TOPICS: Mapping[str, str] = {
 }
 _ELSE: Mapping[ErrorCode, str] = {
     ErrorCode.topic_authorization_failed: "DESCRIBE",
-    # Whoever looks for a coordinator, for which DESCRIBE is enough, means to do more.
+    # A client that looks up a coordinator needs only DESCRIBE for that, but more afterwards.
     ErrorCode.group_authorization_failed: "READ",
     ErrorCode.transactional_id_authorization_failed: "WRITE",
 }
 
 
 def missing_right(api: str, code: ErrorCode, name: str = "") -> str:
-    """``the right WRITE on the topic 't'``; empty for a code that is not about rights."""
+    """Return ``the right WRITE on the topic 't'``; "" if the error is no authorization error."""
     resource = _RESOURCES.get(code)
     if resource is None:
         return ""

@@ -1,8 +1,8 @@
 """One client connection to one broker: frames out, frames in, in order.
 
-Two forms with the same asynchronous face. :class:`AsyncChannel` lives on an event loop and lets
-several requests be under way; :class:`BlockingChannel` does its work inside the call, so that a
-coroutine which uses it never really suspends and can be run without a loop.
+Two implementations of one asynchronous interface. :class:`AsyncChannel` runs on an event loop and
+allows several requests in flight; :class:`BlockingChannel` does its work inside the call, so that a
+coroutine which uses it never suspends and can be run without an event loop.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from fencepost.logcore.tracebacks import without_traceback
 
 _LENGTH = struct.Struct(">i")
 _TLS_ALERT = b"\x15\x03"
-"""What an answer in TLS to a request without it begins with."""
+"""The first bytes of a TLS alert, the response of a TLS listener to a plaintext request."""
 
 
 SHUTDOWN_S = 1.0
-"""How long a broker may take to say that it has heard of the end of an encrypted connection."""
+"""The time that a broker has to acknowledge the end of a TLS connection."""
 
 
 class ConnectionLostError(WireError):
-    """The connection failed or timed out with a request under way; its fate is unknown."""
+    """The connection failed or timed out with a request in flight; its outcome is unknown."""
 
 
 class BrokerUnreachable(WireError):  # noqa: N818 - says what it is
-    """No connection to any of the brokers tried could be made, or one was lost."""
+    """No connection to any of the tried brokers could be made, or a connection was lost."""
 
 
 class AuthenticationError(WireError):
-    """One side does not believe the other who it is: trying again would change nothing."""
+    """Authentication of the client or of the broker failed: a retry would not help."""
 
 
 class Channel(Protocol):
-    """A connection; requests are answered in the order in which they were sent."""
+    """A connection; the broker answers requests in the order in which they were sent."""
 
     closed: bool
     where: str
@@ -56,24 +56,25 @@ class Channel(Protocol):
     ) -> bytes | None:
         """Send one request frame; return the response frame without its length.
 
-        With ``answered`` False (acks=0) there is none, and None is returned as soon as the request
-        is on its way. Raises :class:`ConnectionLostError` and closes if the time is up.
+        With ``answered`` False (acks=0) no response exists, and None is returned once the request
+        is sent. On a timeout the channel closes and raises :class:`ConnectionLostError`.
         """
 
     def close(self) -> None:
-        """Close the connection; requests under way fail."""
+        """Close the connection; requests in flight fail."""
 
 
 class Io(NamedTuple):
-    """What a client needs of its surroundings."""
+    """The I/O functions that a client uses."""
 
     connect: Callable[[str, int, float, ssl.SSLContext | None], Awaitable[Channel]]
-    """Opens a channel to host and port within so many milliseconds; with a context, an encrypted
-    one. Raises OSError, and AuthenticationError."""
+    """Opens a channel to a host and port within a number of milliseconds, with TLS if a context is
+    given. Raises OSError, and AuthenticationError.
+    """
     sleep: Callable[[float], Awaitable[None]]
-    """Waits for so many seconds."""
+    """Waits for a number of seconds."""
     run: Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
-    """Does what may take long, without holding up others."""
+    """Runs a slow function without blocking the caller's event loop."""
 
 
 def _response_size(prefix: bytes) -> int:
@@ -97,7 +98,7 @@ class BlockingChannel:
     async def connect(
         cls, host: str, port: int, timeout_ms: float, tls: ssl.SSLContext | None = None
     ) -> Self:
-        """Connect within the time. Raises OSError (TimeoutError among them)."""
+        """Connect within the timeout. Raises OSError, including TimeoutError."""
         deadline = monotonic_s() + timeout_ms / 1000
         sock = socket.create_connection((host, port), timeout_ms / 1000)
         try:
@@ -132,7 +133,7 @@ class BlockingChannel:
             self.close()
             raise AuthenticationError(f"{self.where}: {error}") from None
         except BaseException:
-            # Ctrl-C among them: the next one to ask would be given the answer that is under way.
+            # Also on Ctrl-C: the next request would otherwise get this one's response.
             self.close()
             raise
 
@@ -154,7 +155,7 @@ class BlockingChannel:
 
 
 def _judged(error: OSError, host: str, port: int) -> Exception:
-    """What a connection that can not be encrypted is to be told as."""
+    """Return the exception for a failed TLS handshake."""
     if reason := refusal(error, host):
         return AuthenticationError(f"{host}:{port}: {reason}")
     if isinstance(error, TimeoutError) or not isinstance(
@@ -168,7 +169,7 @@ def _judged(error: OSError, host: str, port: int) -> Exception:
 
 
 def _broken(error: OSError, where: str) -> WireError:
-    """What a connection that breaks under a request is to be told as."""
+    """Return the exception for a connection that failed with a request in flight."""
     if reason := refusal(error, where):
         return AuthenticationError(f"{where}: {reason}")
     return ConnectionLostError(f"{where}: {str(error) or 'no answer in time'}")
@@ -182,7 +183,7 @@ def _left(deadline: float) -> float:
 
 
 class AsyncChannel:
-    """A pair of streams; a task reads responses and gives them to whoever waits the longest."""
+    """A pair of streams; a task reads responses and gives each to the oldest waiting request."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: tuple[str, int]
@@ -198,12 +199,12 @@ class AsyncChannel:
     async def connect(
         cls, host: str, port: int, timeout_ms: float, tls: ssl.SSLContext | None = None
     ) -> Self:
-        """Connect within the time. Raises OSError (TimeoutError among them)."""
+        """Connect within the timeout. Raises OSError, including TimeoutError."""
         encrypted: dict[str, Any] = (
             {} if tls is None else {"ssl": tls, "ssl_shutdown_timeout": SHUTDOWN_S}
         )
         try:
-            # wait_for may forget that it was cancelled, up to Python 3.11.
+            # Up to Python 3.11, wait_for may swallow a cancellation.
             async with asyncio.timeout(timeout_ms / 1000):
                 reader, writer = await asyncio.open_connection(host, port, **encrypted)
         except OSError as error:
@@ -226,8 +227,8 @@ class AsyncChannel:
                 await self._writer.drain()
                 return await answer if answered else None
         except OSError as error:
-            # A broker that is silent for so long is as good as gone. (A call that is cancelled
-            # instead leaves its place in the queue, and its response is dropped when it comes.)
+            # A broker that does not respond in time is treated as disconnected. (A cancelled call
+            # keeps its place in the queue, and its response is dropped when it arrives.)
             problem = _broken(error, self.where)
             self._fail(ConnectionLostError(f"{self.where}: gave up waiting: {problem}"))
             raise problem from error
@@ -257,7 +258,7 @@ class AsyncChannel:
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(without_traceback(type(problem)(str(problem))))
-                answer.exception()  # the one who waits may have gone; that is no news then
+                answer.exception()  # the caller may be cancelled; the error must not be logged then
 
     def close(self) -> None:
         """See :class:`Channel`."""

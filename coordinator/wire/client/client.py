@@ -1,12 +1,11 @@
-"""Clients that speak single requests: for the command line, tests and tools.
+"""Clients that send single requests: for the command line, tests and tools.
 
 :class:`WireClient` blocks, :class:`AsyncWireClient` runs on an event loop; both have the same
-methods, and both work against any Kafka broker. They negotiate versions, find leaders and
-coordinators and repeat what Kafka calls retriable, and leave the rest to the caller: no batching,
-no group membership, no producer state.
+methods, and both work with any Kafka broker. They negotiate versions, find leaders and coordinators
+and retry retriable errors. They do no batching, no group membership and no producer state.
 
-The logic stands in ``router.py``, as coroutines. Over blocking sockets those never suspend, so
-:class:`WireClient` runs them to their end in one step.
+The logic is in ``router.py``, as coroutines. Over blocking sockets these never suspend, so
+:class:`WireClient` runs them to completion in one step.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ T = TypeVar("T")
 
 
 class _Client:
-    """What both clients can do.
+    """The common methods of both clients.
 
-    ``security`` says how connections are encrypted and who logs in. A file that it names and that
-    can not be used raises :class:`SecurityError`.
+    ``security`` configures TLS and authentication. A file in it that cannot be used raises
+    :class:`SecurityError`.
     """
 
     _io: Io
@@ -71,10 +70,10 @@ class _Client:
         to_node: int = ANY_NODE,
         deadline_ms: float | None = None,
     ) -> Entity:
-        """One exchange with no retry and no judgement: the response as it came.
+        """Send one request without retries; return the response without checking its errors.
 
-        None for a Produce with acks=0. Raises :class:`BrokerUnreachable` or
-        :class:`ConnectionLostError` (which an unsupported version causes too).
+        Returns None for a Produce with acks=0. Raises :class:`BrokerUnreachable` or
+        :class:`ConnectionLostError` (also for an unsupported version).
         """
         return await self._router.request(api_key, version, entity, to_node, deadline_ms)
 
@@ -94,19 +93,19 @@ class _Client:
     ) -> Entity:
         """Send a request to the right broker and return its response.
 
-        ``api`` is a key or a name (``"OffsetCommit"``); ``version`` None takes the highest that
-        both sides know and that is not above ``at_most``. The request is built from ``fields`` as
-        ``MessageFactory`` does, or given as ``entity=``: a kio entity, or a function from the
-        version's :class:`RequestFactory` to one. It goes to the leader of partition ``to_leader``,
-        to the coordinator of group ``to_group`` or of transactional id ``to_transaction``, to
-        broker ``to_node``, or to any.
+        ``api`` is a key or a name (``"OffsetCommit"``); with ``version`` None the highest version
+        that both sides support is used, up to ``at_most``. The request is built from ``fields`` as
+        by ``MessageFactory``, or passed as ``entity=``: a kio entity, or a function from the
+        version's :class:`RequestFactory` to one. It is sent to the leader of partition
+        ``to_leader``, to the coordinator of group ``to_group`` or of transactional id
+        ``to_transaction``, to broker ``to_node``, or to any broker.
 
-        While all errors in the answer are retriable, the call is repeated until ``deadline_ms`` are
-        over. Then, and for other top-level errors, it raises :class:`ApiError`; errors of single
-        items are left in the response. With ``check=False`` the first answer is returned, whatever
-        it says. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a connection
-        is lost under a request that may not be repeated, :class:`UnsupportedVersion`, and
-        :class:`AuthenticationError` if the broker does not believe the client or the reverse.
+        While all errors in the response are retriable, the call is retried until ``deadline_ms``
+        have passed. Then, and for other top-level errors, it raises :class:`ApiError`; errors of
+        single items remain in the response. With ``check=False`` the first response is returned
+        with any errors. Raises :class:`BrokerUnreachable` if no broker can be reached, or if a
+        connection is lost during a request that must not be retried, :class:`UnsupportedVersion`,
+        and :class:`AuthenticationError` if the client or the broker fails to authenticate.
         """
         coordinator = None if to_group is None else (GROUP, to_group)
         if to_transaction is not None:
@@ -115,28 +114,28 @@ class _Client:
         return await self._router.call(api, version, at_most, target, deadline_ms, check, fields)
 
     async def _metadata(self, *, refresh: bool = False) -> ClusterMetadata:
-        """Brokers and topics; from the cache unless it is old or ``refresh`` is asked for."""
+        """Return brokers and topics, cached unless the cache is old or ``refresh`` is set."""
         return await self._router.cluster(self._router.deadline(), refresh=refresh)
 
     async def _versions(self, *, to_node: int = ANY_NODE) -> dict[int, tuple[int, int]]:
-        """(lowest, highest) version by API key, as the broker advertises them."""
+        """Return (lowest, highest) version by API key, as advertised by the broker."""
         return (await self._router.node(to_node, self._router.deadline())).versions
 
     def forget(self) -> None:
-        """Look up anew which brokers, topics and coordinators there are; connections stay."""
+        """Forget cached brokers, topics and coordinators; keep the connections."""
         self._router.forget_all()
 
     def limit(self, timeout_ms: float) -> None:
-        """Let each call take so long from now on."""
+        """Set the timeout of all later calls, in milliseconds."""
         self._router.timeout_ms = timeout_ms
 
     async def _features(self, *, to_node: int = ANY_NODE) -> dict[str, int]:
-        """The finalized level of each feature."""
+        """Return the finalized level of each feature."""
         return (await self._router.node(to_node, self._router.deadline())).features
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, because its channels block."""
+    """Run a coroutine that never suspends because its channels block."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -147,7 +146,7 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a method blocking, for a client whose channels block."""
+    """Make a method of a client with blocking channels blocking."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -157,7 +156,7 @@ def _blocking(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 class WireClient(_Client):
-    """A blocking client. Usable as a context manager; not for several threads at once."""
+    """A blocking client. Usable as a context manager; not thread-safe."""
 
     _io = BLOCKING
     request = _blocking(_Client._request)
@@ -178,7 +177,7 @@ class WireClient(_Client):
 
 
 class AsyncWireClient(_Client):
-    """A client on an event loop; several calls may be under way. An async context manager."""
+    """A client on an event loop; several calls may run concurrently. An async context manager."""
 
     _io = ASYNC
     request = _Client._request

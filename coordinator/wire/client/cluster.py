@@ -1,4 +1,4 @@
-"""What a client knows about a cluster: brokers, topics, leaders."""
+"""A client's metadata of a cluster: brokers, topics, leaders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where one broker listens."""
+    """The address of one broker."""
 
     node_id: int
     host: str
@@ -22,25 +22,25 @@ class BrokerAddress:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """Return host and port."""
         return self.host, self.port
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLeader:
-    """Who leads a partition; ``leader`` is -1 while nobody does."""
+    """The leader and replicas of a partition; ``leader`` is -1 without a leader."""
 
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     offline: tuple[int, ...] = ()
-    """Replicas on brokers or disks that are down."""
+    """Replicas on offline brokers or log directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic of a Metadata response. ``topic_id`` is None from brokers that tell none."""
+    """One topic of a Metadata response. ``topic_id`` is None if the broker has no topic ids."""
 
     name: str
     topic_id: uuid.UUID | None
@@ -59,7 +59,7 @@ class ClusterMetadata:
     topics: Mapping[str, TopicMetadata]
 
     def leader(self, topic: str, partition: int) -> int | None:
-        """The node that leads a partition, -1 while nobody does; None if there is none such."""
+        """Return a partition's leader, -1 if it has none; None for an unknown partition."""
         known = self.topics.get(topic)
         row = known.partitions.get(partition) if known is not None else None
         return row.leader if row is not None else None
@@ -100,7 +100,10 @@ def _topic(topic: Entity) -> TopicMetadata:
 
 
 def error_codes(entity: Entity) -> list[ErrorCode]:
-    """Every error code of a response, 0 among them, from the top level down, in wire order."""
+    """Return every error code of a response, including 0, from the top level down.
+
+    The order within a level is the wire order.
+    """
     found: list[ErrorCode] = []
     deeper: list[Entity] = []
     cls: type = type(entity)
@@ -120,18 +123,18 @@ def error_codes(entity: Entity) -> list[ErrorCode]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the error codes of one response mean for whoever sent the request."""
+    """The meaning of a response's error codes for the sender of the request."""
 
     failed: tuple[ErrorCode, ...]
     """The codes other than 0."""
     top: ErrorCode
     """The response's own code; 0 if it has none."""
     retriable: bool
-    """Nothing was done and all that is wrong may pass: the request may be sent again as it is."""
+    """Whether nothing was done and all errors are retriable: the same request may be sent again."""
 
 
 def verdict(response: Entity) -> Verdict:
-    """Judge a response. With one item served and another refused it must not be sent again."""
+    """Classify a response. If one item succeeded, the request must not be sent again."""
     codes = error_codes(response)
     top = ErrorCode(getattr(response, "error_code", 0))
     failed = tuple(ErrorCode(code) for code in codes if code)
@@ -142,7 +145,10 @@ def verdict(response: Entity) -> Verdict:
 
 
 def parse_bootstrap(servers: str | list[str] | tuple[str, ...]) -> list[tuple[str, int]]:
-    """``"host:port,[::1]:9092"`` or a list of such; a missing port is 9092. ValueError if wrong."""
+    """Parse ``"host:port,[::1]:9092"`` or such a list; the default port is 9092.
+
+    Raises ValueError for an invalid address.
+    """
     texts = servers.split(",") if isinstance(servers, str) else list(servers)
     found: list[tuple[str, int]] = []
     for text in texts:

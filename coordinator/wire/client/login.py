@@ -1,4 +1,4 @@
-"""A client's side of a login by SASL: what it says, and what it makes of the answers.
+"""SASL authentication, client side.
 
 Source: ``SaslClientAuthenticator``, ``ScramSaslClient``, ``PlainSaslClient``,
 ``OAuthBearerSaslClient``.
@@ -36,27 +36,28 @@ from fencepost.coordinator.wire.scram import (
 )
 
 MAX_ITERATIONS: Final = 1_000_000
-"""How often a broker can have a password hashed here: about a second. Kafka's own bound for what it
-stores is 16,384."""
+"""The most SCRAM iterations that a broker can demand of this client: about a second. Kafka's own
+limit for stored credentials is 16,384.
+"""
 
 Dialogue = Generator[bytes, bytes, None]
-"""The client's tokens, each for the broker's answer to the one before."""
+"""Yields the client's tokens; is sent the broker's response to each."""
 
 Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
 
 class Ask(Protocol):
-    """One request and its answer, on the connection that logs in."""
+    """Sends one request on the connection being authenticated."""
 
     def __call__(self, api: ApiKey, /, **fields: Any) -> Awaitable[Entity]:
-        """The answer, whatever error it holds."""
+        """Return the response, with any error."""
 
 
 async def log_in(ask: Ask, run: Run, security: Security, where: str) -> float:
-    """Log in; returns how long that holds, in milliseconds, 0 for ever.
+    """Authenticate; return the session lifetime in milliseconds, 0 for unlimited.
 
-    ``run`` does what takes long without holding up others. Raises :class:`AuthenticationError`, and
-    what ``ask`` does.
+    ``run`` runs a slow function without blocking others. Raises :class:`AuthenticationError`, and
+    the errors of ``ask``.
     """
     answer = await ask(ApiKey.SASL_HANDSHAKE, mechanism=security.mechanism)
     if answer.error_code == ErrorCode.unsupported_sasl_mechanism:
@@ -79,7 +80,7 @@ async def log_in(ask: Ask, run: Run, security: Security, where: str) -> float:
 
 
 def no_logins(security: Security, where: str) -> AuthenticationError:
-    """A listener without SASL has been asked for a login."""
+    """Return the error for a listener without SASL."""
     without = "SSL" if security.has_tls else "PLAINTEXT"
     return AuthenticationError(
         f"{where}: the listener knows no logins: there security.protocol is {without}, not"
@@ -145,5 +146,5 @@ def _bearer(source: TokenSource) -> Dialogue:
     extensions = "".join(f"{key}={value}\x01" for key, value in source.extensions.items())
     refusal = yield f"n,,\x01auth=Bearer {source.fetch()}\x01{extensions}\x01".encode()
     if refusal:
-        # The broker has said why in JSON, and fails the login when it has been heard.
+        # The broker has sent its reason as JSON, and fails the authentication after this token.
         yield b"\x01"

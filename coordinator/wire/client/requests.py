@@ -1,7 +1,7 @@
-"""Requests that commands and pipelines both send, and the rows of their answers.
+"""Builders and readers of requests that both commands and pipelines send.
 
-A partition is a pair (topic, index). The requests name topics by name; :data:`NAMED` has the last
-version of those that take ids later.
+A partition is a pair (topic, index). The requests identify topics by name; :data:`NAMED` has the
+last version with names of the APIs that later use ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fencepost.coordinator.wire.schema import Builder, Entity
 Partition = tuple[str, int]
 
 LATEST, EARLIEST = -1, -2
-"""Times that :func:`list_offsets` understands besides milliseconds."""
+"""Special timestamps of :func:`list_offsets`."""
 
 NAMED = {"Fetch": 12, "Produce": 12, "OffsetCommit": 9, "OffsetFetch": 9}
 
@@ -23,7 +23,7 @@ NAMED = {"Fetch": 12, "Produce": 12, "OffsetCommit": 9, "OffsetFetch": 9}
 def topics(
     structure: Builder, rows: Iterable[tuple[Partition, Any]], field: str = "partitions"
 ) -> list[Entity]:
-    """A topic's ``structure`` for each topic of ``rows``, whose ``field`` holds that topic's."""
+    """Group ``rows`` by topic: build one ``structure`` each, with its rows in ``field``."""
     found: dict[str, list[Any]] = {}
     for (name, _), row in rows:
         found.setdefault(name, []).append(row)
@@ -31,7 +31,7 @@ def topics(
 
 
 def rows_of(answer: Entity) -> Iterator[tuple[Partition, Entity]]:
-    """Each partition of an answer by topics, with its row."""
+    """Yield each partition of a response that is grouped by topic, with its row."""
     for topic in answer.topics:
         for row in topic.partitions:
             yield (topic.name, row.partition_index), row
@@ -46,10 +46,10 @@ def fetch_one(
     max_wait_ms: int,
     max_bytes: int,
 ) -> Entity:
-    """The body of a Fetch of one partition outside of any fetch session.
+    """Build a Fetch of one partition without a fetch session.
 
-    It waits for a single byte, and ``max_bytes`` bounds the partition and the answer alike (a first
-    batch comes whole).
+    The broker responds as soon as one byte is available. ``max_bytes`` limits both the partition
+    and the response (a first batch is returned whole).
     """
     topic, index = partition
     asked = make.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=max_bytes)
@@ -65,7 +65,7 @@ def fetch_one(
 def list_offsets(
     make: RequestFactory, wanted: Mapping[Partition, int], *, isolation_level: int, timeout_ms: int
 ) -> Entity:
-    """The body of a ListOffsets: a time in ms, or LATEST and so on, by partition."""
+    """Build a ListOffsets from a timestamp in ms, or LATEST or EARLIEST, by partition."""
     asked = (
         (place, make.ListOffsetsPartition(partition_index=place[1], timestamp=timestamp))
         for place, timestamp in wanted.items()
@@ -85,9 +85,9 @@ def offset_fetch(
     *,
     require_stable: bool,
 ) -> Entity:
-    """The body of an OffsetFetch of one group, by somebody who is no member of it.
+    """Build an OffsetFetch of one group by a client that is not a member of it.
 
-    None stands for all partitions that have an offset. :func:`of_group` reads the answer.
+    None stands for all partitions with an offset. :func:`of_group` reads the response.
     """
 
     def named(structure: Builder) -> list[Entity] | None:
@@ -95,7 +95,7 @@ def offset_fetch(
             return None
         return topics(structure, ((place, place[1]) for place in partitions), "partition_indexes")
 
-    # Up to version 7 the group stands in the body, from 8 on in a list of groups.
+    # Up to version 7 the body names one group, from version 8 on it has a list of groups.
     asked = make.OffsetFetchRequestGroup(
         group_id=group, topics=named(make.OffsetFetchRequestTopics)
     )
@@ -108,7 +108,7 @@ def offset_fetch(
 
 
 def of_group(answer: Entity) -> Entity:
-    """The part of an OffsetFetch's answer that is about its only group."""
+    """Return the part of an OffsetFetch response about its only group."""
     return answer.groups[0] if hasattr(answer, "groups") else answer
 
 
@@ -119,7 +119,7 @@ def produce(
     timeout_ms: int,
     transactional_id: str | None,
 ) -> Entity:
-    """The body of a Produce of one batch per partition, to be acknowledged by all replicas."""
+    """Build a Produce of one batch per partition with acks=all."""
     asked = (
         (place, make.PartitionProduceData(index=place[1], records=batch))
         for place, batch in batches.items()
@@ -133,9 +133,10 @@ def produce(
 
 
 def add_partitions(make: RequestFactory, partitions: Iterable[Partition], **claim: Any) -> Entity:
-    """The body of an AddPartitionsToTxn, as clients send it: up to version 3.
+    """Build an AddPartitionsToTxn of a version for clients: up to 3.
 
-    ``claim`` are transactional_id, producer_id and producer_epoch. :func:`added` reads the answer.
+    ``claim`` are transactional_id, producer_id and producer_epoch. :func:`added` reads the
+    response.
     """
     asked = ((place, place[1]) for place in sorted(partitions))
     return make.message(
@@ -145,7 +146,7 @@ def add_partitions(make: RequestFactory, partitions: Iterable[Partition], **clai
 
 
 def added(answer: Entity) -> list[int]:
-    """The error codes of an AddPartitionsToTxn's answer, 0 among them."""
+    """Return the error codes of an AddPartitionsToTxn response, including 0."""
     return [
         row.partition_error_code
         for topic in answer.results_by_topic_v3_and_below
@@ -156,10 +157,10 @@ def added(answer: Entity) -> list[int]:
 def txn_offset_commit(
     make: RequestFactory, offsets: Mapping[Partition, int], *, metadata: str = "", **claim: Any
 ) -> Entity:
-    """The body of a TxnOffsetCommit: offsets by partition, each with the same metadata.
+    """Build a TxnOffsetCommit of offsets by partition, all with the same metadata.
 
-    ``claim`` are the fields that say whose they are: transactional_id, group_id, producer_id,
-    producer_epoch, and of a member of the group generation_id, member_id and group_instance_id.
+    ``claim`` are the identifying fields: transactional_id, group_id, producer_id, producer_epoch,
+    and for a member of the group generation_id, member_id and group_instance_id.
     """
     row = make.TxnOffsetCommitRequestPartition
     asked = (

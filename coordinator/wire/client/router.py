@@ -1,7 +1,7 @@
-"""What the two clients share: connections, versions, where to send a request, when to repeat it.
+"""The common logic of the two clients: connections, versions, routing and retries.
 
-Written once, as coroutines over :class:`fencepost.coordinator.wire.client.channel.Io`; with
-blocking sockets those never suspend.
+It is written once, as coroutines over :class:`fencepost.coordinator.wire.client.channel.Io`; with
+blocking sockets these never suspend.
 """
 
 from __future__ import annotations
@@ -35,22 +35,25 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.tracebacks import without_traceback
 
 DEFAULT_TIMEOUT_MS = 30_000
-"""How long a call may take in all, retries included."""
+"""The total timeout of a call, including retries."""
 CONNECT_TIMEOUT_MS = 5_000
-"""How long one attempt to connect may take."""
+"""The timeout of one attempt to connect."""
 FIRST_BACKOFF_MS = 10
 MAX_BACKOFF_MS = 500
-"""Pauses between attempts double from the first to the last of these."""
+"""The delays between attempts double from the first to the second value."""
 METADATA_MAX_AGE_MS = 300_000
 """Kafka's ``metadata.max.age.ms``."""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 1_000
-"""How long an unknown topic is asked for again. Kafka calls that error retriable because a new
-topic takes a moment to get around; mostly, though, the name is wrong."""
+"""The time for which an unknown topic is retried. Kafka makes the error retriable because a new
+topic takes a moment to be propagated; mostly, though, the name is wrong.
+"""
 
 LOGIN_AGAIN_AT = 0.85, 0.95
-"""At what part of a login's time the next one is made, by chance in between, as in Kafka: brokers
-that have been started together are not asked by all their clients at once."""
+"""The range of the fraction of a session's lifetime after which the client reauthenticates. It is
+random, as in Kafka: brokers that were started together do not get the logins of all their clients
+at once.
+"""
 
 GROUP, TRANSACTION = 0, 1
 """Coordinator key types."""
@@ -74,7 +77,7 @@ _SAFE_TO_REPEAT = frozenset(
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )
-"""Requests that change nothing, so that a lost connection is no reason to give up."""
+"""Read-only requests, which are retried after a lost connection."""
 
 _MOVED = frozenset(
     {
@@ -95,7 +98,7 @@ ANY_NODE = -1
 
 
 def api_versions_body(make: RequestFactory) -> Entity:
-    """What a broker serves and which features are finalized is asked for like this."""
+    """Build an ApiVersions request."""
     return make.message(client_software_name="fencepost", client_software_version="0.1.0")
 
 
@@ -114,7 +117,7 @@ class ApiError(WireError):
 
 
 def _api(api: int | str) -> Api:
-    """The API by its key or by its name (``"OffsetCommit"``). KeyError if there is none."""
+    """Return the API by key or name (``"OffsetCommit"``). Raises KeyError if it is unknown."""
     if isinstance(api, int):
         return KNOWN_APIS[api]
     for entry in KNOWN_APIS.values():
@@ -124,22 +127,22 @@ def _api(api: int | str) -> Api:
 
 
 class Node:
-    """One broker: the connection to it, and the versions it serves by API key."""
+    """The connection to one broker, and the versions it serves by API key."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.versions: dict[int, tuple[int, int]] = {}
         self.features: dict[str, int] = {}
         self.has_answered = False
-        """Whether it has served anything but what is asked of it before a login."""
+        """Whether it has served a request other than those that precede authentication."""
         self.login_again_at = float("inf")
-        """By the clock of the router."""
+        """The time of the next authentication, on the router's clock."""
         self.logging_in = asyncio.Lock()
-        """Nothing else may be asked meanwhile."""
+        """Held during authentication, when no other request may be sent."""
 
 
 class Router:
-    """Everything the two clients share. Times are in milliseconds of the monotonic clock."""
+    """The state shared by both clients. Times are in milliseconds of the monotonic clock."""
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class Router:
         security: Security = PLAINTEXT,
         negotiates: bool = True,
     ) -> None:
-        """``negotiates``: whether versions are asked for also where no login needs them."""
+        """``negotiates`` requests the versions even if authentication does not need them."""
         self._io = io
         self._security = security
         self._negotiates = negotiates or security.has_login
@@ -163,11 +166,11 @@ class Router:
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
         self.timeout_ms = timeout_ms
-        """What a call may take in all, unless it says so itself."""
+        """The default total timeout of a call."""
         self._correlation_id = 0
         self._nodes: dict[tuple[str, int], Node] = {}
         self._troubles: dict[tuple[str, int], str] = {}
-        """Why there is no connection, by where it was tried last."""
+        """The reason why a connection failed, by address of the last attempt."""
         self._metadata: ClusterMetadata | None = None
         self._metadata_at_ms = 0.0
         self._coordinators: dict[tuple[int, str], tuple[str, int]] = {}
@@ -187,7 +190,7 @@ class Router:
             if not isinstance(error, TimeoutError):
                 self._troubles[address] = told
             elif time_left < CONNECT_TIMEOUT_MS:
-                # It was given little time, and so tells less than the attempt before.
+                # A short timeout says less than the previous attempt's error.
                 told = self._troubles.get(address, told)
             raise BrokerUnreachable(f"{where}: {told}") from error
         self._troubles.pop(address, None)
@@ -200,7 +203,7 @@ class Router:
             channel.close()
             raise BrokerUnreachable(f"{error}{self._doubt()}") from error
         except BaseException:
-            # A call that is cancelled too: nobody else knows of the connection.
+            # Also for a cancelled call: only this call knows the connection.
             channel.close()
             raise
         meanwhile = self._nodes.get(address)
@@ -211,7 +214,7 @@ class Router:
         return node
 
     async def _any(self, deadline: float) -> Node:
-        """A connection to whichever broker can be reached, an open one first."""
+        """Return a connection to any reachable broker, preferring an open one."""
         for node in list(self._nodes.values()):
             if await self._is_ready(node, deadline):
                 return node
@@ -225,7 +228,7 @@ class Router:
         raise BrokerUnreachable("; ".join(problems))
 
     async def _is_ready(self, node: Node, deadline: float) -> bool:
-        """Whether requests can go to ``node``; its login is renewed if that ends soon."""
+        """Return whether ``node`` accepts requests; reauthenticate if its session ends soon."""
         while not node.channel.closed:
             if not node.logging_in.locked() and _now() < node.login_again_at:
                 return True
@@ -249,7 +252,8 @@ class Router:
             api = KNOWN_APIS[key]
             if key not in node.versions:
                 raise no_logins(self._security, where)
-            # A broker tells these versions before a login like all others; Kafka 1.0 has these.
+            # A broker advertises these versions before authentication like all others, even Kafka
+            # 1.0.
             version = self._version(node, api)
             body = request_factory(key, version).message(**fields)
             return await self._answer(node, api, version, body, deadline)
@@ -260,7 +264,7 @@ class Router:
         node.login_again_at = began + share * lifetime_ms if lifetime_ms > 0 else float("inf")
 
     def _doubt(self) -> str:
-        """What may be wrong with a connection that was closed before it was of any use."""
+        """Return the probable reason why a connection was closed before its first response."""
         if self._security.has_login:
             return ""
         told = self._security.protocol
@@ -272,7 +276,7 @@ class Router:
         version = APIS[ApiKey.API_VERSIONS].max_version
         frame = await self._ask_versions(node, version, deadline)
         if int.from_bytes(frame[4:6], "big") == ErrorCode.unsupported_version:
-            # The answer has the v0 body; it names the range of ApiVersions itself (KIP-511).
+            # The response has the v0 body, which contains the range of ApiVersions (KIP-511).
             ranges = decode_response(ApiKey.API_VERSIONS, 0, frame)[1].api_keys
             own = [key.max_version for key in ranges if key.api_key == ApiKey.API_VERSIONS]
             version = min(version, max(own, default=0))
@@ -293,7 +297,7 @@ class Router:
     async def _send(
         self, node: Node, api_key: int, version: int, body: Entity, deadline: float
     ) -> tuple[int, bytes | None]:
-        """Send a request; return its correlation id and the frame of the response, if any comes."""
+        """Send a request; return its correlation id and the response frame, if there is one."""
         correlation_id = self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         answered = api_key != ApiKey.PRODUCE or body.acks != 0
         chunks = encode_request(api_key, version, correlation_id, self._client_id, body)
@@ -330,7 +334,7 @@ class Router:
     def _version(
         self, node: Node, api: Api, version: int | None = None, at_most: int | None = None
     ) -> int:
-        """The version to use: the one asked for, else the highest that both sides know."""
+        """Return the requested version, or else the highest that both sides support."""
         if version is not None:
             if not api.min_version <= version <= api.max_version:
                 raise UnsupportedVersion(api.key, version)
@@ -346,7 +350,7 @@ class Router:
     async def request(
         self, api_key: int, version: int, entity: Entity, node_id: int, timeout_ms: float | None
     ) -> Entity:
-        """One exchange with no retry and no judgement."""
+        """Send one request without retries; return its response unchecked."""
         deadline = self.deadline(timeout_ms)
         node = await self.node(node_id, deadline)
         return await self._exchange(node, KNOWN_APIS[api_key], version, entity, deadline)
@@ -358,7 +362,7 @@ class Router:
         build: Callable[[RequestFactory], Entity],
         timeout_ms: float | None,
     ) -> Entity:
-        """One exchange with any node, in the newest version that both sides know."""
+        """Send one request to any node, in the newest version that both sides support."""
         deadline = self.deadline(timeout_ms)
         node = await self.node(ANY_NODE, deadline)
         api = KNOWN_APIS[api_key]
@@ -376,7 +380,7 @@ class Router:
         check: bool,
         fields: dict[str, Any],
     ) -> Entity:
-        """Find the node, ask it, and begin anew while the error is retriable and time is left."""
+        """Find the node and send the request; retry while the error is retriable and time is left."""
         entry = _api(api)
         deadline = self.deadline(timeout_ms)
         began = _now()
@@ -414,8 +418,8 @@ class Router:
                     if found.top:
                         raise problem
                     return answer
-            # An attempt that gets less time than the pause before it is pointless: it would only
-            # replace a known error by a time-out.
+            # An attempt with less time than the delay before it is pointless: its timeout would
+            # only replace a more informative error.
             if _now() + 2 * backoff_ms >= min(deadline, began + _patience(problem)):
                 if isinstance(problem, ConnectionLostError):
                     raise BrokerUnreachable(str(problem)) from problem
@@ -424,13 +428,13 @@ class Router:
             backoff_ms = min(2 * backoff_ms, MAX_BACKOFF_MS)
 
     def deadline(self, timeout_ms: float | None = None) -> float:
-        """The moment by which a call that starts now must be over."""
+        """Return the time by which a call that starts now must be finished."""
         return _now() + (self.timeout_ms if timeout_ms is None else timeout_ms)
 
     # --- where to ---
 
     async def node(self, node_id: int, deadline: float) -> Node:
-        """An open connection to broker ``node_id``, or to any."""
+        """Return an open connection to broker ``node_id``, or to any."""
         if node_id == ANY_NODE:
             return await self._any(deadline)
         metadata = await self.cluster(deadline)
@@ -443,7 +447,7 @@ class Router:
     async def cluster(
         self, deadline: float, topic: str | None = None, *, refresh: bool = False
     ) -> ClusterMetadata:
-        """The cached Metadata if it is young and knows ``topic``, else a new one of all topics."""
+        """Return the cached metadata if it is recent and contains ``topic``, else new metadata."""
         cached = self._metadata
         if cached is not None and not refresh:
             young = _now() - self._metadata_at_ms < METADATA_MAX_AGE_MS
@@ -454,16 +458,16 @@ class Router:
         return fresh
 
     async def _ask_for_topics(self, deadline: float, name: str | None = None) -> Entity:
-        """The answer to Metadata of one topic, or of all."""
+        """Return the Metadata response for one topic, or for all."""
         api = APIS[ApiKey.METADATA]
-        # An open connection may have died unnoticed: all are tried, and two new ones.
+        # An open connection may be broken without notice: all are tried, and two new ones.
         attempts = 2 + sum(not node.channel.closed for node in self._nodes.values())
         while True:
             attempts -= 1
             node = await self._any(deadline)
             version = self._version(node, api)
             make = request_factory(api.key, version)
-            # Version 0 has no null: there an empty list means all topics.
+            # Version 0 has no null: an empty list means all topics.
             topics: tuple[Entity, ...] | None = None if version else ()
             if name is not None:
                 topics = (make.MetadataRequestTopic(name=name),)
@@ -475,7 +479,7 @@ class Router:
                     raise
 
     async def leader(self, topic: str, partition: int, deadline: float) -> Node:
-        """An open connection to a partition's leader."""
+        """Return an open connection to a partition's leader."""
         metadata = await self.cluster(deadline, topic)
         leader = metadata.leader(topic, partition)
         if leader is None or leader not in metadata.brokers:
@@ -484,14 +488,15 @@ class Router:
             if leader is None:
                 code = ErrorCode.unknown_topic_or_partition
             if topic not in metadata.topics:
-                # It may be there all the same, and be left out where all are told: ask by name.
+                # The topic may exist but be missing from the list of all topics: request it by
+                # name.
                 (row,) = (await self._ask_for_topics(deadline, topic)).topics
                 code = row.error_code or code
             raise ApiError(code, "Metadata", f"{topic}-{partition}")
         return await self._connect(metadata.brokers[leader].address, deadline)
 
     async def coordinator(self, key_type: int, key: str, deadline: float) -> Node:
-        """An open connection to the coordinator of ``key``."""
+        """Return an open connection to the coordinator of ``key``."""
         address = self._coordinators.get((key_type, key))
         if address is None:
             node = await self._any(deadline)
@@ -509,7 +514,7 @@ class Router:
         return await self._connect(address, deadline)
 
     def forget(self, coordinator: tuple[int, str] | None) -> None:
-        """A coordinator was not where it was found the last time; with None, a leader was not."""
+        """Forget a coordinator that has moved; with None, forget all leaders."""
         if coordinator is None:
             self._metadata = None
         else:
@@ -517,11 +522,11 @@ class Router:
 
     @property
     def is_open(self) -> bool:
-        """Whether any connection stands."""
+        """Return whether any connection is open."""
         return any(not node.channel.closed for node in self._nodes.values())
 
     def forget_all(self) -> None:
-        """Nothing that is known of the cluster is to be relied on."""
+        """Forget everything that was learned about the cluster."""
         self._metadata = None
         self._coordinators.clear()
 
@@ -533,14 +538,14 @@ class Router:
 
 
 class Target(NamedTuple):
-    """Which node a call goes to, found anew for each attempt."""
+    """The node that a call is sent to, looked up again for each attempt."""
 
     node: int = ANY_NODE
     leader: tuple[str, int] | None = None
     coordinator: tuple[int, str] | None = None
 
     async def find(self, router: Router, deadline: float) -> Node:
-        """The node's open connection."""
+        """Return an open connection to the node."""
         if self.leader is not None:
             return await router.leader(*self.leader, deadline)
         if self.coordinator is not None:
@@ -556,7 +561,7 @@ def _body(api: Api, version: int, fields: dict[str, Any]) -> Entity:
 
 
 def _patience(problem: WireError) -> float:
-    """How long a problem may be expected to pass by itself, in milliseconds."""
+    """Return how long to retry after this problem, in milliseconds."""
     if isinstance(problem, ApiError) and problem.code in _UNKNOWN_TOPIC:
         return UNKNOWN_TOPIC_PATIENCE_MS
     return float("inf")

@@ -1,8 +1,8 @@
-"""How a client reaches a broker that asks for encryption and a login, by Kafka's names.
+"""TLS and SASL settings of a client, under Kafka's names.
 
-The one place where ``security.protocol``, ``sasl.*`` and ``ssl.*`` of a client are read: for our
-own wire client, and for what pipelines hand to aiokafka and Spark to its workers. Nothing wrong is
-passed over, and no message holds a value that may be a secret.
+This is the only module that reads ``security.protocol``, ``sasl.*`` and ``ssl.*`` of clients: for
+our own wire client, for aiokafka in pipelines and for the workers of Spark. Invalid settings are
+never ignored, and no message contains a value that may be a secret.
 
 Source: ``CommonClientConfigs``, ``SaslConfigs``, ``SslConfigs``, ``DefaultSslEngineFactory``.
 """
@@ -22,7 +22,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 
 PREFIXES = ("security.", "ssl.", "sasl.", "enable.ssl.", "enable.sasl.", "fencepost.oauthbearer.")
-"""What names of keys begin with that are about security."""
+"""The prefixes of security settings."""
 
 SECRETS = frozenset(
     {
@@ -41,7 +41,7 @@ SECRETS = frozenset(
         TOKEN_KEY,
     }
 )
-"""Kafka's keys of the type PASSWORD, librdkafka's like them, and ours."""
+"""Kafka's keys of the type PASSWORD, librdkafka's equivalents, and ours."""
 
 _SYNONYMS = {
     "sasl.mechanisms": "sasl.mechanism",
@@ -51,7 +51,7 @@ _SYNONYMS = {
     "ssl.certificate.pem": "ssl.keystore.certificate.chain",
     "ssl.key.pem": "ssl.keystore.key",
 }
-"""librdkafka's names, and Kafka's for the same."""
+"""Kafka's name for each of librdkafka's."""
 
 _VERIFICATION = "enable.ssl.certificate.verification"
 _UNSECURED = "enable.sasl.oauthbearer.unsecure.jwt"
@@ -87,7 +87,7 @@ _OF_OTHERS = (
     "ssl.secure.random.implementation",
     "ssl.trustmanager.algorithm",
 )
-"""What screws of Java's and librdkafka's machinery are called, which is not here."""
+"""Settings of Java's and librdkafka's internals that have no equivalent here."""
 
 _TOKENS = ("sasl.oauthbearer.", "fencepost.oauthbearer.")
 
@@ -100,63 +100,64 @@ _UNSERVED = {
 
 
 class SecurityError(ValueError):
-    """A setting is wrong, missing or contradicts another; the message begins with its key."""
+    """A setting is invalid, missing or contradicts another; the message begins with its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What connections are encrypted with. Files are named here, and read for each of them."""
+    """TLS settings. Files are named here and read for each connection."""
 
     truststore: str = ""
-    """A PEM file of the authorities that are believed; with none, those of the system."""
+    """A PEM file with the trusted CA certificates; if empty, the system's are trusted."""
     authorities: str = ""
-    """Those authorities themselves, in PEM."""
+    """The trusted CA certificates themselves, in PEM."""
     keystore: str = ""
-    """A PEM file with the client's own key and certificate chain."""
+    """A PEM file with the client's private key and certificate chain."""
     key: str = field(default="", repr=False)
-    """That key itself, with ``chain``, instead of a file."""
+    """The private key itself, used with ``chain`` instead of a file."""
     chain: str = field(default="", repr=False)
     key_file: str = ""
-    """A PEM file with the key, if ``keystore`` has only the chain."""
+    """A PEM file with the key, if ``keystore`` contains only the chain."""
     key_password: str = field(default="", repr=False)
     checks_certificate: bool = True
-    """Whether anything is asked of a broker's certificate at all."""
+    """Whether the broker's certificate is verified at all."""
     checks_host: bool = True
-    """``ssl.endpoint.identification.algorithm`` is ``https``."""
+    """Whether ``ssl.endpoint.identification.algorithm`` is ``https``."""
     versions: tuple[str, ...] = TLS_VERSIONS
     ciphers: tuple[str, ...] = ()
-    """Suites of TLS 1.2, by OpenSSL's names."""
+    """Cipher suites of TLS 1.2, by OpenSSL's names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """As whom and how a client connects. Can be compared, pickled and printed: no secret shows."""
+    """A client's security settings. Can be compared, pickled and printed without secrets."""
 
     protocol: str = "PLAINTEXT"
     mechanism: str = ""
     username: str = ""
     password: str = field(default="", repr=False)
     login: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Of OAUTHBEARER: the options of ``sasl.jaas.config`` and the keys about tokens, which
-    ``tokens.token_source`` understands."""
+    """For OAUTHBEARER: the options of ``sasl.jaas.config`` and the token settings, which
+    ``tokens.token_source`` reads.
+    """
     tls: Tls = field(default_factory=Tls)
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """Return whether connections use TLS."""
         return self.protocol.endswith("SSL")
 
     @property
     def has_login(self) -> bool:
-        """Whether connections begin with SASL."""
+        """Return whether connections begin with SASL."""
         return self.protocol.startswith("SASL")
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Security:
-        """From Kafka's client properties; those that are not about security are left aside.
+        """Read Kafka's client properties; ignore those that do not configure security.
 
-        ``sasl.username`` and ``sasl.password`` may stand instead of ``sasl.jaas.config``, and
-        librdkafka's names instead of Kafka's. Raises :class:`SecurityError`.
+        ``sasl.username`` and ``sasl.password`` may replace ``sasl.jaas.config``, and librdkafka's
+        names may replace Kafka's. Raises :class:`SecurityError`.
         """
         given = _given(properties)
         if given and "security.protocol" not in given:
@@ -173,7 +174,7 @@ class Security:
         return cls(protocol, *_login(given), tls)
 
     def warnings(self) -> list[str]:
-        """What these settings leave open, in a sentence each."""
+        """Return a sentence for each weakness of these settings."""
         found = []
         if self.has_tls and not self.tls.checks_certificate:
             found.append(
@@ -192,7 +193,7 @@ class Security:
 
 
 def _given(properties: Mapping[str, str]) -> dict[str, str]:
-    """What is set about security, by Kafka's names."""
+    """Return the security settings that are set, by Kafka's names."""
     found: dict[str, str] = {}
     for key, value in properties.items():
         if not key.startswith(PREFIXES) or value is None or value == "":
@@ -213,7 +214,7 @@ def _given(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _login(given: Mapping[str, str]) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
-    """Mechanism, user, password, options of a token."""
+    """Return mechanism, user, password and the options of a token."""
     mechanism = given.get("sasl.mechanism", "GSSAPI").upper()
     if mechanism not in MECHANISMS:
         raise SecurityError(
@@ -267,7 +268,7 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
             file = given.get(f"ssl.{store}.location", "FILE")
             how = conversion(store, form, file)
             raise SecurityError(f"ssl.{store}.type: only PEM is read, not {form}{how}")
-    # An empty value is no value, but for this key, where it means that no name is checked.
+    # An empty value is the same as none, except for this key, where it disables the check.
     algorithm = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
     if algorithm not in {"https", "none", ""}:
         raise SecurityError("ssl.endpoint.identification.algorithm: https or nothing is wanted")
@@ -309,4 +310,4 @@ def _tls(given: Mapping[str, str], properties: Mapping[str, str]) -> Tls:
 
 
 PLAINTEXT = Security()
-"""No encryption, no login."""
+"""No TLS, no SASL."""

@@ -1,7 +1,7 @@
-"""TLS contexts of clients, from PEM files that may be replaced while a client lives.
+"""TLS contexts of clients, from PEM files that may be replaced while a client runs.
 
-A certificate is renewed every few weeks, and a client reconnects all the time: what it is given
-once, at its start, has to hold for what it reads later. A Java client has to be started again.
+Certificates are renewed every few weeks, and a client reconnects often, so it must use the current
+files. A Java client must be restarted.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 
 class _Renewed(ssl.SSLContext):
-    """A context whose connections are those of one made anew whenever a file has changed."""
+    """A context that delegates to one which is rebuilt whenever a file has changed."""
 
     _tls: Tls
     _seen: tuple[tuple[int, int], ...] = ()
     _now: ssl.SSLContext
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
-        """As the newest context does."""
+        """Wrap the socket with the newest context."""
         return self._newest().wrap_socket(*args, **kwargs)
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """As the newest context does."""
+        """Wrap the buffers with the newest context."""
         return self._newest().wrap_bio(*args, **kwargs)
 
     def _newest(self) -> ssl.SSLContext:
         seen = _stamps(self._tls)
         if seen != self._seen:
-            # What is half written is not taken: the files before hold until both fit.
+            # A half-written file is not used: the previous files remain valid until both match.
             try:
                 self._now = _made(self._tls, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
             except SecurityError:
@@ -46,15 +46,15 @@ class _Renewed(ssl.SSLContext):
 
 
 def ssl_context(security: Security) -> ssl.SSLContext | None:
-    """What encrypts connections, with the files as they are at each; None where nothing does.
+    """Return a client's TLS context, which follows changes of its files; None without TLS.
 
-    Raises SecurityError for a file that can't be read or used.
+    Raises SecurityError for a file that cannot be read or used.
     """
     if not security.has_tls:
         return None
     tls = security.tls
     context = _Renewed(ssl.PROTOCOL_TLS_CLIENT)
-    # paho looks whether to check it by itself
+    # paho reads this attribute
     context.check_hostname = tls.checks_certificate and tls.checks_host
     context._tls = tls
     context._newest()
@@ -106,7 +106,7 @@ def _identify(context: ssl.SSLContext, tls: Tls) -> None:
     key = "ssl.keystore.location" if tls.keystore else "ssl.keystore.key"
 
     def password() -> str:
-        # Without this OpenSSL would ask the terminal.
+        # Without this, OpenSSL would prompt on the terminal.
         if not tls.key_password:
             raise SecurityError("ssl.key.password: the key is encrypted, and there is no password")
         return tls.key_password

@@ -1,4 +1,4 @@
-"""What errors of TLS mean to the one who has to mend them."""
+"""Explanations of TLS errors for the user of a client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LON
 
 
 def refusal(error: OSError, host: str) -> str | None:
-    """What makes every further attempt pointless, in words; None for what may pass by itself."""
+    """Return the explanation of a permanent error; None if a retry may succeed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _about_certificate(error, host)
     if not isinstance(error, ssl.SSLError):

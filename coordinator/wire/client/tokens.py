@@ -1,4 +1,4 @@
-"""Tokens of OAUTHBEARER, and where a client takes its own from.
+"""OAUTHBEARER tokens, and the sources of a client's tokens.
 
 Source: RFC 7628; ``OAuthBearerUnsecuredLoginCallbackHandler``, librdkafka's
 ``sasl.oauthbearer.config``.
@@ -19,16 +19,16 @@ from fencepost.logcore.clock import time_of_day_ns
 from fencepost.logcore.values import dataclass
 
 MAX_TOKEN_BYTES: Final = 256 * 1024
-"""What is taken for a token, at most: Kafka reads no more than 512 KiB before a login."""
+"""The maximum size of a token: Kafka reads at most 512 KiB before authentication."""
 
 TOKEN_KEY: Final = "fencepost.oauthbearer.token"  # noqa: S105 - a key's name
-"""Our own key for a token, with ``.file`` and ``.command`` for where it comes from."""
+"""Our own setting for a token; with ``.file`` or ``.command`` appended, for its source."""
 
 COMMAND_TIMEOUT_S: Final = 30.0
-"""How long a command may take to yield one."""
+"""The time limit of a command that prints a token."""
 
 DEFAULT_LIFETIME_S: Final = 3_600
-"""How long an unsecured token holds."""
+"""The lifetime of an unsecured token."""
 
 _EXTENSION_KEY = re.compile("[A-Za-z]+")
 _EXTENSION_VALUE = re.compile(r"[\x21-\x7e \t\r\n]+")
@@ -36,25 +36,27 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class TokenError(ValueError):
-    """There is no token to be had. The message says why, and holds nothing of one."""
+    """No token is available. The message gives the reason, without any part of a token."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenSource:
-    """Where tokens come from: one of these. A new one is fetched for each login."""
+    """The source of tokens: exactly one is set. A new token is fetched for each login."""
 
     token: str = ""
     path: str = ""
     command: str = ""
-    """Its first line of output is the token. It is split into words, and run by no shell."""
+    """A command whose first line of output is the token. It is split into words, and run without a
+    shell.
+    """
     claims: Mapping[str, Any] | None = None
-    """Of a token that nobody has signed."""
+    """The claims of an unsigned token."""
     lifetime_s: float = DEFAULT_LIFETIME_S
-    """Of such a token."""
+    """The lifetime of an unsigned token."""
     extensions: Mapping[str, str] = field(default_factory=dict)
 
     def fetch(self) -> str:
-        """A token. May take as long as a command does. Raises :class:`TokenError`."""
+        """Return a token; block for as long as a command runs. Raises :class:`TokenError`."""
         if self.claims is not None:
             return unsecured_token(self.claims, self.lifetime_s)
         if self.path:
@@ -102,8 +104,8 @@ def _checked(raw: bytes, where: str) -> str:
 
 
 def unsecured_token(claims: Mapping[str, Any], lifetime_s: float) -> str:
-    """A token with those claims that nobody has signed, from now on."""
-    now = time_of_day_ns() // 1_000_000_000  # no broker may find it to be of the future
+    """Return an unsigned token with the claims, valid from now on."""
+    now = time_of_day_ns() // 1_000_000_000  # rounded down: no broker may see a time in the future
     return (
         ".".join(
             base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
@@ -114,7 +116,7 @@ def unsecured_token(claims: Mapping[str, Any], lifetime_s: float) -> str:
 
 
 def token_source(login: Mapping[str, str]) -> TokenSource:
-    """Where tokens come from by ``Security.login``. Raises :class:`TokenError`."""
+    """Return the token source of ``Security.login``. Raises :class:`TokenError`."""
     if token := login.get(TOKEN_KEY):
         return TokenSource(token=token)
     if command := login.get(f"{TOKEN_KEY}.command"):
@@ -140,13 +142,13 @@ def token_source(login: Mapping[str, str]) -> TokenSource:
 
 
 def _file_of_url(url: str) -> str:
-    """The path of a ``file:`` URL, else an empty text."""
+    """Return the path of a ``file:`` URL, else an empty string."""
     parts = urlsplit(url)
     return unquote(parts.path) if parts.scheme == "file" else ""
 
 
 def _unsecured(options: Mapping[str, str]) -> TokenSource:
-    """Unsecured tokens, by Kafka's options in JAAS or by librdkafka's."""
+    """Return the source of unsecured tokens for Kafka's options in JAAS or librdkafka's."""
     subject = _option(options, "rincipalClaimName", "sub")
     scope = _option(options, "copeClaimName", "scope")
     claims: dict[str, Any] = {}
@@ -169,7 +171,7 @@ def _unsecured(options: Mapping[str, str]) -> TokenSource:
                 case "unsecuredLoginNumberClaim":
                     claims[name] = float(value)
                 case "unsecuredLoginListClaim":
-                    # The first character is what separates the others.
+                    # The first character is the separator of the others.
                     claims[name] = value[1:].split(value[0]) if value else []
                 case "unsecuredLoginExtension" | "extension":
                     extensions[name] = value
@@ -185,5 +187,5 @@ def _unsecured(options: Mapping[str, str]) -> TokenSource:
 
 
 def _option(options: Mapping[str, str], end: str, default: str) -> str:
-    """An option that Kafka calls ``unsecuredLoginP…`` and librdkafka ``p…``."""
+    """Return an option that Kafka calls ``unsecuredLoginP…`` and librdkafka ``p…``."""
     return next((value for key, value in options.items() if key.endswith(end)), default)

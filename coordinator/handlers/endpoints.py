@@ -77,7 +77,7 @@ class Endpoints:
         if self._zookeeper is not None:
             return self._zookeeper.controller_id
         alive = self.alive
-        return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - nobody gains by a guess
+        return alive[0].node_id if len(alive) == 1 else random.choice(alive).node_id  # noqa: S311 - not used for security
 
     def state(self, topic: TopicImage, index: int) -> PartitionState:
         """Return the state of a partition."""

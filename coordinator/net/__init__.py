@@ -1,1 +1,1 @@
-"""Sockets: accepting, reading requests, writing responses, within limits of memory and number."""
+"""Sockets: accept connections, read requests and write responses within limits."""

@@ -1,10 +1,10 @@
-"""What a connection of a listener with SASL is asked before anything else is served.
+"""SASL authentication of connections, before any other request is served.
 
-:class:`Authenticator` is the exchange without its connection: frames in, answers out. Before the
-login only the header of a request is looked at, and the bodies of ApiVersions, SaslHandshake and
-SaslAuthenticate. :class:`Gate` stands between a connection and its requests.
+:class:`Authenticator` is the exchange without its connection: frames in, responses out. Before
+authentication only the header of a request is decoded, and the bodies of ApiVersions, SaslHandshake
+and SaslAuthenticate. :class:`Gate` stands between a connection and its requests.
 
-Where Apache Kafka closes a connection, it is closed here; what a client is told is the same.
+A connection is closed in the same cases as by Kafka, with the same responses to the client.
 
 Source: ``SaslServerAuthenticator``, ``KafkaChannel``, ``Selector``; KIP-43, KIP-152, KIP-368.
 """
@@ -48,7 +48,7 @@ from fencepost.logcore.values import dataclass
 log = structlog.get_logger(__name__)
 
 MIN_REAUTHENTICATION_MS: Final = 1_000
-"""A login begins anew no sooner than so long after the last time it did."""
+"""The minimum time between the starts of two reauthentications."""
 
 _FIRST_REQUESTS: Mapping[int, tuple[int, int]] = {
     key: ALL_VERSIONS[key] for key in (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE)
@@ -63,7 +63,7 @@ Answer = list[Chunk | InFile]
 
 
 class LoginRefused(Exception):  # noqa: N818 - as CloseConnection
-    """The end of a connection: what the client is told, if anything, and why."""
+    """Ends a connection, with the reason and a last response, if there is one."""
 
     def __init__(
         self, cause: str, *, answer: Iterable[Chunk | InFile] = (), user: str | None = None
@@ -75,18 +75,19 @@ class LoginRefused(Exception):  # noqa: N818 - as CloseConnection
 
 @dataclass(frozen=True, slots=True)
 class LoggedIn:
-    """Who has logged in, how, and for how long."""
+    """The authenticated principal, its mechanism, and the session lifetime."""
 
     identity: Identity
     mechanism: str
     lifetime_ms: int | None
-    """None for ever."""
+    """None for unlimited."""
 
 
 class Authenticator:
-    """One login. ``previous`` is the session that it prolongs, if that is what it does.
+    """One authentication. ``previous`` is the session that a reauthentication extends.
 
-    ``versions`` answers ApiVersions, ``now_ms`` is the broker's time, ``host`` the client's.
+    ``versions`` answers ApiVersions, ``now_ms`` is the broker's clock, ``host`` the client's
+    address.
     """
 
     def __init__(
@@ -103,14 +104,14 @@ class Authenticator:
         self._has_told_versions = False
         self._exchange: Exchange | None = None
         self._is_bare = False
-        """Whether tokens come without a header: after a handshake of version 0."""
+        """Whether tokens have no request header, as after a handshake of version 0."""
         self._is_other_mechanism = False
         self.mechanism: str | None = None
-        """What the client wants to log in by, once that is agreed on."""
+        """The mechanism of the handshake; None before it."""
         self.result: LoggedIn | None = None
 
     def take(self, frame: bytes) -> Work[Answer]:
-        """The answer to the next frame. Raises LoginRefused."""
+        """Return the response to the next frame. Raises LoginRefused."""
         if self._is_other_mechanism:
             raise LoginRefused("another mechanism than that of the login before")
         if self._exchange is None:
@@ -139,7 +140,7 @@ class Authenticator:
         return _encode(request, entity)
 
     def handshake(self, request: Request) -> Answer:
-        """Agree on a mechanism. Raises LoginRefused."""
+        """Select the mechanism. Raises LoginRefused."""
         name = request.body.mechanism
         found = self._rules.mechanisms.get(name)
         code = ErrorCode.none if found is not None else ErrorCode.unsupported_sasl_mechanism
@@ -213,7 +214,7 @@ class Authenticator:
         return data
 
     def _finish(self, exchange: Exchange) -> int:
-        """How long the login holds, in milliseconds; 0 for ever, and if it is not over yet."""
+        """Return the session lifetime in milliseconds; 0 if unlimited or not yet authenticated."""
         if exchange.identity is None or self.mechanism is None:
             return 0
         now_ms = self._now_ms()
@@ -227,7 +228,7 @@ class Authenticator:
 
     @property
     def _usual_text(self) -> str:
-        """What a failed login is told: never why."""
+        """Return the error message of a failed authentication, which never contains the reason."""
         what = "authentication" if self._previous is None else "re-authentication"
         return (
             f"Authentication failed during {what} due to invalid credentials with SASL"
@@ -245,7 +246,7 @@ def _api(error: UnsupportedVersion) -> str:
 
 
 def _illegal_state(error: UnsupportedVersion) -> Answer:
-    """ILLEGAL_SASL_STATE as the answer of another API, where it has room for that."""
+    """Return ILLEGAL_SASL_STATE as another API's response, empty if it has no error field."""
     low, high = ALL_VERSIONS.get(error.api_key, (1, 0))
     if error.api_key == ApiKey.SASL_AUTHENTICATE or not low <= error.version <= high:
         return []
@@ -260,29 +261,29 @@ def _illegal_state(error: UnsupportedVersion) -> Answer:
 
 
 class Gated(Protocol):
-    """A connection, as its gate sees it."""
+    """A connection, as its gate uses it."""
 
     session: Session
     peer_host: str
     next_request: Callable[[], Request | Work[Request | None] | None]
-    """Where its requests come from."""
+    """Returns the connection's next request."""
 
     @property
     def peer(self) -> str:
-        """Its address."""
+        """Return the client's address."""
 
     def versions(self, request: Request) -> Entity:
-        """The answer to ApiVersions."""
+        """Return the response to ApiVersions."""
 
     def end(self) -> None:
-        """Serve nothing more; close when the client has taken what is written."""
+        """Stop serving; close once the client has received all written data."""
 
     def cut_off(self, reason: str) -> None:
-        """Close at once, and say why."""
+        """Close immediately, and log the reason."""
 
 
 class Gate:
-    """Gives a connection its requests when somebody has logged in, and logs in until then."""
+    """Authenticates the client of a connection, and then passes its requests on."""
 
     def __init__(
         self,
@@ -300,10 +301,12 @@ class Gate:
         self._is_counted = False
         self._began_again_ms: int | None = None
         self._ends_ms = 0
-        """When the login ends, if it does: whoever sets the wall clock does not change that."""
+        """When the session ends, on the monotonic clock: changes of the wall clock do not affect
+        it.
+        """
 
     def open(self) -> bool:
-        """Begin; False if the client's address has too many connections that do so."""
+        """Start; return False if too many clients of the same address are authenticating."""
         self._is_counted = self._logins.enter(self._connection.peer_host)
         if self._is_counted:
             self._connection.next_request = self.next_request
@@ -311,7 +314,7 @@ class Gate:
         return self._is_counted
 
     def close(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         if self._timer is not None:
             self._timer.cancel()
         if self._is_counted:
@@ -337,7 +340,7 @@ class Gate:
         self._connection.cut_off("a login took too long")
 
     def next_request(self) -> Request | Work[Request | None] | None:
-        """The next request; steps where it is answered here, as :class:`RequestStream` has it."""
+        """Return the next request, or steps as :class:`RequestStream` does, to answer it here."""
         if self._login is None:
             return self._next_of_user()
         try:
@@ -350,7 +353,7 @@ class Gate:
         return self._answer(self._login.take(bytes(frame)), self._login)
 
     def _next_of_user(self) -> Request | Work[Request | None] | None:
-        """The next request of a client whose login ends some day."""
+        """Return the next request of a client whose session expires."""
         coming = self._stream.next_request()
         if coming is None:
             return None
@@ -368,7 +371,7 @@ class Gate:
         return coming
 
     def _answer(self, work: Work[Answer], login: Authenticator) -> Work[None]:
-        """Take one step of a login, and answer it."""
+        """Take one step of an authentication, and send its response."""
         try:
             self._stream.put((yield from work))
         except LoginRefused as error:
@@ -401,7 +404,7 @@ class Gate:
         )
 
     def _refuse(self, error: LoginRefused, login: Authenticator) -> Work[None]:
-        """Have the client wait, tell it no, and close; nothing is read meanwhile."""
+        """Delay, send the refusal, and close; nothing is read in the meantime."""
         self._fail(str(error), login.mechanism, error.user)
         if self._timer is not None:
             self._timer.cancel()
@@ -420,7 +423,7 @@ class Gate:
 def open_gate(
     connection: Gated, stream: RequestStream, logins: Logins, loop: asyncio.AbstractEventLoop
 ) -> Gate | None:
-    """Let nothing be served before the client has logged in, if its listener wants that."""
+    """Require authentication before requests are served, if the client's listener has SASL."""
     rules = logins.of(connection.session.listener)
     if rules is None:
         return None
@@ -431,7 +434,7 @@ def open_gate(
 
 
 class _Done:
-    """Sets a future that somebody may have cancelled."""
+    """Completes a future, unless it was cancelled."""
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self._future = future

@@ -1,17 +1,18 @@
 """One client connection: a request stream on a socket, one request served at a time.
 
-While a request is being served no other of the same connection is looked at; what the client sends
-meanwhile waits, at most one read of it in our memory and the rest in the kernel's. The same holds
-while the client does not take its responses. So a connection costs bounded memory and needs no
-queue, and responses cannot overtake one another.
+While a request is served, the connection handles no other; data that the client sends in the
+meantime waits, at most one read of it in the broker's memory and the rest in the kernel's. The same
+holds while the client does not receive its responses. So a connection takes bounded memory and
+needs no queue, and responses cannot overtake one another.
 
-The way from frame to response is work in steps (:mod:`fencepost.coordinator.runtime.turns`): a
-large one gives way to other connections, in the decoder, in the handler and in the encoder.
+A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`): a
+large request yields to other connections in the decoder, the handler and the encoder.
 
-A faulty request ends its own connection only: malformed frames, unknown APIs and unsupported
-versions close it unanswered (ApiVersions excepted). A failed handler's API has an error response.
+A faulty request ends only its own connection: malformed frames, unknown APIs and unsupported
+versions close it without a response (except for ApiVersions). A failed handler results in the API's
+error response.
 
-Source: the behaviour is that of Kafka's ``SocketServer.Processor`` and ``KafkaApis.handle``.
+Source: ``SocketServer.Processor`` and ``KafkaApis.handle``, whose behaviour it has.
 """
 
 from __future__ import annotations
@@ -60,19 +61,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FRAMES_PER_TURN = 32
-"""Requests of one connection that are served before others get their turn."""
+"""The requests of one connection that are served before others get their turn."""
 
 SENT_TOGETHER = 16
-"""Small responses that leave in one write, if the client has sent as many requests ahead: a write
-costs more than most of them do. The first one waits for the last: about a millisecond, and never
-longer than the slice of the loop in which they are served."""
+"""The small responses that are sent in one write, if the client has sent as many requests ahead: a
+write costs more than most of them. The first one waits for the last: about a millisecond, and never
+longer than the slice of the event loop in which they are served.
+"""
 
 SENT_TOGETHER_BYTES = 16_384
-"""Responses with more bytes than this, together, leave as they are."""
+"""Responses with more bytes in total are sent without waiting."""
 
 
 class Owner(Protocol):
-    """What all connections of one server share, and where they are counted."""
+    """The state and counters that all connections of one server share."""
 
     broker: Services
     registry: Registry
@@ -88,20 +90,20 @@ class Owner(Protocol):
     unserved: UnservedRequests
 
     def admit(self, connection: Connection) -> None:
-        """A connection has begun."""
+        """Register a connection that has begun."""
 
     def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol object of one accepted socket. Its owner is the server that made it."""
+    """The protocol object of one accepted socket. Its owner is the server that created it."""
 
     def __init__(self, server: Owner, listener: ListenerConfig) -> None:
         self.listener = listener
-        """By which it came."""
+        """The listener that accepted the connection."""
         self.seat: Seat | None = None
-        """Where it is counted."""
+        """The connection's place in the admission counts."""
         self.session = Session("", listener.name)
         self._server = server
         self._limits = server.limits
@@ -112,16 +114,16 @@ class Connection(asyncio.BufferedProtocol):
         self.next_request: Callable[[], Request | Work[Request | None] | None] = (
             self._stream.next_request
         )
-        """Where its requests come from: a gate, until somebody has logged in."""
+        """Returns the next request; set by a gate until the client has authenticated."""
         self._gate: Gate | None = None
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._socket = -1
-        """That takes bytes from files as they are; -1 where they are encrypted."""
+        """The socket for sending from files; -1 if the connection uses TLS."""
         self._loop = server.loop
         self._job: Job | None = None
-        """The request under way, once it has given way to others or waits."""
+        """The request in progress, if it has yielded to others or waits."""
         self._answer_comes: Wait | None = None
-        """What its handler waits for."""
+        """The future that its handler waits for."""
         self._reading = True
         self._writable = True
         self._granted_bytes = FIRST_BUFFER_BYTES
@@ -133,25 +135,25 @@ class Connection(asyncio.BufferedProtocol):
         self._gathers = False
         """Whether small responses may wait for the next one."""
         self._gathered = 0
-        """Responses that wait for it."""
+        """The number of responses that wait for it."""
         self._again: asyncio.Handle | None = None
         self._sends_again: asyncio.Handle | None = None
         self._muted: asyncio.TimerHandle | None = None
-        """Until when nothing is read, for the client has taken more than its quota."""
+        """The end of a throttle time, during which nothing is read."""
         self.closed = False
         self.peer_host = ""
         self.peer_port = 0
         self.client_software: tuple[str, str] | None = None
-        """Name and version that the client gave in ApiVersions (KIP-511)."""
+        """The name and version that the client sent in ApiVersions (KIP-511)."""
         self.last_active = 0.0
-        """The loop's time of the last byte in or request done."""
+        """The event loop's time of the last received byte or completed request."""
         self.requests = 0
-        """Requests that were decoded so far."""
+        """The number of requests decoded so far."""
 
     # --- life ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """Handle a new client connection."""
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername") or ("", 0)
         self.peer_host, self.peer_port = plain_host(str(peer[0])), int(peer[1])
@@ -160,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.admit(self)
         if not self.listener.is_tls:
             self._socket = socket_of(transport)
-        # The transport tells us of every byte that the socket does not take, and when all are gone.
+        # The transport then reports when the socket is full, and when all bytes are sent.
         self._transport.set_write_buffer_limits(high=0)
         if self._server.logins is not None:
             from fencepost.coordinator.net.authentication import open_gate  # noqa: PLC0415 - most brokers let anybody in
@@ -168,11 +170,11 @@ class Connection(asyncio.BufferedProtocol):
             self._gate = open_gate(self, self._stream, self._server.logins, self._loop)
 
     def identified(self, principal: Principal) -> None:
-        """The client has shown who it is."""
+        """Set the principal that the client has authenticated as."""
         self.session = replace(self.session, principal=principal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone. A coroutine runs on, without an answer; work in steps ends."""
+        """Handle the loss of the socket: work in steps ends, a coroutine continues unanswered."""
         if exc is not None:
             log.debug("connection lost", peer=self.peer, error=str(exc))
         self.closed = True
@@ -189,13 +191,13 @@ class Connection(asyncio.BufferedProtocol):
         self._server.responses.hold(self, 0)
 
     def close(self, reason: str) -> None:
-        """Serve nothing more; close when the client has taken what is written."""
+        """Stop serving; close once the client has received all written data."""
         if not self.closed:
             log.info("closing connection", peer=self.peer, reason=reason)
             self.end()
 
     def end(self) -> None:
-        """The same without a word."""
+        """Close like :meth:`close`, without a log line."""
         if not self.closed:
             self._pause()
             self.closed = True
@@ -206,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; unsent responses are lost, a request under way is cancelled."""
+        """Close immediately; unsent responses are lost, a request in progress is cancelled."""
         self.closed = True
         if self._job is not None:
             self._job.drop()
@@ -214,14 +216,14 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def reset(self) -> None:
-        """Close at once, and have the client know by an error of its socket."""
+        """Close immediately with a TCP reset."""
         client = self._transport.get_extra_info("socket")
         if client is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.abort()
 
     def cut_off(self, reason: str) -> None:
-        """Close at once, and say why."""
+        """Close immediately, and log the reason."""
         log.info("closing connection", peer=self.peer, reason=reason)
         self.abort()
 
@@ -236,14 +238,15 @@ class Connection(asyncio.BufferedProtocol):
         return self._job is not None
 
     def check_idle(self, now: float) -> None:
-        """Close a connection that has done nothing for too long; called by the server's sweep."""
+        """Close a connection that was idle for too long; called by the server's sweep."""
         server, limits = self._server, self._limits
         quiet_ms = (now - self.last_active) * 1000
         if self._is_sending:
             if self._is_slow_reader(now) and server.responses.contended:
                 self.cut_off("a response is taken too slowly while others wait for its memory")
             elif quiet_ms > (limits.drain_timeout_ms if self.closed else limits.max_idle_ms):
-                # The rest of the response is lost: nobody can wait for it, nor keep it.
+                # The rest of the response is lost: the client does not read it, and memory is
+                # limited.
                 self.cut_off("idle, with responses not taken")
             return
         if self.busy or self._waiting:
@@ -262,25 +265,25 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_sending(self) -> bool:
-        """Whether the client has not taken all that was written for it."""
+        """Whether the client has not received all that was written for it."""
         return bool(self._stream.unsent) or self._transport.get_write_buffer_size() > 0
 
     def _is_slow_reader(self, now: float) -> bool:
-        """Whether the response under way is taken more slowly than it must be."""
+        """Return whether the client receives the current response below the minimum rate."""
         limits = self._limits
         taken = self._sent_bytes - self._transport.get_write_buffer_size()
         spent_ms = (now - self._sending_since) * 1000 - limits.slow_frame_grace_ms
         return taken < spent_ms * limits.min_frame_bytes_per_second / 1000
 
     def _is_slow(self, now: float) -> bool:
-        """Whether a large frame under way stays behind the rate that it must keep."""
+        """Return whether a large incomplete frame arrives below the minimum rate."""
         if self._frames.wanted <= FIRST_BUFFER_BYTES:
             return False
         spent_ms = (now - self._large_since) * 1000 - self._limits.slow_frame_grace_ms
         return self._frames.pending < spent_ms * self._limits.min_frame_bytes_per_second / 1000
 
     def release_idle(self) -> bool:
-        """Give the receive memory back if no request is in it; whether that was so."""
+        """Free the receive memory if it contains no request; return whether it was freed."""
         if self.busy or self._frames.pending:
             return False
         self._frames.shrink()
@@ -288,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def granted(self) -> None:
-        """The budget has room for the frame that waits."""
+        """Resume reading: the budget has room for the waiting frame."""
         self._waiting = False
         self._granted_bytes = self._frames.wanted
         self._large_since = self.last_active = self._loop.time()
@@ -297,11 +300,11 @@ class Connection(asyncio.BufferedProtocol):
     # --- bytes in ---
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the frame knows better
-        """Where the event loop receives into."""
+        """Return the memory that the event loop receives into."""
         return self._frames.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """``nbytes`` have arrived."""
+        """Handle ``nbytes`` received bytes."""
         self._frames.received(nbytes)
         if self._job is not None or not self._writable or self._again is not None:
             self._pause()
@@ -310,15 +313,15 @@ class Connection(asyncio.BufferedProtocol):
             self._serve()
 
     def eof_received(self) -> bool:
-        """The client is done sending. As in Kafka that ends the connection, answered or not."""
+        """Close the connection at the client's EOF, as Kafka does, answered or not."""
         return False
 
     def pause_writing(self) -> None:
-        """The socket is full: until it has taken all that is written, serve nothing more."""
+        """Stop serving while the socket is full, until it has taken all written data."""
         self._writable = False
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Resume sending and serving: the socket has taken all written data."""
         self._writable = True
         self.last_active = self._loop.time()
         self._send_on()
@@ -330,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _mute(self, throttle_ms: int) -> None:
-        """Read nothing for so long: the client has taken more than its quota (KIP-219)."""
+        """Stop reading for the throttle time of a client over its quota (KIP-219)."""
         self._pause()
         self._muted = call_later(self._loop, throttle_ms, "read a client on", self._unmute)
 
@@ -342,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- requests ---
 
     def _serve(self) -> None:
-        """Serve what has arrived until a request has to wait, or others should get their turn."""
+        """Serve received requests until one must wait, or others should get their turn."""
         self._again = None
         self._gathers = True
         try:
@@ -369,7 +372,8 @@ class Connection(asyncio.BufferedProtocol):
             self._job = turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
                 if self._stream.size_bytes > FIRST_BUFFER_BYTES:
-                    # The request may still be read from, and new bytes would overwrite it.
+                    # The request may still be read from the buffer, which new bytes would
+                    # overwrite.
                     self._pause()
                 return
             if monotonic_s() >= until:
@@ -388,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _may_serve(self) -> bool:
-        """Whether nothing is under way, neither a request nor a response."""
+        """Whether neither a request nor a response is in progress."""
         return (
             self._job is None
             and self._writable
@@ -406,7 +410,7 @@ class Connection(asyncio.BufferedProtocol):
         self._again = self._loop.call_soon(self._serve)
 
     def _has_memory_for(self, wanted: int) -> bool:
-        """Whether a large frame that has begun may arrive whole; if not it waits its turn."""
+        """Return whether a large incomplete frame may arrive whole; otherwise it waits."""
         if self._large_request != self.requests:
             self._large_request = self.requests
             self._large_since = self._loop.time()
@@ -422,7 +426,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _exchange(self, coming: Request | Work[Request | None]) -> Work[None]:
-        """One request, from its frame to its response."""
+        """Handle one request, from its frame to its response."""
         request: Request | None
         spent = None if self._server.throttles is None else LoopTime()
         if isinstance(coming, Request):
@@ -452,7 +456,7 @@ class Connection(asyncio.BufferedProtocol):
             yield from let_go(held)
 
     def _within_budget(self, answer: Work[None]) -> Work[None]:
-        """Answer when there is room for an answer that may be large."""
+        """Answer once the budget has room for a response that may be large."""
         budget = self._server.responses
         is_large = False
         try:
@@ -471,7 +475,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _context(self, request: Request) -> Context:
         server = self._server
-        return Context(  # by place: names cost a third more, for every request
+        return Context(  # positional: keyword arguments cost a third more, for every request
             server.broker,
             server.registry,
             request.api_key,
@@ -488,13 +492,13 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def versions(self, request: Request) -> Entity:
-        """The answer to ApiVersions, before anybody has logged in."""
+        """Return the response to ApiVersions, before the client has authenticated."""
         return self._server.registry.handler(request.api_key).run(self._context(request))
 
     def _answer(self, request: Request, held: list[Entity], spent: LoopTime | None) -> Work[None]:
-        """Have a request handled, and send what comes of it, which is added to ``held``.
+        """Handle a request, and send its response, which is added to ``held``.
 
-        ``spent`` has the time that it takes, where its client may have a quota of that.
+        ``spent`` measures the handling time, if the client may have a quota for that.
         """
         context = self._context(request)
         if spent is not None:
@@ -524,7 +528,7 @@ class Connection(asyncio.BufferedProtocol):
             yield from self._stream.answer(request, entity) or ()
         except Exception:
             log.exception("response cannot be written", api=KNOWN_APIS[context.api_key].name)
-            self.close("a response could not be written")  # the client must not wait for ever
+            self.close("a response could not be written")  # the client must not wait forever
             return
         held.append(entity)
         self._send()
@@ -532,7 +536,7 @@ class Connection(asyncio.BufferedProtocol):
             context.throttle.sent()
 
     def _result(self, result: Any, spent: LoopTime | None) -> Work[Entity | None]:
-        """The answer of a handler that works in steps, or waits."""
+        """Return the response of a handler that is a generator or awaitable."""
         while not self.closed:
             if isinstance(result, GeneratorType):
                 result = yield from result
@@ -550,7 +554,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- bytes out ---
 
     def _send(self) -> None:
-        """Write a response, as much of it as the socket takes; the rest follows in turn."""
+        """Write a response, as much as the socket takes; the rest follows later."""
         self._sending_since = self.last_active = self._loop.time()
         self._sent_bytes = 0
         if self._gathers and self._gathered < SENT_TOGETHER - 1 and self._is_small:
@@ -561,7 +565,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_small(self) -> bool:
-        """Whether the responses to send, one chunk each, are few bytes in memory."""
+        """Return whether the unsent responses, one chunk each, are few bytes in memory."""
         stream = self._stream
         return (
             len(stream.unsent) == self._gathered + 1
@@ -570,7 +574,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _send_on(self) -> None:
-        """Write pieces of what is unsent as long as the socket takes them whole."""
+        """Write parts of the unsent data as long as the socket takes them whole."""
         transport, stream, unsent = self._transport, self._stream, self._stream.unsent
         most = self._sent_bytes + SENT_PER_TURN_BYTES
         until = monotonic_s() + SLICE_MS / 1000
@@ -589,7 +593,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close_if_sent()
 
     def _hold(self) -> None:
-        """Account for what the client has not taken of its response."""
+        """Charge the unsent part of the response to the budget."""
         held = self._stream.unsent_bytes
         if not self._writable:
             held += self._transport.get_write_buffer_size()

@@ -1,7 +1,7 @@
-"""Who may connect: how many at a time and how many in a second, in all, by listener and by address.
+"""Limits of connections and of their rate: in total, per listener and per address.
 
-:class:`Admission` counts, and knows neither sockets nor a loop. :class:`Doors` has those who come
-wait before their listener, or turns them away.
+:class:`Admission` counts, without sockets or an event loop. :class:`Doors` makes connecting clients
+wait at their listener, or refuses them.
 
 Source: ``SocketServer.ConnectionQuotas``, ``SocketServer.Acceptor``; KIP-402, KIP-612.
 """
@@ -25,14 +25,16 @@ from fencepost.logcore.values import dataclass
 UNLIMITED: Final = 2**31 - 1
 
 MAX_ADDRESSES: Final = 10_000
-"""Addresses whose connections are counted by the second, about 2 KiB each. More of them, all within
-a window, share one rate."""
+"""The addresses whose connection rates are tracked, about 2 KiB each. Above that, with all of them
+used within a window, further addresses share one rate.
+"""
 
 MAX_HELD: Final = 1_000
-"""Sockets of those who connect too often that are kept open for a while; what is beyond it is
-closed at once, so that nobody takes all descriptors like that."""
+"""The sockets of throttled addresses that are kept open for a while; more are closed at once, so
+that they do not use up the file descriptors.
+"""
 
-# What keeps a connection away, by the setting that does.
+# The reasons for which a connection is refused, by the setting responsible.
 TOO_MANY, TOO_MANY_OF_IP = "max.connections", "max.connections.per.ip"
 TOO_FAST, TOO_FAST_OF_IP = "max.connection.creation.rate", "connection_creation_rate"
 NO_FILES = "open files"
@@ -41,7 +43,7 @@ REASONS: Final = (TOO_MANY, TOO_MANY_OF_IP, TOO_FAST_OF_IP, NO_FILES)
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Connections at a time, and in a second."""
+    """The limit of simultaneous connections, and of connections per second."""
 
     count: int = UNLIMITED
     rate: float = UNLIMITED
@@ -49,21 +51,21 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What holds now."""
+    """The current limits."""
 
     broker: Bound = Bound()
     listeners: Mapping[str, Bound] = field(default_factory=dict)
-    """By the listener's name."""
+    """By listener name."""
     per_ip: int = UNLIMITED
-    """Connections of one address at a time."""
+    """The limit of simultaneous connections of one address."""
     of_ips: Mapping[str, int] = field(default_factory=dict)
-    """The same where an address has a bound of its own."""
+    """The limits of addresses with one of their own."""
     protected: str | None = None
-    """The listener that gets its connections even where the broker has too many."""
+    """The listener that gets its connections even if the broker has too many."""
 
 
 class Seat:
-    """A connection that is counted, until it has left."""
+    """A connection in the counts, until it ends."""
 
     __slots__ = ("_admission", "host", "listener")
 
@@ -72,7 +74,7 @@ class Seat:
         self.listener, self.host = listener, host
 
     def leave(self) -> None:
-        """The connection has ended; to say so again does nothing."""
+        """Remove the connection from the counts; a second call does nothing."""
         admission, self._admission = self._admission, None
         if admission is not None:
             admission.left(self)
@@ -80,14 +82,14 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A connection that may not stay: by which setting, and for how long it is kept open."""
+    """A refused connection: the responsible setting, and how long the socket is kept open."""
 
     reason: str
     held_ms: int = 0
 
 
 class Admission:
-    """Counts connections against ``bounds``. ``now_ms`` is a clock that never goes back."""
+    """Counts connections against ``bounds``. ``now_ms`` is a monotonic clock."""
 
     def __init__(
         self, now_ms: Callable[[], int], bounds: Bounds | None = None, window: Window | None = None
@@ -95,27 +97,27 @@ class Admission:
         self._now_ms = now_ms
         self._window = Window() if window is None else window
         self.bounds = Bounds() if bounds is None else bounds
-        """May be replaced by others at any time."""
+        """May be replaced at any time."""
         self.ip_rates: dict[str | None, float] = {}
-        """Connections per second of an address; of None for all others."""
+        """The limits of connections per second by address; None is the default."""
         self.count = 0
         self.by_listener: Counter[str] = Counter()
         self.by_ip: Counter[str] = Counter()
         self.throttled_ms: Counter[tuple[str, str]] = Counter()
-        """How long connections were kept waiting, by listener and setting."""
+        """The total throttle time of connections, by listener and setting."""
         self._rate = Rate(self._window)
         self._listener_rates: defaultdict[str, Rate] = defaultdict(lambda: Rate(self._window))
-        self._ip_rates: OrderedDict[str | None, Rate] = OrderedDict()  # longest unused first
+        self._ip_rates: OrderedDict[str | None, Rate] = OrderedDict()  # least recently used first
 
     def rate(self, listener: str | None = None) -> float:
-        """Connections per second that came in lately."""
+        """Return the recent rate of connections per second."""
         rate = self._rate if listener is None else self._listener_rates[listener]
         return rate.per_second(self._now_ms())
 
     # --- before the listener ---
 
     def arrived(self, listener: str) -> int:
-        """Count one that was accepted; for how long its listener accepts no other, in ms."""
+        """Count an accepted connection; return how long its listener must pause, in ms."""
         now_ms, bounds = self._now_ms(), self.bounds
         wait_ms = 0
         if not self._is_protected(listener):
@@ -131,7 +133,7 @@ class Admission:
         return wait_ms
 
     def has_room(self, listener: str) -> bool:
-        """Whether one more connection fits in."""
+        """Return whether the limits allow one more connection."""
         bounds = self.bounds
         if self.by_listener[listener] >= bounds.listeners.get(listener, Bound()).count:
             return False
@@ -140,7 +142,7 @@ class Admission:
     # --- behind it ---
 
     def enter(self, listener: str, host: str) -> Seat | Refused:
-        """Count a connection that has waited long enough, and has room."""
+        """Count a connection that was not throttled and has room."""
         held_ms = self._ip_throttle_ms(listener, host)
         if held_ms:
             return Refused(TOO_FAST_OF_IP, held_ms)
@@ -154,7 +156,7 @@ class Admission:
         return Seat(self, listener, host)
 
     def left(self, seat: Seat) -> None:
-        """A connection has ended."""
+        """Remove an ended connection from the counts."""
         self.count -= 1
         self.by_listener[seat.listener] -= 1
         self.by_ip[seat.host] -= 1
@@ -163,11 +165,11 @@ class Admission:
 
     @property
     def excess(self) -> int:
-        """Connections that are too many, once the protected listener got some or bounds fell."""
+        """The number of connections above the limit, after protected ones or a lower limit."""
         return max(0, self.count - self.bounds.broker.count)
 
     def gives_way(self, listener: str) -> bool:
-        """Whether connections of that listener are closed for the sake of others."""
+        """Return whether connections of the listener may be closed in favour of others."""
         return not self._is_protected(listener)
 
     def _is_protected(self, listener: str) -> bool:
@@ -179,7 +181,7 @@ class Admission:
         return min(rate.throttle_ms(quota, now_ms), self._window.sample_ms)
 
     def _ip_throttle_ms(self, listener: str, host: str) -> int:
-        """Count a connection of an address, and take it back everywhere if it came too soon."""
+        """Count a connection of an address; undo that everywhere if its rate is exceeded."""
         quota = self.ip_rates.get(host, self.ip_rates.get(None))
         if quota is None:
             return 0
@@ -211,7 +213,7 @@ class Admission:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A client that was accepted and is not in yet."""
+    """A client that was accepted and waits for admission."""
 
     client: socket.socket
     address: Any
@@ -219,7 +221,7 @@ class _Waiting:
 
 
 class _Door:
-    """One listener: its sockets, and who waits before it."""
+    """One listener: its sockets, and its waiting clients."""
 
     def __init__(self, config: ListenerConfig) -> None:
         self.config = config
@@ -231,8 +233,8 @@ class _Door:
 class Doors:
     """The listeners of one server.
 
-    ``enter`` gets every client that may come in, ``refused`` hears of the others. Where there is no
-    room a listener accepts nothing, after one client that it holds: the kernel has the rest wait.
+    ``enter`` gets every admitted client, ``refused`` is called for the others. At the connection
+    limit a listener holds one accepted client and accepts no other: the rest wait in the kernel.
     """
 
     def __init__(
@@ -249,16 +251,16 @@ class Doors:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody is listened to."""
+        """Whether any listener is open."""
         return bool(self._doors)
 
     @property
     def waiting(self) -> int:
-        """Clients that were accepted and wait for their turn, or for room."""
+        """The number of accepted clients that wait for their turn, or for room."""
         return sum(len(door.waiting) for door in self._doors.values())
 
     def open(self, config: ListenerConfig, bound: Iterable[socket.socket]) -> tuple[str, int]:
-        """Accept what comes to these sockets; returns the address of the first."""
+        """Accept connections on these sockets; return the address of the first."""
         door = self._doors.setdefault(config.name, _Door(config))
 
         def arrived(client: socket.socket, address: Any) -> None:
@@ -269,7 +271,7 @@ class Doors:
         return made[0].address
 
     def close(self) -> None:
-        """Accept nothing more; who is not in is turned away."""
+        """Close the listeners; refuse the waiting clients."""
         doors, self._doors = self._doors, {}
         for door in doors.values():
             for listener in door.listeners:
@@ -282,14 +284,15 @@ class Doors:
             self._let_go(client)
 
     def look_again(self) -> None:
-        """There may be room now: a connection has ended, or bounds have changed."""
+        """Admit waiting clients after a connection has ended or limits have changed."""
         for door in self._doors.values():
             if door.waiting:
                 self._let_in(door)
 
     def _arrived(self, door: _Door, client: socket.socket, address: Any) -> None:
         if client.fileno() >= first_reserved_file():
-            # At once, and before the next is accepted: many may come in one turn of the loop.
+            # Immediately, and before the next accept: many may arrive in one turn of the event
+            # loop.
             client.close()
             self._refused(f"{address[0]}:{address[1]}", NO_FILES)
             return
@@ -299,7 +302,7 @@ class Doors:
         self._let_in(door)
 
     def _let_in(self, door: _Door) -> None:
-        """Let in who may come, in their order; hold the listener while somebody may not."""
+        """Admit waiting clients in order; pause the listener while any of them must wait."""
         if door.timer is not None:
             door.timer.cancel()
             door.timer = None
@@ -325,7 +328,7 @@ class Doors:
             return
         self._refused(f"{host}:{one.address[1]}", seat.reason)
         if seat.held_ms and len(self._held) < MAX_HELD:
-            # Neither read nor answered: whoever tries again at once tries less often like that.
+            # The socket is neither read nor answered: this slows down clients that retry at once.
             self._held[one.client] = call_later(
                 self._loop, seat.held_ms, "close a socket", lambda: self._let_go(one.client)
             )

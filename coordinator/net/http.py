@@ -1,6 +1,6 @@
-"""A small HTTP server: a few paths for operators and tests, never the way of records.
+"""A small HTTP server: a few paths for operators and tests, not for records.
 
-Imported where it is used and not before. One handler answers whatever is asked::
+It is imported only where it is used. One handler answers every request::
 
     async def handler(request: Request) -> Response:
         return Response(body=b"pong")
@@ -9,9 +9,9 @@ Imported where it is used and not before. One handler answers whatever is asked:
     ...  # http://{server.host}:{server.port}/
     await server.close()
 
-A connection is one coroutine with one request at a time. Each limit (:class:`HttpLimits`) bounds
-what a client may take of the broker, and its excess is answered in plain text. Who sends too slowly
-or takes too slowly is cut off. A failing handler is logged and answered 500.
+A connection is one coroutine with one request at a time. Each limit (:class:`HttpLimits`) bounds a
+client's use of the broker, and a request that exceeds it gets an error in plain text. Clients that
+send or receive too slowly are disconnected. A failing handler is logged and answered with 500.
 """
 
 from __future__ import annotations
@@ -52,41 +52,43 @@ Handler = Callable[[Request], Awaitable[Response]]
 """Answers one request; may raise HttpError instead."""
 
 Tls = Callable[[], Awaitable[ssl.SSLContext]]
-"""What a connection is encrypted with."""
+"""Returns the TLS context of a connection."""
 
 _Idle = dict[asyncio.StreamWriter, None]
-"""The connections that wait between two requests, the longest one first."""
+"""The connections that wait for their next request, the longest waiting first."""
 
 PIECE_BYTES = 65_536
-"""A body leaves in pieces of this size, each taken before the next is written."""
+"""A body is sent in parts of this size, each sent before the next is written."""
 
 LINGER_BYTES = 1_048_576
-"""Of a request that was refused half-way: so much more of it is read and dropped, for a client that
-is still sending when we close would lose the answer."""
+"""The bytes of an incompletely read, refused request that are read and dropped: a client that is
+still sending when the server closes would lose the response.
+"""
 
 LINGER_MS = 1_000
-"""How long that may take."""
+"""The time limit for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What one server grants its clients."""
+    """The limits of one server's clients."""
 
     max_head_bytes: int = 8_192
-    """Bytes of a request line and its headers, with the empty line behind them (431)."""
+    """The bytes of a request line and its headers, including the empty line (431)."""
     max_body_bytes: int = 65_536
-    """Bytes of the body of a request (413)."""
+    """The bytes of the body of a request (413)."""
     max_connections: int = 64
-    """Open connections. One more takes the place of the one that has waited longest for its next
-    request; if each is at work, it is refused (503)."""
+    """Open connections. A further one replaces the longest idle one; if none is idle, it is refused
+    (503).
+    """
     refusals_told_ms: int = 5_000
-    """The log tells of refused connections no more often than this, and then of how many."""
+    """The minimum interval between log lines about refused connections, which give their number."""
     request_timeout_ms: int = 10_000
     """From the first byte of a request, or the connection, to its last byte (408)."""
     idle_timeout_ms: int = 90_000
-    """Between two requests: more than the usual interval of a Prometheus, a minute."""
+    """Between two requests: more than the usual interval of Prometheus, a minute."""
     take_timeout_ms: int = 10_000
-    """For a client to take :data:`PIECE_BYTES` of an answer."""
+    """For a client to receive :data:`PIECE_BYTES` of a response."""
 
 
 async def serve_http(
@@ -99,10 +101,10 @@ async def serve_http(
 ) -> HttpServer:
     """Listen on ``host:port`` (port 0: any free one) until the result is closed.
 
-    Raises OSError if the address can not be bound.
+    Raises OSError if the address cannot be bound.
     """
     loop = asyncio.get_running_loop()
-    # asyncio resolves the name and binds; what comes is accepted by our listeners.
+    # asyncio resolves the name and binds; our listeners accept the connections.
     bound = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
     try:
         sockets = [one.dup() for one in bound.sockets]
@@ -112,7 +114,7 @@ async def serve_http(
 
 
 class HttpServer:
-    """Made by :func:`serve_http`; serves until :meth:`close`."""
+    """Created by :func:`serve_http`; serves until :meth:`close`."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class HttpServer:
         self.limits = limits
         self._tls = tls
         self.refused = 0
-        """Connections refused so far because of a limit."""
+        """The number of connections refused so far because of a limit."""
         self._handler = handler
         self._loop = loop
         self._untold = 0
@@ -135,17 +137,17 @@ class HttpServer:
         self._idle: _Idle = {}
         self._listeners = [Listener(loop, one, self._arrived) for one in sockets]
         self.host, self.port = self._listeners[0].address
-        """Where it listens."""
+        """The address it listens on."""
         is_local = all(is_loopback(one.address[0]) for one in self._listeners)
         self._names = frozenset({host.lower()}) if is_local else None
 
     @property
     def connections(self) -> int:
-        """Open connections."""
+        """The number of open connections."""
         return len(self._tasks)
 
     async def close(self) -> None:
-        """Stop accepting and end every connection, whatever it is doing."""
+        """Stop accepting and end every connection, busy or not."""
         for listener in self._listeners:
             listener.close()
         self._listeners = []
@@ -165,7 +167,7 @@ class HttpServer:
             task.add_done_callback(self._tasks.discard)
 
     def _displace(self) -> bool:
-        """End the connection that has waited longest for its next request; False if none does."""
+        """Close the longest idle connection; return False if none is idle."""
         for longest in self._idle:
             del self._idle[longest]
             longest.close()
@@ -186,13 +188,13 @@ class HttpServer:
             client.setblocking(False)
             client.send(_as_bytes(refusal))
             client.shutdown(socket.SHUT_WR)
-            client.recv(PIECE_BYTES)  # what is not read when we close would undo what we sent
+            client.recv(PIECE_BYTES)  # unread data would cause a reset and lose the response
 
     async def _connected(self, client: socket.socket) -> None:
         try:
             reader, writer = await self._opened(client)
         except OSError:
-            # A handshake that fails or takes too long is nobody's news but its client's.
+            # A failed or slow handshake is not logged: it concerns only its client.
             client.close()
             return
         connection = _Connection(
@@ -202,7 +204,7 @@ class HttpServer:
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                 await connection.serve()
         finally:
-            # Something is left where the client takes too little, or nobody may wait for it.
+            # Data is left if the client is too slow, or the task was cancelled.
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()
             else:
@@ -211,7 +213,7 @@ class HttpServer:
     async def _opened(
         self, client: socket.socket
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Both directions of a connection, encrypted if that is asked for. Raises OSError."""
+        """Return the streams of a connection, with TLS if configured. Raises OSError."""
         limit = self.limits.max_head_bytes - len(_HEAD_END)
         if self._tls is None:
             return await asyncio.open_connection(sock=client, limit=limit)
@@ -231,13 +233,13 @@ _HEAD_END = b"\r\n\r\n"
 
 
 def _as_bytes(response: Response) -> bytes:
-    """An answer that is the last of its connection, and has a short body."""
+    """Encode a connection's last response, which has a short body."""
     body = response.body if isinstance(response.body, bytes) else b""
     return response_head(response, is_1_0=False, keeps_alive=False) + body
 
 
 class _Connection:
-    """One client. What it does wrong is told, and ends its connection."""
+    """One client connection. An error of the client is reported and ends it."""
 
     def __init__(
         self,
@@ -250,15 +252,15 @@ class _Connection:
     ) -> None:
         self._limits, self._names, self._handler, self._idle = limits, names, handler, idle
         self._reader, self._writer = reader, writer
-        # Have drain() wait for every byte that the socket does not take at once. (Where asyncio
-        # encrypts, a writer waits from the bound on, not beyond it: at 0 for ever.)
+        # Make drain() wait for every byte that the socket does not take at once. (With asyncio's
+        # TLS, drain() waits already when the buffer size equals the limit: at 0, forever.)
         is_encrypted = writer.get_extra_info("ssl_object") is not None
         writer.transport.set_write_buffer_limits(high=int(is_encrypted), low=0)
 
     async def serve(self) -> None:
-        """Answer requests until one is the last.
+        """Answer requests until the last of the connection.
 
-        Raises OSError, TimeoutError or IncompleteReadError where the client ends it.
+        Raises OSError, TimeoutError or IncompleteReadError if the client ends it.
         """
         first = b""
         while True:
@@ -276,7 +278,7 @@ class _Connection:
     # --- in ---
 
     async def _read_next(self) -> bytes:
-        """The first byte of the next request. Raises TimeoutError, IncompleteReadError."""
+        """Return the first byte of the next request. Raises TimeoutError, IncompleteReadError."""
         self._idle[self._writer] = None
         try:
             async with asyncio.timeout(self._limits.idle_timeout_ms / 1000):
@@ -285,7 +287,7 @@ class _Connection:
             self._idle.pop(self._writer, None)
 
     async def _read(self, first: bytes) -> tuple[Head, bytes]:
-        """A request whose first byte may have been read. Raises HttpError, IncompleteReadError."""
+        """Read a request after ``first``, its first byte. Raises HttpError, IncompleteReadError."""
         limits = self._limits
         try:
             async with asyncio.timeout(limits.request_timeout_ms / 1000):
@@ -312,7 +314,7 @@ class _Connection:
         raise HttpError(431, f"a request line and headers may have {most} bytes together")
 
     async def _linger(self) -> None:
-        """Have the client read a refusal before the connection goes."""
+        """Let the client read an error response before the connection is closed."""
         if self._writer.can_write_eof():
             self._writer.write_eof()
         left = LINGER_BYTES
@@ -333,7 +335,7 @@ class _Connection:
             return text_response(500, "the request failed; the log of the broker says why")
 
     async def _answer(self, head: Head, response: Response) -> bool:
-        """Send an answer; whether the connection goes on."""
+        """Send a response; return whether the connection remains open."""
         body = response.body
         is_whole = isinstance(body, bytes)
         keeps_alive = head.keeps_alive and (is_whole or not head.is_1_0)
@@ -353,7 +355,7 @@ class _Connection:
         return keeps_alive
 
     async def _write_pieces(self, body: AsyncIterator[bytes], *, in_chunks: bool) -> None:
-        """Send what an iterator gives; where it fails the client sees an answer cut short."""
+        """Send the parts of an iterator; if it raises, the client gets a truncated response."""
         try:
             async for piece in body:
                 if piece:

@@ -1,4 +1,4 @@
-"""Who may ask an HTTP server of ours: encryption, and names with passwords.
+"""TLS and HTTP Basic authentication of the broker's HTTP servers.
 
 Source: RFC 7617.
 """
@@ -24,21 +24,21 @@ from fencepost.logcore.clock import monotonic_s
 from fencepost.logcore.values import dataclass
 
 LOOK_S: Final = 30.0
-"""How often the files of a certificate are looked at, in seconds, by whoever connects then."""
+"""The interval in seconds at which a new connection checks the certificate files for changes."""
 
 MAX_USERS: Final = 100
 MAX_USERS_BYTES: Final = 65_536
-"""Of a file of users."""
+"""The limits of a user file."""
 
 _log = structlog.get_logger(__name__)
 
 
 class AccessError(ValueError):
-    """A file of users can not be used. The message holds nothing of it."""
+    """A user file cannot be used. The message contains none of its content."""
 
 
 class Users:
-    """Names and passwords of a file: NAME:PASSWORD a line, ``#`` begins a comment."""
+    """The users of a file: one NAME:PASSWORD per line, ``#`` begins a comment."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -62,14 +62,14 @@ class Users:
         self._known = [hashlib.sha256(pair).digest() for pair in pairs]
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raise HttpError unless the headers have a name and its password."""
+        """Raise HttpError unless the headers contain a name and its password."""
         scheme, _, given = headers.get("authorization", "").partition(" ")
         try:
             pair = base64.b64decode(given.strip(), validate=True)
         except (binascii.Error, ValueError):
             pair = b""
         shown = hashlib.sha256(pair).digest()
-        # All are compared, so that the time tells neither whether there is a name nor which.
+        # All are compared, so that the time reveals neither whether a name exists nor which.
         found = sum([hmac.compare_digest(shown, known) for known in self._known])
         if scheme.lower() != "basic" or not found:
             raise HttpError(
@@ -87,10 +87,10 @@ class _Loaded:
 
 
 class RenewedContext:
-    """A context of PEM files, which are read again when they have been renewed.
+    """The TLS context of PEM files, which are read again after a change.
 
-    Raises :class:`ServerTlsError` if they can not be used to begin with. What can not be used later
-    is logged, and what was there goes on.
+    Raises :class:`ServerTlsError` if they cannot be used at first. Files that cannot be used later
+    are logged, and the previous context remains in use.
     """
 
     def __init__(self, certificate: str, key: str | None) -> None:
@@ -98,7 +98,7 @@ class RenewedContext:
         self._now = self._load()
 
     async def __call__(self) -> ssl.SSLContext:
-        """The context for a connection that comes now."""
+        """Return the context for a new connection."""
         if monotonic_s() - self._now.looked_s >= LOOK_S:
             self._now.looked_s = monotonic_s()
             await asyncio.to_thread(self._look)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as bytes and values, without knowing a socket: heads in, heads and pieces out.
+"""HTTP/1.1 messages without sockets: parsing of requests, encoding of responses.
 
-What is read is strict where leniency lets two readers disagree: line ends are CR LF, a header is
-one line, a body has one Content-Length. Whatever else arrives is an :class:`HttpError`, which says
-in plain text what is wrong and with which status.
+Parsing is strict where two lenient parsers may disagree: lines end with CR LF, a header is one
+line, a body has one Content-Length. Anything else raises :class:`HttpError` with a status and a
+plain text explanation.
 
 Source: RFC 9110 and RFC 9112.
 """
@@ -21,13 +21,13 @@ from urllib.parse import parse_qsl, unquote
 from fencepost.logcore.values import dataclass
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE")
-"""What is understood; which of them a path knows is its handler's to say."""
+"""The supported methods; the handler decides which of them a path accepts."""
 
 MAX_QUERY_FIELDS: Final = 100
-"""Fields of one query string."""
+"""The fields of one query string."""
 
 MAX_BODY_DIGITS: Final = 18
-"""Digits of a Content-Length; more would only take time to convert."""
+"""The digits of a Content-Length; more would only take time to convert."""
 
 TEXT: Final = "text/plain; charset=utf-8"
 
@@ -38,7 +38,7 @@ _LOCAL = "localhost"
 
 
 class HttpError(Exception):
-    """A request that is not served: ``status`` and a text for whoever sent it."""
+    """A request that is refused, with a ``status`` and a text for its sender."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -48,28 +48,28 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks. HEAD comes as it is: the server leaves the body of the answer out."""
+    """A client's request. HEAD is passed on unchanged: the server omits the response body."""
 
     method: str
     """One of :data:`METHODS`."""
     path: str
-    """Without the query, its escapes decoded."""
+    """Without the query, percent-decoded."""
     query: Mapping[str, str] = field(default_factory=dict)
     """The last value of each field."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By lower-case name; values that were sent apart are joined by ``, ``."""
+    """By lower-case name; values of repeated headers are joined by ``, ``."""
     body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a handler answers. A body that is an iterator is sent piece by piece, as it comes."""
+    """A handler's response. A body that is an iterator is sent part by part."""
 
     status: int = 200
     content_type: str = TEXT
     body: bytes | AsyncIterator[bytes] = b""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Others, in ASCII."""
+    """Additional headers, in ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,20 @@ class Head:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     body_bytes: int
-    """Of the body that follows."""
+    """The length of the body that follows."""
     is_1_0: bool
-    """Whether the client speaks HTTP/1.0, and knows no chunks."""
+    """Whether the client uses HTTP/1.0, which has no chunked encoding."""
     keeps_alive: bool
     """Whether the client may send another request on the same connection."""
 
 
 def text_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """One line of plain text."""
+    """Build a response of one line of plain text."""
     return Response(status, TEXT, f"{text}\n".encode(), headers or {})
 
 
 def parse_head(head: bytes) -> Head:
-    """What stands before the empty line, which may still be there. Raises HttpError."""
+    """Parse the request line and headers, with or without the empty line. Raises HttpError."""
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _REQUEST_LINE.fullmatch(first)
     if line is None:
@@ -140,7 +140,7 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
 
 
 def _target(target: str) -> tuple[str | None, str, dict[str, str]]:
-    """The host if it is named there, the path and the query."""
+    """Return the host if the target contains one, the path and the query."""
     authority = None
     if target.lower().startswith("http://"):
         authority, slash, rest = target[7:].partition("/")
@@ -168,20 +168,21 @@ def _body_bytes(headers: Mapping[str, str]) -> int:
     return int(length)
 
 
-# --- who may be asked by which name ---
+# --- Host and Origin ---
 
 
 def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None:
-    """Refuse what a web page of somebody else may have sent. Raises HttpError.
+    """Refuse requests that another site's web page may have sent. Raises HttpError.
 
-    A page can have its own name resolve to this machine (DNS rebinding), and then read the
-    answers; only the Host header gives it away. So a server on a loopback address answers to
-    loopback addresses and ``names``; one that listens elsewhere (None) is known by any name. And a
-    page may send a request blindly; there its Origin does.
+    A page can make its own name resolve to this machine (DNS rebinding), and then read the
+    responses; only the Host header reveals that. So a server on a loopback address accepts only
+    loopback names and ``names``; with None, for a server on other addresses, every name is
+    accepted. A page may also send a request without reading the response, which its Origin header
+    reveals.
     """
     host = headers.get("host")
     if host is None:
-        return  # HTTP/1.0, which no browser speaks
+        return  # HTTP/1.0, which browsers do not use
     found = _HOST.fullmatch(host)
     if found is None:
         raise HttpError(400, "the Host header is no HOST or HOST:PORT")
@@ -196,7 +197,7 @@ def check_host(headers: Mapping[str, str], names: frozenset[str] | None) -> None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is that of this machine to itself."""
+    """Return whether a name or an address is a loopback one."""
     if host == _LOCAL or host.endswith(f".{_LOCAL}"):
         return True
     try:
@@ -209,7 +210,7 @@ def is_loopback(host: str) -> bool:
 
 
 def response_head(response: Response, *, is_1_0: bool, keeps_alive: bool) -> bytes:
-    """The status line and the headers, with the empty line behind them."""
+    """Encode the status line and the headers, including the empty line."""
     body = response.body
     headers = {
         "Date": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime()),
@@ -232,5 +233,5 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 def chunk(piece: bytes) -> bytes:
-    """A piece of a body whose length is not known; not empty, for that would be the end."""
+    """Encode a part of a body of unknown length; it must not be empty, which would end the body."""
     return b"%x\r\n%b\r\n" % (len(piece), piece)

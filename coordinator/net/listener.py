@@ -1,7 +1,7 @@
-"""Taking new connections off a listening socket, a bounded number a turn of the loop.
+"""Accepting connections of a listening socket, a bounded number per turn of the event loop.
 
-asyncio's own way logs every single attempt that finds no file descriptor, a thousand of them in a
-row, and again each second. Here nothing is accepted for a moment then, and one line tells of it.
+asyncio's own server logs every attempt that fails for lack of file descriptors, a thousand in a
+row, and again each second. This listener pauses instead, and logs one line.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from fencepost.logcore.fs import handle_limit, held_handles
 log = structlog.get_logger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel may hold for us while the loop is busy."""
+"""The connections that the kernel may queue while the event loop is busy."""
 
 ACCEPTED_PER_TURN = 64
-"""Connections taken from the kernel before others get their turn."""
+"""The connections accepted before other work gets its turn."""
 
 ACCEPT_PAUSE_MS = 100
-"""How long nothing is accepted after the system refused to: it has no descriptor left, or no
-memory, and would say so again at once. Clients wait in the backlog."""
+"""The pause after a failed accept: the system lacks file descriptors or memory, and would fail
+again at once. Clients wait in the backlog.
+"""
 
 
 OWN_FILES = 16
-"""File descriptors that no connection gets even where the logs keep all of theirs, or a quarter of
-the reserve if that is less: for what the broker holds for a moment, such as a file that is trimmed
-or a module that is loaded at its first use."""
+"""The file descriptors reserved from connections even if the logs use all of theirs, or a quarter
+of the reserve if that is less: for short-lived files of the broker, such as one being trimmed or a
+module being imported.
+"""
 
 
 def first_reserved_file() -> int:
-    """The file number from which on descriptors are for the logs, less what those keep already.
+    """Return the first file number reserved for logs, minus the descriptors they already use.
 
-    The system gives out the lowest free number: a high one means that few are left.
+    The system returns the lowest free number: a high one means that few are left.
     """
     limit, reserve = handle_limit()
     return limit - max(reserve - held_handles(), min(OWN_FILES, reserve // 4))
 
 
 class Listener:
-    """Accepts what comes to ``listening``, a bound socket.
+    """Accepts connections on ``listening``, a bound socket.
 
-    ``arrived`` gets the client's socket and its address, the latter as ``accept`` returns it.
+    ``arrived`` gets the client's socket and its address, as ``accept`` returns it.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Listener:
         self._arrived = arrived
         self._pause: asyncio.TimerHandle | None = None
         self._is_short = False
-        """Whether the system has refused, and some clients still wait since then."""
+        """Whether accept has failed, and some clients have been waiting since then."""
         self._is_held = False
         listening.setblocking(False)
         listening.listen(BACKLOG)
@@ -69,19 +71,19 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address it listens on."""
         host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting, and close the socket."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
 
     def hold(self, *, is_held: bool) -> None:
-        """Accept nothing from now on, or accept again; may be called while something arrives."""
+        """Pause or resume accepting; may be called from ``arrived``."""
         if is_held is self._is_held or self._socket.fileno() < 0:
             return
         self._is_held = is_held
@@ -108,14 +110,14 @@ class Listener:
                     log.info("connections are accepted again")
                 return
             except ConnectionAbortedError:
-                continue  # That client went away.
+                continue  # The client has disconnected.
             except OSError as error:
                 self._wait(error)
                 return
             self._arrived(client, address)
 
     def _wait(self, error: OSError) -> None:
-        """Accept nothing for a moment, during which the socket would be ready all the time."""
+        """Pause accepting: the socket would be ready all the time."""
         if not self._is_short:
             self._is_short = True
             log.warning("no connection can be accepted", cause=str(error))

@@ -1,12 +1,12 @@
-"""How much memory the frames of all connections together may take, without knowing a socket.
+"""A memory budget for the frames of all connections together, independently of sockets.
 
-A frame larger than what every connection may hold anyway must take its whole size from the budget
-before more of it is read; a connection that gets nothing stops reading and waits its turn, so that
-the rest of the frame stays in the kernel and, behind it, with the client. What was granted suffices
-for the frame to arrive whole: half-arrived frames cannot block each other for ever.
+A frame larger than a connection's basic buffer must take its whole size from the budget before more
+of it is read. A connection without a grant stops reading and waits for its turn, so that the rest
+of the frame stays in the kernel's and the client's memory. A grant suffices for the whole frame:
+incomplete frames cannot block each other forever.
 
 Source: ``queued.max.request.bytes`` and Kafka's ``SimpleMemoryPool``, which grants a request as
-long as anything is left, so that the budget may be exceeded by less than one request.
+long as any memory is left, so that the budget may be exceeded by less than one request.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """A connection, as the budget sees it."""
+    """A connection, as the budget uses it."""
 
     def release_idle(self) -> bool:
-        """Free the memory if no frame is in it; whether that was so."""
+        """Free the memory if no frame is in it; return whether it was freed."""
 
     def granted(self) -> None:
-        """The holder now owns the bytes that it waited for."""
+        """Receive the grant that the holder waited for."""
 
 
 class RequestBudget:
-    """Bytes granted to holders; first come, first served. ``max_bytes`` ≤ 0 sets no bound."""
+    """Bytes granted to holders; first come, first served. ``max_bytes`` ≤ 0 means no limit."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
-        """The sum of what is granted."""
+        """The sum of all grants."""
         self._held: dict[Holder, int] = {}
         self._waiting: OrderedDict[Holder, int] = OrderedDict()
 
     @property
     def contended(self) -> bool:
-        """Whether somebody waits."""
+        """Whether any holder waits."""
         return bool(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiting holders."""
         return len(self._waiting)
 
     def take(self, holder: Holder, size: int) -> bool:
-        """Have ``holder`` own at least ``size`` bytes; if not now, it is told when it does."""
+        """Grant ``holder`` at least ``size`` bytes; if that fails, call its ``granted`` later."""
         if self._held.get(holder, 0) >= size:
             return True
         if not self._waiting and self._has_room():
@@ -56,7 +56,7 @@ class RequestBudget:
         return False
 
     def give(self, holder: Holder) -> None:
-        """Take back what ``holder`` owns or waits for, and serve those who wait."""
+        """Release the grant or request of ``holder``, and serve the waiting holders."""
         self._waiting.pop(holder, None)
         self.held_bytes -= self._held.pop(holder, 0)
         while self._waiting and self._has_room():
@@ -71,7 +71,7 @@ class RequestBudget:
     def _has_room(self) -> bool:
         if self.max_bytes <= 0 or self.held_bytes < self.max_bytes:
             return True
-        # Connections keep a buffer of some size for their next frame; others need that memory now.
+        # Idle connections keep a buffer for their next frame; others need that memory now.
         for holder in list(self._held):
             if holder.release_idle():
                 self.held_bytes -= self._held.pop(holder)

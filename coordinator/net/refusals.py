@@ -1,4 +1,4 @@
-"""Answers and log lines for requests that are not served or whose handler has failed."""
+"""Responses and log lines for requests that are not served or whose handler has failed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log = structlog.get_logger(__name__)
 def refusal(
     context: Context, error: Exception, error_code: Callable[[DomainError], int]
 ) -> Answer | Work[Answer]:
-    """Return the API's error response; None where it has none. An unexpected error is logged.
+    """Return the API's error response; None if it has none. Log an unexpected error.
 
-    The error's traceback is dropped: a future that a frame of it waited for may hold the error.
+    The error's traceback is dropped: a future in one of its frames may hold the error.
     """
     refused = context.registry.handler(context.api_key).refused
     if isinstance(error, DomainError):
@@ -36,16 +36,16 @@ def refusal(
 
 
 class UnservedRequests:
-    """Logs requests of APIs or versions that are not served: clients only lose a connection.
+    """Logs requests of APIs or versions that are not served: clients only lose the connection.
 
-    ApiVersions is left out: a client asks for its newest version first, and gets an answer.
+    ApiVersions is left out: a client requests its newest version first, and gets a response.
     """
 
     def __init__(self) -> None:
         self._lines = FewLines("more requests of unknown APIs or versions")
 
     def reason(self, error: WireError, peer: str) -> str:
-        """Return why the connection of ``peer`` is closed, and log a warning about its request."""
+        """Return the reason for closing the connection of ``peer``; log a warning."""
         if not isinstance(error, UnsupportedVersion):
             return str(error)
         name = api_name(error.api_key)
@@ -64,7 +64,7 @@ class UnservedRequests:
 
 
 def api_name(api_key: int) -> str:
-    """Kafka's name of an API, also of one that is not served here; its key where there is none."""
+    """Return Kafka's name of any API, served or not; its key if it has none."""
     known = KNOWN_APIS.get(api_key)
     if known is not None:
         return known.name

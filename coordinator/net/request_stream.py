@@ -1,12 +1,13 @@
-"""One client's requests and responses as bytes, without knowing a socket.
+"""One client's requests and responses as bytes, independently of sockets.
 
-Fed with bytes, it gives out requests; fed with answers, it gives out bytes to write. It is the same
-however the bytes are cut on their way in. Whoever uses it asks for the next request when the one
-before is answered: a large request may still be read from the memory that the next bytes go to.
+It converts received bytes into requests, and responses into bytes to write. The result does not
+depend on how the bytes are split. The caller takes the next request only after the response to the
+previous one: a large request may still be read from the memory that the next bytes are received
+into.
 
-Large requests and answers are decoded and encoded in steps. A member's heartbeats are the same
-bytes again and again, but for the number by which the answer finds its request: what such bytes say
-is decoded once. An answer that its handler keeps, and gives again, is encoded once.
+Large requests and responses are decoded and encoded in steps. A member's heartbeats are always the
+same bytes except for the correlation id, so the rest is decoded once. A response that its handler
+caches and returns again is encoded once.
 """
 
 from __future__ import annotations
@@ -32,27 +33,28 @@ from fencepost.coordinator.wire.steps import Steps
 from fencepost.coordinator.wire.writer import Chunk, InFile
 
 WRITE_BYTES: Final = 262_144
-"""A response goes to the transport in pieces of this size. What the socket does not take of a piece
-is copied into the transport's buffer, and there moved to the front after every send: with megabytes
-at a time that costs more than the sending itself."""
+"""The size of the parts in which a response is passed to the transport. The part that the socket
+does not take is copied into the transport's buffer, and moved to its front after every send: with
+megabytes at a time that costs more than the sending itself.
+"""
 
 _REPEATED: Final = frozenset({ApiKey.HEARTBEAT, ApiKey.CONSUMER_GROUP_HEARTBEAT})
-"""Requests that a client sends again and again as they are; the lower byte of their keys."""
+"""Requests that a client repeats unchanged; the lower byte of their keys."""
 
 _SHORT_BYTES: Final = 512
-"""Of a request that is kept for the next one, and of an answer: each connection may have both."""
+"""The limit of a cached request and of a cached response: each connection may have both."""
 
 _ID: Final = struct.Struct(">i")
 _ID_START, _ID_END = 4, 8
-"""Where the number of a request stands in its frame, and behind the length of an answer."""
+"""The position of the correlation id in a request without and a response with its length prefix."""
 
 
 class RequestStream:
     """Requests in, responses out, in the same order.
 
-    Receive into ``frames.writable()`` and tell ``frames.received``, then take :meth:`next_request`
-    and give each its :meth:`answer`, until there is none; what is ``unsent`` goes out piece by
-    piece (:meth:`next_piece`).
+    Receive into ``frames.writable()`` and call ``frames.received``, then take :meth:`next_request`
+    and :meth:`answer` each, until there is none; write ``unsent`` part by part
+    (:meth:`next_piece`).
     """
 
     __slots__ = (
@@ -73,26 +75,27 @@ class RequestStream:
         limits: ConnectionLimits,
         kept: Collection[int] = (),
     ) -> None:
-        """Requests to the APIs of ``kept`` have their frames with them."""
+        """Keep the frames of requests to the APIs in ``kept``."""
         self._versions, self._limits, self._kept = versions, limits, kept
         self.frames = FrameBuffer(limits.max_request_bytes)
-        """Where bytes arrive."""
+        """The receive buffer."""
         self.size_bytes = 0
-        """Of the last request, less its length."""
+        """The size of the last request, without its length prefix."""
         self.unsent: deque[Chunk | InFile] = deque()
         """Responses that are not written yet."""
         self.unsent_bytes = 0
-        """Those of them that are in memory."""
+        """The size of the unsent data in memory."""
         self._beat: tuple[bytes, Request] | None = None
-        """The last heartbeat: what its frame was but for its number, and what it said."""
+        """The last heartbeat: its frame without the correlation id, and the decoded request."""
         self._answered: tuple[Entity, bytes] | None = None
-        """The last short answer, and its frame."""
+        """The last short response, and its frame."""
 
     def next_request(self) -> Request | Steps[Request | None] | None:
-        """The next request, None if bytes are missing.
+        """Return the next request, or None if bytes are missing.
 
-        Steps are all that may come of a large request, and of one that is answered here: None.
-        Raises MalformedRequest, UnsupportedVersion, as do the steps. That is the end.
+        A large request is returned as steps, and so is one that is answered here, whose result is
+        None. Raises MalformedRequest and UnsupportedVersion, as do the steps; the stream must not
+        be used afterwards.
         """
         frame = self.frames.next_frame()
         if frame is None:
@@ -115,7 +118,7 @@ class RequestStream:
             return told
 
     def _heartbeat(self, frame: bytes) -> Request:
-        """Decode what may be the same as the last time."""
+        """Decode a request that may equal the previous one."""
         said, beat = frame[:_ID_START] + frame[_ID_END:], self._beat
         if beat is None or beat[0] != said:
             request = decode_request(
@@ -148,7 +151,7 @@ class RequestStream:
             return None
 
     def _told_versions(self, error: UnsupportedVersion) -> Steps[None] | None:
-        """Tell the client which versions of ApiVersions there are; no other has such an answer."""
+        """Answer an unsupported version of ApiVersions; return None for any other API."""
         served = self._versions.get(error.api_key)
         if error.api_key != ApiKey.API_VERSIONS or served is None:
             return None
@@ -181,7 +184,7 @@ class RequestStream:
         self.put((yield from steps))
 
     def put(self, chunks: Sequence[Chunk | InFile]) -> None:
-        """Have a frame sent."""
+        """Append a frame to the unsent data."""
         self.unsent += chunks
         for chunk in chunks:
             if type(chunk) is bytes or isinstance(chunk, Chunk):
@@ -189,7 +192,7 @@ class RequestStream:
 
     @property
     def is_in_file(self) -> bool:
-        """Whether what comes next is in a file, and so much that a copy is dearer than a call."""
+        """Whether the next data is in a file, and so large that a copy costs more than a call."""
         first = self.unsent[0]
         return (
             type(first) is not bytes
@@ -198,9 +201,9 @@ class RequestStream:
         )
 
     def send_range(self, target: int) -> int:
-        """Have the kernel send a piece of what :attr:`is_in_file`; how many bytes it took.
+        """Have the kernel send a part of the data in a file; return the number of bytes sent.
 
-        Raises OSError as ``InFile.send``.
+        Raises OSError like ``InFile.send``.
         """
         first = cast("InFile", self.unsent[0])
         sent = first.send(WRITE_BYTES, target)
@@ -209,10 +212,10 @@ class RequestStream:
         return sent
 
     def next_piece(self, most: int = WRITE_BYTES) -> Chunk:
-        """Take the next piece of what is unsent: of one large chunk, or of several small ones.
+        """Take the next part of the unsent data: of one large chunk, or of several small ones.
 
-        Raises OSError where it is in a file that can not be read: the client was promised its
-        length, so there is nothing else to tell it.
+        Raises OSError if it is in a file that cannot be read. The response's length was already
+        sent, so the connection cannot be used afterwards.
         """
         unsent = self.unsent
         first = unsent[0]
@@ -240,6 +243,6 @@ class RequestStream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def drop_unsent(self) -> None:
-        """Forget what nobody will take."""
+        """Drop the unsent data after the connection is lost."""
         self.unsent.clear()
         self.unsent_bytes = 0

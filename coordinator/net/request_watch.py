@@ -1,4 +1,4 @@
-"""How many requests of each API and version were answered, and how long each API took."""
+"""Metrics of answered requests: their number by API and version, and their duration by API."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fencepost.coordinator.runtime.histogram import Histogram
 
 
 class RequestWatch:
-    """Counts what the connections of one server answer; they do it only where there is one."""
+    """Counts the requests of one server's connections; optional."""
 
     def __init__(self) -> None:
         self.answered: Counter[tuple[int, int]] = Counter()
-        """Requests by API key and version."""
+        """The number of requests by API key and version."""
         self.seconds: defaultdict[int, Histogram] = defaultdict(Histogram)
-        """By API key, from the decoded request to its encoded answer; waits are part of it."""
+        """By API key, from the decoded request to its encoded response, including waits."""
 
     def note(self, api_key: int, version: int, seconds: float) -> None:
         """Count one request."""

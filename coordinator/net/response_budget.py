@@ -1,12 +1,12 @@
-"""How much memory the responses that clients have not taken yet may hold, all together.
+"""A memory budget for the unsent responses of all connections together.
 
-Records are sent from their file, so a response holds little as a rule. What it does hold counts
-from when it is written until the client has taken it. Once all connections together hold the limit,
-requests whose answers may be large wait, first come, first served, and their connections are read
-no further; the limit is exceeded by less than what is made at the same time. Who takes a response
-too slowly while others wait is cut off (``Connection.check_idle``).
+Records are sent from their file, so a response usually takes little memory. That memory counts from
+the write of the response until the client has received it. Once all connections together exceed the
+limit, requests whose responses may be large wait, first come, first served, and their connections
+are not read; the limit is exceeded by less than the responses in preparation. A client that
+receives its response too slowly while others wait is disconnected (``Connection.check_idle``).
 
-Small answers are never held up: heartbeats, commits and appends go on.
+Small responses never wait: heartbeats, commits and appends continue.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from fencepost.coordinator.runtime.turns import Work
 from fencepost.coordinator.wire.api import ApiKey
 
 MAX_LARGE_RESPONSES = 4
-"""Answers of more than one slice of time that are made at the same time: until they are written
-nobody knows how much they will hold."""
+"""The limit of responses in preparation that take more than one slice of time: their size is
+unknown until they are written.
+"""
 
 LARGE_ANSWERS = frozenset(
     {
@@ -40,11 +41,11 @@ LARGE_ANSWERS = frozenset(
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )
-"""APIs whose answers may be many times as large as their requests."""
+"""APIs whose responses may be many times larger than their requests."""
 
 
 class _Line:
-    """Requests that wait for the same thing, first come, first served."""
+    """Requests that wait for the same resource, first come, first served."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -71,12 +72,12 @@ class _Line:
 
 
 class ResponseBudget:
-    """Bytes held by connections; ``max_bytes`` ≤ 0 sets no bound."""
+    """Bytes held by connections; ``max_bytes`` ≤ 0 means no limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
-        """The sum of what is held."""
+        """The sum of all bytes held."""
         self._held: dict[Hashable, int] = {}
         self._for_room = _Line(loop)
         self._large = 0
@@ -84,16 +85,16 @@ class ResponseBudget:
 
     @property
     def contended(self) -> bool:
-        """Whether somebody waits for others to take their responses."""
+        """Whether any request waits for other connections' responses to be received."""
         return bool(self._for_room)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for others to take their responses, or for their turn to be large."""
+        """The number of requests that wait for memory, or for a slot for large responses."""
         return len(self._for_room) + len(self._for_large)
 
     def hold(self, connection: Hashable, size: int) -> None:
-        """Note how much ``connection`` holds now."""
+        """Set the number of bytes that ``connection`` holds."""
         before = self._held.get(connection, 0) if self._held else 0
         if size == before:
             return
@@ -107,7 +108,7 @@ class ResponseBudget:
 
     @property
     def is_open(self) -> bool:
-        """Whether a large answer may be begun at once."""
+        """Whether a large response may begin at once."""
         return not self._for_room and self._has_room()
 
     def _has_room(self) -> bool:
@@ -118,17 +119,17 @@ class ResponseBudget:
             self._for_room.let_one_on()
 
     def wait(self) -> Work[None]:
-        """Wait until a large answer may be begun. :meth:`end` follows, whatever comes of it."""
+        """Wait until a large response may begin. :meth:`end` must follow in any case."""
         yield from self._for_room.wait()
 
     def begin_large(self) -> Work[None]:
-        """Wait until an answer may take more than its first slice of time."""
+        """Wait until a response may take more than its first slice of time."""
         while self._large >= MAX_LARGE_RESPONSES:
             yield from self._for_large.wait()
         self._large += 1
 
     def end(self, *, is_large: bool) -> None:
-        """An answer is written, or there is none; ``is_large``: it has passed the second gate."""
+        """Finish a response, written or not; with ``is_large`` after :meth:`begin_large`."""
         if is_large:
             self._large -= 1
             self._for_large.let_one_on()

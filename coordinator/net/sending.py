@@ -1,7 +1,8 @@
-"""The way of a response from its stream to the socket: past memory, where it is in a file.
+"""Sending of a response from its stream to the socket, directly from files if possible.
 
-The kernel sends from the file itself as long as the socket takes it. What is written to a transport
-is in order with that only while the transport holds nothing back; it is asked before each piece.
+The kernel sends from the file as long as the socket takes data. That keeps the order with data
+written to the transport only while the transport has nothing buffered, which is checked before each
+part.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ from typing import Final
 from fencepost.coordinator.net.request_stream import WRITE_BYTES, RequestStream
 
 SENT_PER_TURN_BYTES: Final = 4_194_304
-"""Bytes of a response that one client is sent before others get their turn; fewer where its file
-has to come from the disk and a slice of the loop is over before."""
+"""The bytes of a response sent to one client before others get their turn; fewer if its file must
+be read from disk and a slice of the event loop ends before.
+"""
 
 ARMING_BYTES: Final = 4_096
-"""Written through the transport when the socket is full, so that it tells when there is room."""
+"""The bytes written through the transport when the socket is full, so that it reports free room."""
 
 
 def socket_of(transport: asyncio.BaseTransport) -> int:
-    """The socket below a transport that sends bytes as they are; -1 if there is none."""
+    """Return the socket of a transport without TLS; -1 if it has none."""
     found = transport.get_extra_info("socket")
     return -1 if found is None else int(found.fileno())
 
 
 def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) -> int:
-    """Send the next piece of what is unsent, and return its bytes.
+    """Send the next part of the unsent data, and return its size.
 
-    ``target`` is the socket of the transport, which must be open; -1 to send all by way of memory.
-    Raises OSError where the piece is in a file that can not be read.
+    ``target`` is the socket of the transport, which must be open; -1 sends everything from memory.
+    Raises OSError if the part is in a file that cannot be read.
     """
     room = WRITE_BYTES
     if target >= 0 and stream.is_in_file and not transport.get_write_buffer_size():
@@ -38,8 +40,8 @@ def send_next(stream: RequestStream, transport: asyncio.Transport, target: int) 
         except BlockingIOError:
             room = ARMING_BYTES
         except OSError:
-            # The platform has no such call, or client or file are gone: reading and writing the
-            # same bytes does what is right in each case.
+            # The platform has no such call, or the client or the file is gone: reading and writing
+            # the same bytes handles each of these cases.
             room = WRITE_BYTES
     piece = stream.next_piece(room)
     transport.write(piece)

@@ -1,4 +1,4 @@
-"""The listening socket and the connections that came from it."""
+"""The listening sockets and their connections."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CLOSED_PER_TURN = 64
-"""Connections that are closed because there are too many, before others get their turn."""
+"""The connections closed at the connection limit before others get their turn."""
 
 _SWEEPS_PER_LIMIT = 4
-"""The idle sweep runs this often within the shortest time limit that it enforces."""
+"""The number of idle sweeps within the shortest time limit that they enforce."""
 
 
 def _always_unknown(_error: DomainError) -> int:
@@ -55,11 +55,11 @@ def _always_unknown(_error: DomainError) -> int:
 
 
 async def bind(listener: ListenerConfig) -> list[socket.socket]:
-    """Sockets where ``listener`` says; the kernel has clients wait that come to them.
+    """Bind sockets for ``listener`` and listen; the kernel queues the connecting clients.
 
     Raises OSError if the address cannot be bound.
     """
-    # asyncio resolves the name and binds; what comes is accepted by our listeners.
+    # asyncio resolves the name and binds; our listeners accept the connections.
     bound = await asyncio.get_running_loop().create_server(
         asyncio.Protocol, listener.host, listener.port, start_serving=False
     )
@@ -75,8 +75,8 @@ async def bind(listener: ListenerConfig) -> list[socket.socket]:
 class Server:
     """Accepts connections and keeps them within the limits.
 
-    ``broker`` is handed to the handlers and not looked at; ``error_code`` maps a domain error that
-    escapes from a handler to its wire number (``fencepost.coordinator.error_codes`` in the daemon).
+    ``broker`` is only passed to the handlers; ``error_code`` maps a domain error that escapes from
+    a handler to Kafka's code (``fencepost.coordinator.error_codes`` in the daemon).
     """
 
     def __init__(
@@ -99,29 +99,29 @@ class Server:
         self.responses: ResponseBudget
         self.budget = RequestBudget(self.limits.max_queued_request_bytes)
         self.connections: dict[Connection, None] = {}
-        """Open ones, the oldest first."""
+        """The open connections, the oldest first."""
         self.unserved = UnservedRequests()
-        """Logs what clients ask for that is not served."""
+        """Logs requests that are not served."""
         self.watch: RequestWatch | None = None
-        """Counts requests, where somebody wants to know."""
+        """Counts requests, if metrics are enabled."""
         self.throttles: ClientQuotas | None = None
-        """Quotas of users and clients, where there are any."""
+        """The quotas of users and clients, if any are configured."""
         self.accepted = 0
-        """Connections so far that may stay."""
+        """The number of connections admitted so far."""
         self.refusals: Counter[str] = Counter()
-        """Connections refused or closed so far, by the limit that was the reason."""
+        """The number of connections refused or closed so far, by the limit responsible."""
         self.admission = Admission(
             lambda: int(self.loop.time() * 1000),
             Bounds(Bound(self.limits.max_connections), per_ip=self.limits.max_connections_per_ip),
             window,
         )
-        """Who may connect."""
+        """Enforces the connection limits."""
         self.doors: Doors | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         self.addresses: dict[str, tuple[str, int]] = {}
-        """Where each listener listens, or listened last; in the order of their starts."""
+        """The address of each listener, also after its end, in the order of their starts."""
         self.tls: dict[str, ListenerTls] = {}
-        """What each of those that encrypt does that with."""
+        """The TLS settings by listener."""
         self._handshakes: Handshakes | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
@@ -132,10 +132,10 @@ class Server:
         tls: ListenerTls | None = None,
         bound: Sequence[socket.socket] = (),
     ) -> tuple[str, int]:
-        """Listen where ``listener`` says, encrypted with ``tls``; return the address in use.
+        """Listen on the address of ``listener``, with ``tls`` if it uses TLS; return the address.
 
         May be called again for another listener. ``bound`` are its sockets, if :func:`bind` has
-        made them before. Raises OSError if the address cannot be bound.
+        already created them. Raises OSError if the address cannot be bound.
         """
         if listener.is_tls and tls is None:
             raise ValueError(f"nothing to encrypt {listener.name} with")
@@ -153,12 +153,12 @@ class Server:
 
     @property
     def refused(self) -> int:
-        """Connections refused so far because of a limit."""
+        """The number of connections refused so far because of a limit."""
         return self.refusals.total()
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where its first listener listens, or did: requests under way at the stop still name it.
+        """The first listener's address, also after the stop, for requests in progress.
 
         Raises RuntimeError before the first start.
         """
@@ -167,19 +167,19 @@ class Server:
         return next(iter(self.addresses.values()))
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; open connections go on."""
+        """Close the listening sockets; keep open connections."""
         if self.doors is not None:
             self.doors.close()
             self.doors = None
 
     def reset(self) -> None:
-        """Stop accepting, and end every connection in the way of a process that was killed."""
+        """Stop accepting, and reset every connection, as after a killed process."""
         self.stop_accepting()
         for connection in list(self.connections):
             connection.reset()
 
     async def stop(self) -> None:
-        """Stop accepting, let requests under way finish within the limit, close everything."""
+        """Stop accepting, let requests in progress finish within the limit, close everything."""
         self.stop_accepting()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -196,7 +196,7 @@ class Server:
         for connection in list(self.connections):
             connection.close("the server stops")
         if self.connections:
-            # Closing waits for the client to take what is written; it may never do so.
+            # Closing waits until the client has received all data, which may never happen.
             wait = max(0.1, deadline - self.loop.time())
             try:
                 await asyncio.wait_for(self._emptied.wait(), wait)
@@ -207,7 +207,7 @@ class Server:
     # --- for connections ---
 
     def _arrived(self, listener: ListenerConfig, client: socket.socket, seat: Seat) -> None:
-        """Make a connection of a socket that may come in."""
+        """Create a connection for an admitted socket."""
         task = spawn(self._connect(listener, client, seat), "accept a connection")
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
@@ -234,7 +234,7 @@ class Server:
         return tls_stream.TlsStream(connection, tls, self._handshakes)
 
     def admit(self, connection: Connection) -> None:
-        """A connection has begun."""
+        """Register a connection that has begun."""
         self.connections[connection] = None
         self.accepted += 1
 
@@ -243,7 +243,7 @@ class Server:
         log.warning("connection refused", peer=peer, limit=reason)
 
     def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         if connection not in self.connections:
             return
         del self.connections[connection]
@@ -258,14 +258,14 @@ class Server:
             self.doors.look_again()
 
     def limit(self, bounds: Bounds) -> None:
-        """Have other bounds hold for connections from now on."""
+        """Apply new limits to connections from now on."""
         self.admission.bounds = bounds
         if self.doors is not None:
             self.doors.look_again()
             self.give_way()
 
     def give_way(self) -> None:
-        """Close connections that are too many, the longest unused first."""
+        """Close the connections above the limit, the least recently used first."""
         left = [one for one in self.connections if not one.closed]
         excess = self.admission.excess - (len(self.connections) - len(left))
         if excess <= 0:

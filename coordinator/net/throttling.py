@@ -1,4 +1,4 @@
-"""What a connection does about the quotas of its client, request by request.
+"""Throttling of a connection by the quotas of its client, request by request.
 
 Source: ``RequestHandlerHelper``, ``RequestChannel``; KIP-219.
 """
@@ -30,14 +30,15 @@ BETWEEN_BROKERS: Final = frozenset(
         ApiKey.FETCH_SNAPSHOT,
     }
 )
-"""APIs that no quota holds back, for those who may use them; the Fetch of a follower is another.
+"""APIs that are exempt from quotas for authorized senders; so is the Fetch of a follower.
 
-Source: who calls ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3) and ``ControllerApis``.
+Source: the callers of ``sendResponseExemptThrottle`` in ``KafkaApis`` (3.9, 4.3) and
+``ControllerApis``.
 """
 
 
 def throttle_of(context: Context, quotas: ClientQuotas | None, spent: LoopTime) -> Throttle | None:
-    """A request against the quotas of its client; None where there are none, or not for it."""
+    """Return a request's throttle; None without quotas or for an exempt request."""
     if quotas is None or _is_exempt(context):
         return None
     user = context.connection.session.principal.name
@@ -54,7 +55,7 @@ def _is_exempt(context: Context) -> bool:
 
 
 def throttled(context: Context, entity: Entity | None) -> tuple[Entity | None, int]:
-    """The answer with the time that the client has to wait, and that time in milliseconds."""
+    """Return the response with its throttle time, and that time in milliseconds."""
     if context.throttle is None:
         return entity, 0
     produced = context.size_bytes if context.api_key == ApiKey.PRODUCE else None
@@ -63,7 +64,7 @@ def throttled(context: Context, entity: Entity | None) -> tuple[Entity | None, i
 
 
 def is_gone(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed a connection that is not read."""
+    """Return whether the client has closed a connection that is not being read."""
     client = transport.get_extra_info("socket")
     if client is None or client.fileno() < 0:
         return True

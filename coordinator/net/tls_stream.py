@@ -1,13 +1,12 @@
-"""TLS between a socket and its connection: to asyncio a protocol, to the connection a transport.
+"""TLS between a socket and its connection: a protocol for asyncio, a transport for the connection.
 
-asyncio has this as well, for everybody. Its connections hear of a client when the handshake is
-over, so nothing that bounds connections would count those that are half open; each of them has a
-buffer of 256 KiB; and handshakes that come together are all done in one turn of the loop. Here the
-connection is there from the first byte, what is received goes through one buffer for all, and
-handshakes take turns.
+asyncio's TLS reports a connection only after the handshake, so that connection limits would not
+count unfinished handshakes; it takes a buffer of 256 KiB per connection; and it performs
+simultaneous handshakes all in one turn of the event loop. Here the connection exists from the first
+byte, all connections share one receive buffer, and handshakes take turns.
 
-What is encrypted waits in the socket's transport like any response, so a client that does not read
-holds back its own connection as without TLS.
+Encrypted data waits in the socket's transport like any response, so a client that does not read
+pauses its own connection, as without TLS.
 """
 
 from __future__ import annotations
@@ -30,35 +29,37 @@ from fencepost.logcore.clock import monotonic_s
 log = structlog.get_logger(__name__)
 
 HANDSHAKES_MS: Final = 2
-"""How long handshakes may keep the loop, in milliseconds, before others get their turn: two to four
-of them."""
+"""The time in milliseconds for which handshakes may occupy the event loop before others get their
+turn: two to four handshakes.
+"""
 
 RECEIVED_BYTES: Final = 32_768
-"""Read from a socket at once. As much is kept of a client whose request has to wait."""
+"""The bytes read from a socket at once. As much is kept for a client whose request must wait."""
 
 HANDSHAKE_BYTES: Final = 65_536
-"""What a client may send to shake hands. OpenSSL alone would hold 128 KiB of a greeting and 100 KiB
-of certificates; an honest greeting has 2 KiB, and a certificate with its chain seldom 10."""
+"""The limit of a client's handshake data. OpenSSL alone would hold 128 KiB of a ClientHello and 100
+KiB of certificates; a legitimate ClientHello has 2 KiB, and a certificate with its chain seldom 10.
+"""
 
 ENCRYPTED_BYTES: Final = 65_536
-"""Encrypted at once: OpenSSL keeps as much for as long as the connection lasts."""
+"""The bytes encrypted at once: OpenSSL keeps a buffer of this size for the whole connection."""
 
 _HANDSHAKE_RECORD: Final = 0x16
 
 
 class Handshakes:
-    """Lets the handshakes of one loop take turns with everybody else."""
+    """Makes the handshakes of one event loop take turns with other work."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_ms: int) -> None:
         self.loop = loop
         self.timeout_ms = timeout_ms
         self.buffer = memoryview(bytearray(RECEIVED_BYTES))
-        """Where all of them receive: each takes out at once what has come for it."""
+        """The shared receive buffer: each stream takes its data out at once."""
         self.lines = FewLines("more handshakes failed")
         self._queue: deque[TlsStream] = deque()
 
     def queue(self, stream: TlsStream) -> None:
-        """Have a stream look at what it has received."""
+        """Schedule a stream to process its received handshake data."""
         self._queue.append(stream)
         if len(self._queue) == 1:
             self.loop.call_soon(self._next)
@@ -66,7 +67,7 @@ class Handshakes:
     def _next(self) -> None:
         until = monotonic_s() + HANDSHAKES_MS / 1000
         while self._queue:
-            # It stays in the queue meanwhile, so that nobody else arms the loop.
+            # It stays in the queue meanwhile, so that no other call schedules ``_next``.
             self._queue[0].guarded(self._queue[0].shake_hands)
             self._queue.popleft()
             if self._queue and monotonic_s() >= until:
@@ -75,7 +76,7 @@ class Handshakes:
 
 
 class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
-    """The encrypted way between one client and its connection."""
+    """The TLS layer between one client and its connection."""
 
     def __init__(self, connection: Connection, tls: ListenerTls, handshakes: Handshakes) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._cipher: ssl.SSLObject
         self._timer: asyncio.TimerHandle | None = None
         self._received_bytes = 0
-        """Of the handshake."""
+        """The received bytes of the handshake."""
         self._is_queued = False
         self._is_shaken = False
         self._is_reading = True
@@ -96,7 +97,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     # --- for the socket ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected, and was not heard yet."""
+        """Start the handshake of a new client connection."""
         self._socket = cast("asyncio.Transport", transport)
         connection = self._connection
         if connection is None:
@@ -109,11 +110,11 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._timer = call_later(shared.loop, shared.timeout_ms, "handshake", self._time_is_up)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one size for all
-        """Where the event loop receives into."""
+        """Return the memory that the event loop receives into."""
         return self._handshakes.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """``nbytes`` have arrived, encrypted."""
+        """Handle ``nbytes`` received encrypted bytes."""
         received = self._handshakes.buffer[:nbytes]
         if self._is_shaken:
             self._incoming.write(received)
@@ -126,29 +127,29 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
             self._received_bytes += nbytes
             self._incoming.write(received)
             self._is_queued = True
-            self._socket.pause_reading()  # What follows may be a request already.
+            self._socket.pause_reading()  # The next data may already be a request.
             self._handshakes.queue(self)
 
     def eof_received(self) -> bool:
-        """The client sends nothing more; as without TLS that is the end."""
+        """Close the connection at the client's EOF, as without TLS."""
         return False
 
     def pause_writing(self) -> None:
-        """The socket is full: a client that does not read is not heard either."""
+        """Stop reading while the socket is full."""
         self._is_writable = False
         self._socket.pause_reading()
         if self._connection is not None:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Resume: the socket has taken all written data."""
         self._is_writable = True
         self._read_on()
         if self._connection is not None:
             self._connection.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Handle the loss of the socket."""
         self._end_timer()
         connection, self._connection = self._connection, None
         if connection is None:
@@ -159,7 +160,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         connection.connection_lost(exc)
 
     def guarded(self, step: Callable[[], None]) -> None:
-        """Take a step that asyncio does not know of; what fails unexpectedly ends this client."""
+        """Run a step outside of asyncio's callbacks; an unexpected error ends this client."""
         try:
             step()
         except Exception as error:  # noqa: BLE001 - as asyncio does with a protocol
@@ -169,7 +170,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     # --- handshakes ---
 
     def shake_hands(self) -> None:
-        """Look at what has come of a handshake; only :class:`Handshakes` calls this."""
+        """Process received handshake data; called only by :class:`Handshakes`."""
         self._is_queued = False
         connection = self._connection
         if connection is None or self._is_closing:
@@ -220,7 +221,7 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
     # --- bytes in ---
 
     def _deliver(self) -> None:
-        """Give the connection what has come for it, until it pauses."""
+        """Pass received data to the connection, until it pauses."""
         while self._is_reading and not self._is_closing and self._connection is not None:
             view = self._connection.get_buffer(-1)
             count = self._decrypt(view)
@@ -231,13 +232,13 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._flush()
 
     def _decrypt(self, view: memoryview) -> int:
-        """Fill ``view`` with what has come; how much that is."""
+        """Decrypt received data into ``view``; return the number of bytes."""
         count = 0
         try:
             while count < len(view):
                 taken = self._cipher.read(len(view) - count, view[count:])
                 if not taken:
-                    self._handshakes.loop.call_soon(self.close)  # The client has said goodbye.
+                    self._handshakes.loop.call_soon(self.close)  # The client has sent close_notify.
                     break
                 count += int(taken)
         except ssl.SSLWantReadError:
@@ -248,24 +249,24 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         return count
 
     def pause_reading(self) -> None:
-        """Deliver nothing for now."""
+        """Stop delivering data for now."""
         self._is_reading = False
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Deliver what has come, and what comes."""
+        """Deliver received data, and new data."""
         self._is_reading = True
         if self._is_shaken:
             self._handshakes.loop.call_soon(self.guarded, self._deliver)
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read from the socket, unless something speaks against it."""
+        """Read from the socket, unless reading is paused for any reason."""
         if self._is_reading and self._is_writable and not self._is_queued:
             self._socket.resume_reading()
 
     def is_reading(self) -> bool:
-        """Whether the connection wants what comes."""
+        """Return whether the connection accepts data."""
         return self._is_reading and not self._is_closing
 
     # --- bytes out ---
@@ -286,44 +287,44 @@ class TlsStream(asyncio.Transport, asyncio.BufferedProtocol):
         self._socket.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _flush(self) -> None:
-        """Send what TLS itself has to say."""
+        """Send the pending protocol data of TLS."""
         if self._outgoing.pending and not self._socket.is_closing():
             self._socket.write(self._outgoing.read())
 
     def get_write_buffer_size(self) -> int:
-        """Encrypted bytes that the socket has not taken."""
+        """Return the encrypted bytes that the socket has not taken."""
         return self._socket.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Of the socket."""
+        """Set the limits of the socket's transport."""
         self._socket.set_write_buffer_limits(high, low)
 
     # --- the end ---
 
     def is_closing(self) -> bool:
-        """Whether nothing more is sent."""
+        """Return whether nothing further is sent."""
         return self._is_closing or self._socket.is_closing()
 
     def close(self) -> None:
-        """Say goodbye, and close when all is sent."""
+        """Send close_notify, and close once all data is sent."""
         if self._is_closing:
             return
         self._is_closing = True
         self._end_timer()
         if self._is_shaken:
-            with suppress(ssl.SSLError):  # the client's goodbye is not waited for
+            with suppress(ssl.SSLError):  # the client's close_notify is not awaited
                 self._cipher.unwrap()
             self._flush()
         self._socket.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._is_closing = True
         self._end_timer()
         self._socket.abort()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of the socket, and ``ssl_object``."""
+        """Return ``ssl_object``, or information of the socket's transport."""
         if name == "ssl_object":
             return self._cipher
         return self._socket.get_extra_info(name, default)

@@ -208,7 +208,7 @@ class Router:
             raise
         meanwhile = self._nodes.get(address)
         if meanwhile is not None and not meanwhile.channel.closed:
-            channel.close()  # another task has connected while we did
+            channel.close()  # another task has connected in the meantime
             return meanwhile
         self._nodes[address] = node
         return node
@@ -380,7 +380,7 @@ class Router:
         check: bool,
         fields: dict[str, Any],
     ) -> Entity:
-        """Find the node and send the request; retry while the error is retriable and time is left."""
+        """Find the node, send the request, and retry retriable errors until the deadline."""
         entry = _api(api)
         deadline = self.deadline(timeout_ms)
         began = _now()

@@ -1,12 +1,11 @@
 """One client connection: a request stream on a socket, one request served at a time.
 
-While a request is served, the connection handles no other; data that the client sends in the
-meantime waits, at most one read of it in the broker's memory and the rest in the kernel's. The same
-holds while the client does not receive its responses. So a connection takes bounded memory and
-needs no queue, and responses cannot overtake one another.
+While a request is served or a response not received, the connection handles no other request: at
+most one read of further data waits in the broker's memory and the rest in the kernel's. So a
+connection takes bounded memory and needs no queue, and responses cannot overtake one another.
 
 A frame is decoded, handled and answered in steps (:mod:`fencepost.coordinator.runtime.turns`): a
-large request yields to other connections in the decoder, the handler and the encoder.
+large request yields to other connections.
 
 A faulty request ends only its own connection: malformed frames, unknown APIs and unsupported
 versions close it without a response (except for ApiVersions). A failed handler results in the API's
@@ -65,8 +64,7 @@ FRAMES_PER_TURN = 32
 
 SENT_TOGETHER = 16
 """The small responses that are sent in one write, if the client has sent as many requests ahead: a
-write costs more than most of them. The first one waits for the last: about a millisecond, and never
-longer than the slice of the event loop in which they are served.
+write costs more than most of them. The first waits for the last, never longer than one slice.
 """
 
 SENT_TOGETHER_BYTES = 16_384

@@ -158,7 +158,7 @@ class AclFilter:
 
     resource_type: ResourceType = ResourceType.ANY
     pattern_type: PatternType = PatternType.ANY
-    """MATCH for all patterns that the resource name fits."""
+    """MATCH selects every pattern that the resource name fits."""
     resource_name: str | None = None
     principal: str | None = None
     host: str | None = None
@@ -173,7 +173,7 @@ class AclFilter:
         return 0 in numbers
 
     def takes(self, rule: Acl) -> bool:
-        """Whether it matches an ACL in all but the resource, which the caller compares."""
+        """Whether the filter matches an ACL apart from the resource, which the caller compares."""
         return (
             self.principal in {None, rule.principal}
             and self.host in {None, rule.host}
@@ -184,19 +184,20 @@ class AclFilter:
 
 @dataclass(frozen=True, slots=True)
 class AclLimits:
-    """How many ACLs a cluster keeps, and how long their texts are."""
+    """Limits on the number of ACLs of a cluster, and on the length of their texts."""
 
     max_acls: int = 20_000
-    """ACLs. Each takes about a kilobyte of memory and some 20 microseconds of a start, and a
-    broker may have to look at each to tell whether a producer may write to any topic."""
+    """The most ACLs. Each takes about a kilobyte of memory and adds some 20 microseconds to a
+    start, and a broker may have to check every one to tell whether a producer may write to any
+    topic."""
 
     max_changes_per_request: int = 10_000
-    """ACLs that one request creates or deletes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
+    """The most ACLs that one request creates or deletes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
 
     max_change_bytes: int = 8 << 20
-    """Bytes of the texts of ACLs that one request creates, as many as a batch of Kafka's metadata
-    log may have."""
+    """The most bytes in the texts of the ACLs that one request creates, equal to the largest batch
+    of Kafka's metadata log."""
 
     max_text_bytes: int = 1_024
-    """UTF-8 bytes of a name, a principal or a host. A topic's name has at most 249, a group id at
-    most as many as this; a prefixed pattern can match a longer transactional id."""
+    """The most UTF-8 bytes of a name, a principal or a host. A topic's name has at most 249, a
+    group id at most as many as this; a prefixed pattern can match a longer transactional id."""

@@ -12,7 +12,7 @@ from fencepost.logcore.machine import DomainError
 
 
 class Errors(IntEnum):
-    """The codes with a rule of their own in replication (kafka: ``Errors``)."""
+    """The error codes for which replication has a rule (kafka: ``Errors``)."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1

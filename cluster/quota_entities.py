@@ -24,17 +24,17 @@ PRODUCE, FETCH = "producer_byte_rate", "consumer_byte_rate"
 REQUEST, MUTATION = "request_percentage", "controller_mutation_rate"
 CONNECTIONS: Final = "connection_creation_rate"
 CLIENT_KEYS: Final = (PRODUCE, FETCH, REQUEST, MUTATION)
-"""Quotas of users and clients: bytes per second of requests and of answers, percent of the event
-loop's time, partitions per second that are created or deleted."""
+"""The quotas of users and clients: bytes per second of requests and of responses, percent of the
+event loop's time, partitions per second that are created or deleted."""
 
 _LONG, _INT = float(2**63 - 1), float(2**31 - 1)
 WHOLE: Final = {PRODUCE: _LONG, FETCH: _LONG, CONNECTIONS: _INT}
-"""The largest value of a quota that is a whole number."""
+"""The largest value of each quota that must be a whole number."""
 FRACTION: Final = 1e-6
-"""By how much it may exceed a whole number all the same."""
+"""The tolerance for the fraction of such a quota."""
 
 Entity = frozenset[tuple[str, str | None]]
-"""Types with names."""
+"""Pairs of a type and a name."""
 
 
 def reason_against(entity: Mapping[str, str | None]) -> str | None:
@@ -76,7 +76,7 @@ def reason_against_value(entity: Mapping[str, str | None], key: str, value: floa
 
 
 ABSENT: Final = ""
-"""In place of a name where an entity lacks the type: no name is empty."""
+"""The name of a type that an entity lacks: no real name is empty."""
 
 Pair = tuple[str | None, str | None]
 """User and client id of an entity: a name, :data:`DEFAULT`, or :data:`ABSENT`."""

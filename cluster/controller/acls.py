@@ -1,10 +1,10 @@
 """ACLs: which of them are valid, and the records that create and delete them.
 
-A request for thousands of ACLs is checked in steps and decided in pieces, and no other request for
-ACLs is decided on between these. Brokers apply each piece by itself, and no broker may allow for a
-moment an operation that neither the former ACLs nor the new ones allow: denials are created first
-and deleted last. A piece skips ACLs that exist already or no longer exist: on ZooKeeper, another
-broker may have changed them meanwhile.
+A request for thousands of ACLs is checked in steps and decided in several decisions, between which
+the controller decides on no other request for ACLs. Brokers apply each decision separately, and
+must not allow, even for a moment, an operation that neither the old nor the new ACLs allow: denials
+are created first and deleted last. A decision skips ACLs that exist already or no longer exist: on
+ZooKeeper, another broker may have changed them meanwhile.
 
 Source: ``AclControlManager``.
 """
@@ -29,8 +29,8 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_MATCHES_TOLD: Final = 20_000
-"""ACLs in the response to one deletion, twice as many as it may delete: it lists an ACL for each
-filter that matches it, in up to three kilobytes."""
+"""The most ACLs in the response to one deletion, twice the limit of deleted ACLs: the response
+lists an ACL, in up to three kilobytes, once for each filter that matches it."""
 
 _NO_ID = UUID(int=0)
 
@@ -108,7 +108,7 @@ class Deletion(NamedTuple):
     answers: list[list[Acl] | DomainError]
     """The ACLs that each filter matches, or its error."""
     deleted: list[Acl]
-    """All of these ACLs, each once, denials last."""
+    """The matched ACLs, each once, denials last."""
 
 
 def check_deletion(view: View, filters: Iterable[AclFilter], existing: AclIndex) -> Steps[Deletion]:

@@ -20,7 +20,7 @@ from fencepost.logcore.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdoptedTopic:
-    """A topic as its directories describe it. Name and id are free, and the settings are valid."""
+    """A topic as its directories describe it. Its name and id are unused, its settings valid."""
 
     name: str
     topic_id: UUID

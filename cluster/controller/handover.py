@@ -37,7 +37,7 @@ def handed_over(image: MetadataImage, broker_id: int) -> MetadataImage:
     delta.replay(BrokerRegistrationChangeRecord(broker_id, epoch, fenced=_FENCED))
     nobody_leads = PartitionChangeRecord(UUID(int=0), 0, leader=NO_LEADER)
     for _ in delta.change_all(nobody_leads, (broker_id,)):
-        pass  # it makes the changes as it goes
+        pass  # the iterator makes the changes
     return delta.apply(image.offset, image.epoch)
 
 

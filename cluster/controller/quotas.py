@@ -26,10 +26,10 @@ from fencepost.logcore.steps import Steps
 from fencepost.logcore.tracebacks import without_traceback
 
 MAX_QUOTAS: Final = 20_000
-"""Quotas of all entities, about a kilobyte each: they outlive the clients that they are for."""
+"""The most quotas of all entities, about a kilobyte each, because they outlive their clients."""
 
 MAX_CHANGES: Final = 10_000
-"""Quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
+"""The most quotas that one request changes: Kafka's ``MAX_RECORDS_PER_USER_OP``."""
 
 
 class Alteration(NamedTuple):
@@ -56,7 +56,7 @@ def check_quotas(view: View, asked: Iterable[Alteration]) -> Steps[list[Checked]
     checked: dict[object, Checked] = {}
     for one in asked:
         reason = yield from _reason_against(one)
-        # An entity of more types has an unknown one, and is refused for that.
+        # An entity with more types has an unknown one, and is refused for it.
         is_short = len(one.named) <= len(ENTITY_TYPES)
         key = _entity_of(one.named) if is_short else len(checked)
         if key in checked:

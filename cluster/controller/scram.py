@@ -1,7 +1,7 @@
 """SCRAM credentials: which changes are valid, and their records.
 
-A change brings a salted password, the result of the iterated hash. Its record has the two keys that
-are derived from the salted password, which are not enough for a login.
+A change contains a salted password, the result of the iterated hash. Its record has the two keys
+that are derived from the salted password, which are not sufficient for a login.
 
 Source: ``ScramControlManager``; KIP-554.
 """
@@ -32,16 +32,17 @@ from fencepost.logcore.tracebacks import without_traceback
 from fencepost.logcore.values import dataclass
 
 MAX_ITERATIONS: Final = 16_384
-"""Iterations of a password's hash: every login costs the client as much."""
+"""The most iterations of a password's hash, which every login costs the client."""
 
 MAX_CREDENTIALS: Final = 20_000
-"""Credentials of all users; each takes about a kilobyte."""
+"""The most credentials of all users; each takes about a kilobyte."""
 
 MAX_SALT_BYTES: Final = 1_024
-"""Bytes of a salt; every client that begins a login as the user receives it."""
+"""The most bytes of a salt, which is sent to every client that begins a login as the user."""
 
 MAX_SALTED_PASSWORD_BYTES: Final = 1_024
-"""Bytes of a salted password, of which the mechanisms make 32 or 64: one turn hashes all."""
+"""The most bytes of a salted password, all of which are hashed in one turn; mechanisms produce 32
+or 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Upsertion:
 Alteration = Deletion | Upsertion
 
 LeastIterations = Mapping[int, int]
-"""The least iterations by the number of each known mechanism."""
+"""The fewest iterations by the number of each known mechanism."""
 
 DeriveKeys = Callable[[int, bytes], tuple[bytes, bytes]]
 """Returns the stored key and the server key of a mechanism's salted password."""
@@ -111,7 +112,7 @@ def check_credentials(
 def alter_credentials(
     view: View, alterations: Iterable[Alteration], derive_keys: DeriveKeys
 ) -> Outcome[list[DomainError | None]]:
-    """Make the checked changes; the answer has the error of each that is no longer possible."""
+    """Make the checked changes; the answer has the error of each that has become impossible."""
     errors: list[DomainError | None] = []
     records: list[MetadataRecord] = []
     room = MAX_CREDENTIALS - len(view.image.scram)

@@ -147,7 +147,7 @@ def _topic_records(
 def topic_head(
     name: str, topic_id: UUID, configs: Mapping[str, str | None]
 ) -> list[MetadataRecord]:
-    """Return the records of a new topic that precede those of its partitions."""
+    """Return the records of a new topic that come before those of its partitions."""
     settings = [ConfigRecord(TOPIC_RESOURCE, name, key, value) for key, value in configs.items()]
     return [TopicRecord(name, topic_id), *settings]
 

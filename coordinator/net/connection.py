@@ -243,8 +243,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._is_slow_reader(now) and server.responses.contended:
                 self.cut_off("a response is taken too slowly while others wait for its memory")
             elif quiet_ms > (limits.drain_timeout_ms if self.closed else limits.max_idle_ms):
-                # The rest of the response is lost: the client does not read it, and memory is
-                # limited.
+                # The rest of the response is lost: the client does not read it.
                 self.cut_off("idle, with responses not taken")
             return
         if self.busy or self._waiting:
@@ -370,8 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             self._job = turns.begin(self._exchange(request), until, self._served)
             if self._job is not None:
                 if self._stream.size_bytes > FIRST_BUFFER_BYTES:
-                    # The request may still be read from the buffer, which new bytes would
-                    # overwrite.
+                    # New bytes would overwrite a request that is still read.
                     self._pause()
                 return
             if monotonic_s() >= until:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from fencepost.coordinator.daemon.broker import Broker
@@ -25,11 +25,14 @@ class Daemon:
         self.wires, self.node = wires, node
         self.host = wires.host_of(node)
         self.config, self.disk_ms = config, disk_ms
+        self.node_id = int(config["node.id"])
         self.disk = Disk(DATA_DIR)
         self.broker: Broker | None = None
         self.loop: SocketLoop | None = None
         self.is_serving = False
         self.is_stopping = False
+        self.before_end: Callable[[], None] = lambda: None
+        """Called before the process ends."""
 
     @property
     def address(self) -> str:
@@ -82,18 +85,26 @@ class Daemon:
 
     async def _stop(self, broker: Broker) -> None:
         await broker.stop()
+        self.is_serving = False
         self.node.say("has stopped")
         # In a turn of its own, for this task must end before its loop does.
         asyncio.get_running_loop().call_soon(self.kill)
 
-    def kill(self, *, power_loss: bool = False) -> None:
-        """End the process at once; a power loss may take writes that were not forced."""
+    def kill(self, *, power_loss: bool = False, loses_disk: bool = False) -> None:
+        """End the process at once; a power loss may take writes that were not forced.
+
+        One that loses its disk comes back with an empty one.
+        """
         if not self.node.is_up:
             return
+        self.before_end()
         self.node.say("loses power" if power_loss else "ends")
         self.node.end()
         self.wires.killed(self.node, power_loss=power_loss)
-        if power_loss:
+        if loses_disk:
+            self.node.say("loses its disk")
+            self.disk = Disk(DATA_DIR)
+        elif power_loss:
             self.disk.lose_power(self.wires.scheduler.draw)
         else:
             self.disk.kill()

@@ -6,15 +6,29 @@ All of them are the whole daemon; time, network and disk are simulated.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from fencepost.coordinator.controller import quorum_log
+from fencepost.coordinator.metadata import log as metadata_log
 from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 from tests.sim.daemon import Daemon
-from tests.sim.framed import Admin, FrameClient, Producer, Promises, Reader, TxnProducer
+from tests.sim.daemon_faults import (
+    COORDINATORS,
+    DOWN_MS,
+    FAULTS,
+    LOOK_MS,
+    LOSING,
+    OF_CLUSTERS,
+    SHORT_LIVED,
+    TOPIC,
+    DaemonFaults,
+)
+from tests.sim.framed import FrameClient, Producer, Promises, Reader, TxnProducer
+from tests.sim.framed_admin import UNCLEAN, Admin
 from tests.sim.framed_members import SETTINGS, ClassicMember, ConsumerMember, FramedMember
 from tests.sim.invariants import BrokenInvariantError
 from tests.sim.machine import Machines
@@ -24,30 +38,17 @@ from tests.sim.sockets import Wires
 from tests.sim.swarm import draw_weather
 from tests.sim.watch import Watch
 
-TOPIC: Final = "t"
 START_MS: Final = 1_000
 """Until then nothing goes wrong."""
 LIVELY_MS: Final = 1_500
 """Clients go on so long after the last fault."""
 CONVERGENCE_MS: Final = 30_000
 WATCH_MS: Final = 10
-LOOK_MS: Final = 100
-MOST_PARTITIONS: Final = 5
-DOWN_MS: Final = 800
-
-OF_CLUSTERS: Final = ("reassign", "call_off", "elect_preferred")
-"""Added to the faults of clusters."""
-
-FAULTS: Final = (
-    "kill",
-    "power_loss",
-    "stop",
-    "pause",
-    "break_off",
-    "cut",
-    "grow",
-    "delete_records",
-)
+CUT_MS: Final = 300
+"""The time between two looks of a controller whether its log has grown, where logs are short."""
+ELECT_MS: Final = 3_000
+"""The pause between two unclean elections at the end of a history that loses records."""
+ELR: Final = "eligible.leader.replicas.version"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,29 @@ class Options:
 
     lag_ms: int = 1_000
     session_ms: int = 1_500
+    elr: bool = False
+    """Whether eligible leader replicas are kept (KIP-966)."""
+    unclean: bool = False
+    """``unclean.leader.election.enable``."""
+    is_forced: bool = True
+    """Whether records are forced to the disk before they count, where there are power losses."""
+    transactional_members: float = 0.0
+    """The share of members that commit in transactions."""
+    outage_ms: int = DOWN_MS
+    """How long nodes are frozen and ways of the network cut, at most."""
+    in_flight: int = 5
+    idempotent: float = 0.5
+    """The share of idempotent producers."""
+    acks: int | None = None
+    """That of all producers; None: each draws its own."""
+    snapshot_records: int | None = None
+    """So many records make the controller cut its log; None: as many as the daemon says."""
+
+    @property
+    def loses(self) -> bool:
+        """Whether acknowledged records may go."""
+        losing = LOSING if self.is_forced else (*LOSING, "power_loss")
+        return self.is_cluster and not set(losing).isdisjoint(self.faults)
 
     @property
     def is_cluster(self) -> bool:
@@ -83,10 +107,11 @@ class Options:
     @property
     def settings(self) -> dict[str, Any]:
         """Those of all brokers, and of the controller."""
-        flushes = {"flush.messages": 1} if "power_loss" in self.faults else {}
+        is_forced = "power_loss" in self.faults and (self.is_forced or not self.is_cluster)
+        flushes = {"flush.messages": 1} if is_forced else {}
         return {
-            "offsets.topic.num.partitions": 2,
-            "transaction.state.log.num.partitions": 2,
+            "offsets.topic.num.partitions": COORDINATORS,
+            "transaction.state.log.num.partitions": COORDINATORS,
             "log.index.size.max.bytes": 4_096,
             **SETTINGS,
             **(flushes | self._of_cluster if self.is_cluster else flushes),
@@ -101,6 +126,7 @@ class Options:
             "transaction.state.log.replication.factor": self.factor,
             "transaction.state.log.min.isr": self.min_isr,
             "min.insync.replicas": self.min_isr,
+            "unclean.leader.election.enable": self.unclean,
             "broker.heartbeat.interval.ms": self.session_ms // 5,
             "broker.session.timeout.ms": self.session_ms,
             "replica.lag.time.max.ms": self.lag_ms,
@@ -118,7 +144,8 @@ def draw_options(seed: int) -> Options:
     draw = random.Random(f"daemons {seed}")
     brokers = draw.choice((1, 1, 2, 3))
     factor = min(brokers, draw.choice((1, 2, 3, 3)))
-    return Options(
+    is_cluster = brokers > 1
+    options = Options(
         seed=seed,
         brokers=brokers,
         factor=factor,
@@ -127,7 +154,7 @@ def draw_options(seed: int) -> Options:
         weather=draw_weather(draw),
         disk_ms=draw.choice(((0, 0), (0, 3), (1, 30))),
         creep_ns=draw.choice((0, 0, 10_000)),
-        faults=tuple(draw.sample(FAULTS + OF_CLUSTERS * (brokers > 1), draw.choice((1, 2, 4)))),
+        faults=tuple(draw.sample(FAULTS + OF_CLUSTERS * is_cluster, draw.choice((1, 2, 4)))),
         fault_pause_ms=draw.choice((200, 500, 1_000)),
         chaos_ms=draw.choice((2_000, 4_000)),
         producers=draw.choice((1, 2, 3)),
@@ -136,7 +163,23 @@ def draw_options(seed: int) -> Options:
         members=draw_members(draw),
         lag_ms=draw.choice((500, 1_000, 2_000)),
         session_ms=draw.choice((900, 1_500)),
+        elr=draw.random() < 0.4 and is_cluster,
+        outage_ms=draw.choice((DOWN_MS, 2_500)),
+        snapshot_records=draw.choice((None, 5)),
+        transactional_members=draw.choice((0.0, 0.0, 0.5, 1.0)),
     )
+    if is_cluster and draw.random() < 0.25:
+        # Transactions and commits promise nothing where acknowledged records may go.
+        losing = draw.choice((*LOSING, "power_loss"))
+        return replace(
+            options,
+            faults=(*options.faults, losing),
+            unclean=draw.random() < 0.5,
+            is_forced=losing != "power_loss",
+            transactions=0,
+            members=(),
+        )
+    return options
 
 
 def draw_members(draw: random.Random) -> tuple[tuple[bool, bool], ...]:
@@ -169,6 +212,12 @@ class History:
         self.network = Network(self.scheduler, options.weather)
         self.wires = Wires(self.network)
         self.machines = Machines(self.scheduler, options.creep_ns)
+        if options.snapshot_records is not None:
+            self.machines.changes += (
+                (metadata_log, "COMPACT_FACTOR", 0),
+                (metadata_log, "COMPACT_SLACK_RECORDS", options.snapshot_records),
+                (quorum_log, "CUT_MS", CUT_MS),
+            )
         self.failures = self.machines.failures
         self.controller: Daemon | None = None
         self.brokers: list[Daemon] = []
@@ -179,7 +228,8 @@ class History:
         self.promises.partitions = options.partitions
         self.clients: list[FrameClient] = []
         self.admin: Admin
-        self.is_healed = False
+        self.promises.is_void = self._is_void
+        self.faults = DaemonFaults(self)
         self.scheduler.after_step = self._check
 
     def _make_daemons(self) -> None:
@@ -212,8 +262,15 @@ class History:
 
     def _look(self) -> None:
         """Look at all brokers, now and again and again."""
-        self.watch.look(self.controller, self.brokers)
+        self._look_now()
         self.scheduler.after(WATCH_MS, self._look)
+
+    def _look_now(self) -> None:
+        self.watch.look(self.controller, self.brokers)
+
+    def _acknowledged(self, place: tuple[str, int], end: int) -> None:
+        self._look_now()
+        self.watch.acknowledged(place, end)
 
     def _check(self) -> None:
         if self.failures:
@@ -226,8 +283,10 @@ class History:
         self.clients.append(made)
         return made
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self.admin.spawn(work)
+    def _is_void(self, place: tuple[str, int]) -> bool:
+        """Whether nothing is promised of a partition any longer."""
+        self._look_now()
+        return place in self.watch.void
 
     # --- a history ---
 
@@ -238,11 +297,16 @@ class History:
         self._start_all()
         if options.is_cluster:
             self._look()
+            if options.factor > 1:
+                # One replica alone is led without the machine that has a high watermark.
+                self.promises.acknowledged = self._acknowledged
+            for one in self.daemons:
+                one.before_end = self._look_now
         self.admin = self._client(Admin, "admin")
-        self._do(self.admin.create(TOPIC, options.partitions, options.factor))
+        self.admin.spawn(self._make_topic())
         scheduler.run(START_MS)
         self._add_clients()
-        scheduler.after(self.draw.randint(1, options.fault_pause_ms), self._fault)
+        self.faults.begin()
         scheduler.run(START_MS + options.chaos_ms)
         self._heal()
         healed_ms = scheduler.now
@@ -260,20 +324,27 @@ class History:
             converged_ms,
         )
 
+    async def _make_topic(self) -> None:
+        if self.options.elr:
+            await self.admin.enable(ELR)
+        await self.admin.create(TOPIC, self.options.partitions, self.options.factor)
+        if "recreate" in self.options.faults:
+            await self.admin.create(SHORT_LIVED, 1, self.options.factor)
+
     def _add_clients(self) -> None:
         options, draw, promises = self.options, self.draw, self.promises
         places = [(TOPIC, index) for index in range(options.partitions)]
         for number in range(options.producers):
-            is_idempotent = draw.random() < 0.5
+            is_idempotent = draw.random() < options.idempotent and not options.loses
             self._client(
                 Producer,
                 f"p{number}",
                 place=draw.choice(places),
                 promises=promises,
-                acks=draw.choice((-1, -1, 1, 0)),
+                acks=draw.choice((-1, -1, 1, 0) if options.acks is None else (options.acks,)),
                 is_promised=not options.is_cluster,
                 is_idempotent=is_idempotent,
-                in_flight=draw.choice((1, 5)) if is_idempotent else 1,
+                in_flight=draw.choice((1, options.in_flight)) if is_idempotent else 1,
                 pause_ms=draw.choice((30, 80, 200)),
             )
         for number in range(options.transactions):
@@ -285,7 +356,21 @@ class History:
                 place=places[number % len(places)],
                 promises=promises,
                 committed=draw.random() < 0.5,
+                nodes=range(1, options.brokers + 1) if draw.random() < 0.5 else (),
             )
+        if "recreate" in options.faults:
+            # A deletion that was not answered may come late, and be the last word.
+            self._client(
+                Producer,
+                "px",
+                place=(SHORT_LIVED, 0),
+                promises=promises,
+                acks=1,
+                is_promised=False,
+                is_idempotent=False,
+                in_flight=1,
+                pause_ms=50,
+            ).is_awaited = False
         for number, (is_consumer, is_static) in enumerate(options.members):
             self._client(
                 ConsumerMember if is_consumer else ClassicMember,
@@ -293,7 +378,11 @@ class History:
                 topic=TOPIC,
                 promises=promises,
                 instance=f"i{number}" if is_static else None,
+                is_transactional=draw.random() < options.transactional_members,
             )
+        for member in self.members:
+            member.others = self.members
+            member.has_generations = not any(is_consumer for is_consumer, _ in options.members)
         for one in self.clients[1:]:
             one.begin()
 
@@ -302,91 +391,12 @@ class History:
         """Of the group."""
         return [one for one in self.clients if isinstance(one, FramedMember)]
 
-    # --- faults ---
-
-    def _fault(self) -> None:
-        if self.is_healed:
-            return
-        name = self.draw.choice(self.options.faults)
-        getattr(self, f"_{name}")()
-        pause_ms = self.draw.randint(1, 2 * self.options.fault_pause_ms)
-        self.scheduler.after(pause_ms, self._fault)
-
     def _start_all(self) -> None:
         for one in self.daemons:
             one.start()
 
-    def _one(self) -> Daemon:
-        return self.draw.choice(self.daemons)
-
-    def _back(self, one: Daemon) -> None:
-        self.scheduler.after(self.draw.randint(1, DOWN_MS), one.start)
-
-    def _kill(self) -> None:
-        one = self._one()
-        one.kill()
-        self._back(one)
-
-    def _power_loss(self) -> None:
-        one = self._one()
-        one.kill(power_loss=True)
-        self._back(one)
-
-    def _stop(self) -> None:
-        one = self._one()
-        one.stop()
-        self._wait_for_stop(one)
-
-    def _wait_for_stop(self, one: Daemon) -> None:
-        if one.is_stopping and one.node.is_up:
-            self.scheduler.after(LOOK_MS, self._wait_for_stop, one)
-        else:
-            self._back(one)
-
-    def _pause(self) -> None:
-        node = self._one().node
-        if node.is_up and not node.paused_until_ms:
-            node.say("is frozen")
-            node.paused_until_ms = self.scheduler.now + self.draw.randint(1, DOWN_MS)
-
-    def _break_off(self) -> None:
-        node = self._one().node
-        node.say(f"loses {self.wires.break_some(node)} connections")
-
-    def _cut(self) -> None:
-        one = self._one().node.name
-        other = self.draw.choice([name for name in sorted(self.network.nodes) if name != one])
-        way = self.draw.choice(((one, other), (other, one)))
-        self.network.cut.add(way)
-        self.scheduler.say("--", f"nothing comes from {way[0]} to {way[1]}")
-        self.scheduler.after(self.draw.randint(1, DOWN_MS), self.network.cut.discard, way)
-
-    def _grow(self) -> None:
-        if self.promises.partitions < MOST_PARTITIONS:
-            self._do(self.admin.grow(TOPIC, self.promises))
-
-    def _place(self) -> tuple[str, int]:
-        return TOPIC, self.draw.randrange(self.promises.partitions)
-
-    def _reassign(self) -> None:
-        replicas = self.draw.sample(range(1, self.options.brokers + 1), self.options.factor)
-        self._do(self.admin.reassign(self._place(), replicas))
-
-    def _call_off(self) -> None:
-        self._do(self.admin.reassign(self._place(), None))
-
-    def _elect_preferred(self) -> None:
-        self._do(self.admin.elect_preferred())
-
-    def _delete_records(self) -> None:
-        places = sorted(self.promises.appended)
-        if places:
-            place = self.draw.choice(places)
-            offset = self.draw.choice(sorted(self.promises.appended[place]))
-            self._do(self.admin.delete_records(self.promises, place, offset))
-
     def _heal(self) -> None:
-        self.is_healed = True
+        self.faults.is_over = True
         self.network.cut.clear()
         self.network.weather = Weather()
         self._start_all()
@@ -398,10 +408,13 @@ class History:
         while self.scheduler.now < healed_ms + CONVERGENCE_MS:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
             self._start_all()
+            if self.options.loses and self.scheduler.now % ELECT_MS < LOOK_MS:
+                # Partitions all of whose eligible replicas are gone wait for an operator.
+                self.admin.spawn(self.admin.elect_leaders(UNCLEAN))
             waiting = [
                 f"{one.name} waits: {one.waits_for}"
                 for one in self.clients[1:]
-                if not one.is_done and not isinstance(one, FramedMember)
+                if not one.is_done and not isinstance(one, FramedMember) and one.is_awaited
             ]
             waiting += self._unsettled()
             waiting += self.watch.differences(self.controller, self.brokers)
@@ -439,7 +452,7 @@ class History:
             self.scheduler.run(self.scheduler.now + LOOK_MS)
         if not done:
             raise BrokenInvariantError("the logs cannot be read")
-        judge_logs(self.promises, logs[False], logs[True])
+        judge_logs(self.promises, logs[False], logs[True], self.watch.void)
 
     async def _read(
         self, judge: Admin, place: tuple[str, int], *, committed: bool
@@ -472,9 +485,12 @@ def judge_logs(
     promises: Promises,
     logs: dict[tuple[str, int], dict[int, str]],
     committed: dict[tuple[str, int], dict[int, str]],
+    void: set[tuple[str, int]],
 ) -> None:
-    """Compare promises with logs."""
+    """Compare promises with logs, those of void partitions excepted."""
     for place, log in logs.items():
+        if place in void:
+            continue
         low = promises.deleted.get(place, 0)
         for offset, values in promises.appended.get(place, {}).items():
             for at, value in enumerate(values, offset):
@@ -482,18 +498,28 @@ def judge_logs(
                     raise BrokenInvariantError(
                         f"{place}: {value} was acknowledged at {at}, where {log.get(at)} is"
                     )
-        for at, value in promises.read.get(place, {}).items():
-            if at >= low and log.get(at) != value:
-                raise BrokenInvariantError(f"{place}: {value} was read at {at}, not {log.get(at)}")
+        for given, kept in ((promises.read, log), (promises.read_committed, committed[place])):
+            for at, value in given.get(place, {}).items():
+                if at >= low and kept.get(at) != value:
+                    raise BrokenInvariantError(
+                        f"{place}: {value} was read at {at}, where {kept.get(at)} is"
+                    )
         for name, sent in promises.in_order.items():
-            there = [log[at] for at in sorted(log) if log[at].startswith(f"{name}:")]
-            if there and there != sent[len(sent) - len(there) :] and not low:
+            of_producer = [log[at] for at in sorted(log) if log[at].startswith(f"{name}:")]
+            there = [one for one in of_producer if one not in promises.doubtful]
+            sure = [one for one in sent if one not in promises.doubtful]
+            if there and there != sure[len(sure) - len(there) :] and not low:
                 raise BrokenInvariantError(f"{place}: {name} sent {sent}, and {there} is there")
     seen = {place: set(log.values()) for place, log in committed.items()}
-    cut = any(promises.deleted.values())
+    deleted = {
+        value
+        for place, appended in promises.appended.items()
+        for offset, values in appended.items()
+        for at, value in enumerate(values, offset)
+        if at < promises.deleted.get(place, 0)
+    }
     for one in promises.transactions:
-        if not cut:
-            one.check(seen)
+        one.check(seen, deleted)
 
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Result:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from fencepost.coordinator.wire.client.client import AsyncWireClient
-from fencepost.coordinator.wire.client.requests import NAMED, Partition, rows_of, topics
+from fencepost.coordinator.wire.client.requests import NAMED, Partition, topics
 from fencepost.coordinator.wire.errors import WireError
 from fencepost.coordinator.wire.messages import RequestFactory
 from fencepost.logcore.batch import LogRecord, decode_records, encode_batch, iter_headers
@@ -40,32 +40,65 @@ class Promises:
     """Acknowledged batches by their first offsets."""
     in_order: dict[str, list[str]] = field(default_factory=dict)
     """Values of idempotent producers, in the order in which they were sent."""
+    doubtful: set[str] = field(default_factory=set)
+    """Values that a producer sent again in another epoch, for it could not learn their outcome."""
     read: dict[Partition, Log] = field(default_factory=dict)
     """Values that consumers were given."""
+    read_committed: dict[Partition, Log] = field(default_factory=dict)
+    """Those of consumers that read committed transactions alone."""
     deleted: dict[Partition, int] = field(default_factory=dict)
     """Below these offsets records may have been deleted."""
     transactions: list[Transaction] = field(default_factory=list)
     committed: dict[Partition, int] = field(default_factory=dict)
     """The greatest offset of the group whose commit was acknowledged."""
+    producer_ids: dict[int, str] = field(default_factory=dict)
+    """The producers that ids were given to."""
+    offsets: int = 0
+    """Offsets of the group so far: each commit has one of its own, greater than those before."""
+    aborted: set[int] = field(default_factory=set)
+    """Offsets that were part of transactions whose member has not asked for a commit."""
+    pending: dict[Partition, int] = field(default_factory=dict)
+    """Acknowledged offsets of transactions that their members have not ended yet."""
     partitions: int = 1
     """Of the topic, as far as its admin was told."""
+    generation: int = -1
+    """The greatest one that a member of the group was given."""
     owners: dict[int, dict[int, str]] = field(default_factory=dict)
     """The owner of each partition by generation."""
 
-    def append(self, place: Partition, offset: int, values: tuple[str, ...]) -> None:
-        """A producer was told so."""
+    is_void: Callable[[Partition], bool] = lambda _place: False
+    """Whether nothing is promised of a partition any longer."""
+
+    acknowledged: Callable[[Partition, int], None] = lambda _place, _end: None
+    """Called with the end of each batch that was acknowledged with acks=all."""
+
+    def append(
+        self, place: Partition, offset: int, values: tuple[str, ...], *, by_all: bool = False
+    ) -> None:
+        """A producer was told so; ``by_all``: with acks=all."""
+        if by_all:
+            self.acknowledged(place, offset + len(values))
         known = self.appended.setdefault(place, {})
-        if known.setdefault(offset, values) != values:
+        if known.setdefault(offset, values) != values and not self.is_void(place):
             raise BrokenInvariantError(f"{place}: {values} and {known[offset]} are at {offset}")
 
-    def see(self, place: Partition, offset: int, value: str) -> None:
+    def given_id(self, producer_id: int, name: str) -> None:
+        """A producer was given an id."""
+        owner = self.producer_ids.setdefault(producer_id, name)
+        if owner != name:
+            raise BrokenInvariantError(f"{name} is given the id {producer_id} of {owner}")
+
+    def see(self, place: Partition, offset: int, value: str, *, committed: bool) -> None:
         """A consumer was given so."""
+        if committed:
+            self.read_committed.setdefault(place, {})[offset] = value
         known = self.read.setdefault(place, {})
-        if known.setdefault(offset, value) != value:
+        if known.setdefault(offset, value) != value and not self.is_void(place):
             raise BrokenInvariantError(f"{place}: {value} and {known[offset]} are at {offset}")
 
     def assign(self, generation: int, member: str, owned: Iterable[int]) -> None:
         """A member was given partitions."""
+        self.generation = max(self.generation, generation)
         known = self.owners.setdefault(generation, {})
         for one in owned:
             if known.setdefault(one, member) != member:
@@ -86,11 +119,11 @@ class Transaction:
     """Whether its producer asked for a commit or an abort; None if for neither."""
     is_acknowledged: bool = False
 
-    def check(self, seen: Mapping[Partition, set[str]]) -> None:
-        """Compare with the values that a read_committed consumer sees."""
+    def check(self, seen: Mapping[Partition, set[str]], deleted: set[str]) -> None:
+        """Compare with the values that a read_committed consumer sees, and with deleted ones."""
         there = {value for values in seen.values() for value in values}
         tried = {value for values in self.tried.values() for value in values}
-        written = {value for values in self.written.values() for value in values}
+        written = {value for values in self.written.values() for value in values} - deleted
         shown = tried & there
         if self.commits and self.is_acknowledged:
             if not written <= there:
@@ -116,6 +149,8 @@ class FrameClient:
         self.draw = wires.scheduler.draw
         self.is_stopped = False
         self.is_done = False
+        self.is_awaited = True
+        """Whether it must have all answers in the end."""
         self.waits_for = ""
         self._failed = failed
         with self.loop.running():
@@ -172,6 +207,27 @@ class FrameClient:
         """Look up leaders and coordinators before the next request."""
         self._client.forget()
 
+    async def init_producer(self) -> tuple[int, int] | None:
+        """Ask for the next epoch under the client's name: producer id and epoch, if it is given."""
+        answer = await self.ask(
+            "InitProducerId",
+            to_transaction=self.name,
+            transactional_id=self.name,
+            transaction_timeout_ms=60_000,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        if answer is LOST:
+            return None
+        if answer.error_code:
+            self.node.say(f"gets no id: {answer.error_code.name}")
+            if answer.error_code not in RETRIED:
+                raise BrokenInvariantError(f"{self.name}: InitProducerId: {answer.error_code!r}")
+            self.forget()
+            await self.wait(BACKOFF_MS)
+            return None
+        return answer.producer_id, answer.producer_epoch
+
     async def produce(
         self,
         batches: Mapping[Partition, bytes],
@@ -205,9 +261,12 @@ class FrameClient:
         }
 
     async def fetch(
-        self, place: Partition, offset: int, *, committed: bool
+        self, place: Partition, offset: int, *, committed: bool, node_id: int | None = None
     ) -> tuple[ErrorCode, list[tuple[int, str]], int] | None:
-        """Read on: error, offsets with values, and the next offset; None if no answer came."""
+        """Read on: error, offsets with values, and the next offset; None if no answer came.
+
+        From the leader, or from the broker that is named.
+        """
 
         def body(make: RequestFactory) -> Any:
             asked = make.FetchPartition(
@@ -221,7 +280,8 @@ class FrameClient:
                 topics=[make.FetchTopic(topic=place[0], partitions=[asked])],
             )
 
-        answer = await self.ask("Fetch", at_most=NAMED["Fetch"], to_leader=place, entity=body)
+        target = {"to_leader": place} if node_id is None else {"to_node": node_id}
+        answer = await self.ask("Fetch", at_most=NAMED["Fetch"], entity=body, **target)
         if answer is LOST:
             return None
         if answer.error_code:
@@ -264,87 +324,6 @@ def batch(values: Sequence[str], **stamp: Any) -> bytes:
     return encode_batch(records, **stamp)
 
 
-class Admin(FrameClient):
-    """Sends the requests of operators."""
-
-    async def live(self) -> None:
-        """Do nothing: each request is a task of its own."""
-
-    async def create(self, name: str, partitions: int, factor: int) -> None:
-        """Make a topic, however long it takes."""
-
-        def body(make: RequestFactory) -> Any:
-            topic = make.CreatableTopic(
-                name=name, num_partitions=partitions, replication_factor=factor
-            )
-            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
-
-        while True:
-            answer = await self.ask("CreateTopics", entity=body)
-            if answer is not LOST:
-                code = answer.topics[0].error_code
-                self.node.say(f"creates {name}: {code.name}")
-                if code in {ErrorCode.none, ErrorCode.topic_already_exists}:
-                    return
-            await self.wait(BACKOFF_MS)
-
-    async def grow(self, name: str, promises: Promises) -> None:
-        """Give a topic one more partition."""
-        count = promises.partitions + 1
-
-        def body(make: RequestFactory) -> Any:
-            topic = make.CreatePartitionsTopic(name=name, count=count)
-            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
-
-        while True:
-            answer = await self.ask("CreatePartitions", entity=body)
-            if answer is LOST:
-                continue
-            code = answer.results[0].error_code
-            self.node.say(f"gives {name} {count} partitions: {code.name}")
-            if code in {ErrorCode.none, ErrorCode.invalid_partitions}:
-                promises.partitions = max(promises.partitions, count)
-                return
-            await self.wait(BACKOFF_MS)
-
-    async def reassign(self, place: Partition, replicas: Sequence[int] | None) -> None:
-        """Begin a reassignment, or call it off."""
-
-        def body(make: RequestFactory) -> Any:
-            row = make.ReassignablePartition(partition_index=place[1], replicas=replicas)
-            topic = make.ReassignableTopic(name=place[0], partitions=[row])
-            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
-
-        answer = await self.ask("AlterPartitionReassignments", entity=body)
-        if answer is not LOST:
-            code = answer.error_code or answer.responses[0].partitions[0].error_code
-            self.node.say(f"reassigns {place} to {replicas}: {code.name}")
-
-    async def elect_preferred(self) -> None:
-        """Let the first replicas lead."""
-
-        def body(make: RequestFactory) -> Any:
-            return make.message(election_type=0, topic_partitions=None, timeout_ms=REQUEST_MS)
-
-        answer = await self.ask("ElectLeaders", entity=body)
-        if answer is not LOST:
-            self.node.say(f"has preferred leaders elected: {answer.error_code.name}")
-
-    async def delete_records(self, promises: Promises, place: Partition, offset: int) -> None:
-        """Cut the beginning of a log."""
-        promises.deleted[place] = max(promises.deleted.get(place, 0), offset)
-
-        def body(make: RequestFactory) -> Any:
-            row = make.DeleteRecordsPartition(partition_index=place[1], offset=offset)
-            topic = make.DeleteRecordsTopic(name=place[0], partitions=[row])
-            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
-
-        answer = await self.ask("DeleteRecords", to_leader=place, entity=body)
-        if answer is not LOST:
-            code = next(rows_of(answer))[1].error_code
-            self.node.say(f"deletes records of {place} below {offset}: {code.name}")
-
-
 class Producer(FrameClient):
     """Appends to one partition, and sends unacknowledged batches again."""
 
@@ -385,6 +364,7 @@ class Producer(FrameClient):
         while True:
             answer = await self.ask("InitProducerId", transactional_id=None)
             if answer is not LOST and not answer.error_code:
+                self.promises.given_id(answer.producer_id, self.name)
                 self._stamp = {
                     "producer_id": answer.producer_id,
                     "producer_epoch": answer.producer_epoch,
@@ -396,67 +376,114 @@ class Producer(FrameClient):
         count = self.draw.choice((1, 1, 2, 3))
         values = tuple(f"{self.name}:{self._made + one}" for one in range(count))
         self._made += count
-        stamp = dict(self._stamp)
-        if stamp:
-            stamp["base_sequence"] = self._sequence
+        if self.is_idempotent:
             self.promises.in_order[self.name] += values
-        self._sequence += count
-        return values, batch(values, **stamp)
+        return values, self._encode(values)
+
+    def _encode(self, values: tuple[str, ...]) -> bytes:
+        stamp = {**self._stamp, "base_sequence": self._sequence} if self._stamp else {}
+        self._sequence += len(values)
+        return batch(values, **stamp)
 
     async def _send_all(self, left: list[tuple[tuple[str, ...], bytes]]) -> None:
         """Until all are acknowledged, in their order where it is kept."""
+        were_together = False
         while left:
             if self._is_sure and len(left) > 1:
-                done = await asyncio.gather(*(self._send(*one) for one in left))
+                codes = await asyncio.gather(*(self._send(*one) for one in left))
+                were_together = True
             else:
-                done = [await self._send(*left[0])] + [False] * (len(left) - 1)
-            self._is_sure = done[0]
-            left = [one for one, is_done in zip(left, done, strict=True) if not is_done]
+                codes = [await self._send(*left[0])]
+            self._is_sure = codes[0] == ErrorCode.none
+            is_out_of_order = codes[0] == ErrorCode.out_of_order_sequence_number
+            codes += [LOST] * (len(left) - len(codes))
+            left = [one for one, code in zip(left, codes, strict=True) if code != ErrorCode.none]
+            if is_out_of_order and were_together:
+                left = self._raise_epoch(left)
             if left and not self._is_sure:
                 await self.wait(BACKOFF_MS)
 
-    async def _send(self, values: tuple[str, ...], data: bytes) -> bool:
+    def _raise_epoch(
+        self, left: list[tuple[tuple[str, ...], bytes]]
+    ) -> list[tuple[tuple[str, ...], bytes]]:
+        """Return the same batches in the producer's next epoch.
+
+        A leader that has started again knows only the last batch of a producer. It refuses an
+        earlier one that it has, so that the client cannot learn whether it was appended.
+        Source: ``TransactionManager.canRetry``.
+        """
+        self.node.say("raises its epoch")
+        self._stamp["producer_epoch"] += 1
+        self._sequence = 0
+        self.promises.doubtful.update(value for values, _ in left for value in values)
+        return [(values, self._encode(values)) for values, _ in left]
+
+    async def _send(self, values: tuple[str, ...], data: bytes) -> ErrorCode | None:
+        """Return the error of the answer, or :data:`LOST`."""
         answer = await self.produce({self.place: data}, acks=self.acks)
         if self.acks == 0:
-            return True
+            return ErrorCode.none
         if answer is None:
-            return False
+            return LOST
         code, offset = answer[self.place]
         if code:
             self.node.say(f"is refused: {code.name}")
             self.forget()
-            return False
+            return code
         self.acknowledged += len(values)
         if self._is_promised:
-            self.promises.append(self.place, offset, values)
-        return True
+            self.promises.append(self.place, offset, values, by_all=self.acks == -1)
+        return code
 
 
 class Reader(FrameClient):
     """Reads one partition on and on."""
 
     def __init__(
-        self, *arguments: Any, place: Partition, promises: Promises, committed: bool
+        self,
+        *arguments: Any,
+        place: Partition,
+        promises: Promises,
+        committed: bool,
+        nodes: Sequence[int] = (),
     ) -> None:
         super().__init__(*arguments)
         self.place, self.promises, self.committed = place, promises, committed
+        self._nodes = tuple(nodes)
+        """Brokers of which it asks any, for followers answer consumers as well (KIP-392)."""
+        self._asks_leader = True
         self.offset = 0
+        self._doubts = False
+        """Whether the last answer was that there is no such offset."""
 
     async def live(self) -> None:
         while not self.is_stopped:
-            answer = await self.fetch(self.place, self.offset, committed=self.committed)
-            if answer is None:
+            node_id = None
+            if self._nodes and not self._asks_leader:
+                node_id = self.draw.choice(self._nodes)
+            answer = await self.fetch(
+                self.place, self.offset, committed=self.committed, node_id=node_id
+            )
+            # A broker without a replica, or one that is behind, sends consumers to the leader.
+            self._asks_leader = answer is None or (answer[0] != 0 and node_id is not None)
+            if answer is None or self._asks_leader:
                 continue
             code, found, after = answer
             if code == ErrorCode.offset_out_of_range:
                 low = self.promises.deleted.get(self.place, 0)
-                if self.offset >= low:
+                if self.offset >= low and not self._doubts:
+                    # A follower that begins with an empty log, and led before, answers so.
+                    self._doubts = True
+                    self.forget()
+                    continue
+                if self.offset >= low and not self.promises.is_void(self.place):
                     raise BrokenInvariantError(f"{self.place}: out of range at {self.offset}")
                 self.offset = low
             elif code:
                 self.forget()
+            self._doubts = False
             for offset, value in found:
-                self.promises.see(self.place, offset, value)
+                self.promises.see(self.place, offset, value, committed=self.committed)
             self.offset = after
             await self.wait(self.draw.randint(50, 300))
 
@@ -515,25 +542,11 @@ class TxnProducer(FrameClient):
         }
 
     async def _init(self) -> bool:
-        answer = await self.ask(
-            "InitProducerId",
-            to_transaction=self.name,
-            transactional_id=self.name,
-            transaction_timeout_ms=60_000,
-            producer_id=-1,
-            producer_epoch=-1,
-        )
-        if answer is LOST:
+        identity = await self.init_producer()
+        if identity is None:
             return False
-        if answer.error_code:
-            self.node.say(f"gets no id: {answer.error_code.name}")
-            if answer.error_code not in RETRIED:
-                raise BrokenInvariantError(f"{self.name}: InitProducerId: {answer.error_code!r}")
-            self.forget()
-            await self.wait(BACKOFF_MS)
-            return False
-        self._identity = answer.producer_id, answer.producer_epoch
-        self._sequences = {}
+        self._identity, self._sequences = identity, {}
+        self.promises.given_id(identity[0], self.name)
         return True
 
     async def _write(self, one: Transaction) -> bool:
@@ -559,7 +572,7 @@ class TxnProducer(FrameClient):
             if answer is not None:
                 code, offset = answer[place]
                 if not code:
-                    self.promises.append(place, offset, tuple(values))
+                    self.promises.append(place, offset, tuple(values), by_all=True)
                     self._sequences[place] = self._sequences.get(place, 0) + len(values)
                     return True
                 self.node.say(f"{values[0]} is refused: {code.name}")

@@ -6,7 +6,7 @@ commit was not answered comes back as another one, for the request may still arr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -51,9 +51,24 @@ class FramedMember(FrameClient):
     """A member of either protocol, with its offsets."""
 
     def __init__(
-        self, *arguments: Any, topic: str, promises: Promises, instance: str | None
+        self,
+        *arguments: Any,
+        topic: str,
+        promises: Promises,
+        instance: str | None,
+        is_transactional: bool = False,
     ) -> None:
         super().__init__(*arguments)
+        self._is_transactional = is_transactional
+        """Whether it commits in transactions of its own."""
+        self.has_generations = False
+        """Whether all members of the group are of the classic protocol."""
+        self.others: Sequence[FramedMember] = ()
+        """All members of the group."""
+        self.heard_ms = -SESSION_MS
+        """When it sent its last heartbeat that was answered with success."""
+        self._producer: tuple[int, int] | None = None
+        """Producer id and epoch."""
         self.topic, self.promises, self.instance = topic, promises, instance
         self.member_id = ""
         self.epoch = -1
@@ -96,7 +111,7 @@ class FramedMember(FrameClient):
         asked = sorted(partitions)
         if not asked:
             return
-        known = dict(self.promises.committed)
+        known, pending = dict(self.promises.committed), dict(self.promises.pending)
 
         def body(make: RequestFactory) -> Any:
             rows = (((self.topic, one), one) for one in asked)
@@ -115,6 +130,15 @@ class FramedMember(FrameClient):
                 raise BrokenInvariantError(
                     f"{self.name} is told {row.committed_offset} of {place}, after {known[place]}"
                 )
+            if row.committed_offset in self.promises.aborted:
+                raise BrokenInvariantError(
+                    f"{self.name} is told {row.committed_offset} of {place}, which was aborted"
+                )
+            if place in pending and self.promises.pending.get(place) == pending[place]:
+                raise BrokenInvariantError(
+                    f"{self.name} is told {row.committed_offset} of {place} as stable, while a"
+                    f" transaction has {pending[place]}"
+                )
             if row.partition_index in self.owned:
                 self.positions[row.partition_index] = max(row.committed_offset, 0)
 
@@ -124,19 +148,14 @@ class FramedMember(FrameClient):
         if not taken or self.is_stopped or self.draw.random() >= COMMITS:
             return True
         for one in taken:
-            self.positions[one] += self.draw.randint(1, 4)
+            self.promises.offsets += 1
+            self.positions[one] = self.promises.offsets
         told = {(self.topic, one): self.positions[one] for one in taken}
+        if self._is_transactional:
+            return await self._commit_in_transaction(told)
 
         def body(make: RequestFactory) -> Any:
-            rows = (
-                (
-                    place,
-                    make.OffsetCommitRequestPartition(
-                        partition_index=place[1], committed_offset=offset, committed_metadata=""
-                    ),
-                )
-                for place, offset in told.items()
-            )
+            rows = _offset_rows(make.OffsetCommitRequestPartition, told)
             return make.message(
                 group_id=GROUP,
                 generation_id_or_member_epoch=self.epoch,
@@ -145,17 +164,75 @@ class FramedMember(FrameClient):
                 topics=topics(make.OffsetCommitRequestTopic, rows),
             )
 
+        newest = self.promises.generation
         answer = await self._in_group("OffsetCommit", body, at_most=NAMED["OffsetCommit"])
         if answer is LOST:
             return False
+        codes = self._codes(answer)
+        if codes == {ErrorCode.none} and self.has_generations and self.epoch < newest:
+            raise BrokenInvariantError(f"{self.name} commits in {self.epoch}, after {newest}")
+        if codes != {ErrorCode.none}:
+            return not codes & {ErrorCode.unknown_member_id, ErrorCode.fenced_instance_id}
+        self._committed(told)
+        return True
+
+    def _codes(self, answer: Any) -> set[ErrorCode]:
         codes = {row.error_code for topic in answer.topics for row in topic.partitions}
         if codes != {ErrorCode.none}:
             self.node.say(f"cannot commit: {sorted(one.name for one in codes)}")
             self.positions.clear()
-            return not codes & {ErrorCode.unknown_member_id, ErrorCode.fenced_instance_id}
+        return codes
+
+    def _committed(self, told: dict[Partition, int]) -> None:
         for place, offset in told.items():
             self.promises.committed[place] = max(offset, self.promises.committed.get(place, -1))
-        return True
+
+    async def _commit_in_transaction(self, told: dict[Partition, int]) -> bool:
+        """Commit or abort offsets; whether all of it was answered with success."""
+        while self._producer is None:
+            self._producer = await self.init_producer()
+        producer, commits = self._producer, self.draw.random() < 0.7
+        if not commits:
+            self.promises.aborted |= set(told.values())
+        claim = {
+            "transactional_id": self.name,
+            "producer_id": producer[0],
+            "producer_epoch": producer[1],
+        }
+
+        def body(make: RequestFactory) -> Any:
+            return make.message(
+                **claim,
+                group_id=GROUP,
+                generation_id=self.epoch,
+                member_id=self.member_id,
+                group_instance_id=self.instance,
+                topics=topics(
+                    make.TxnOffsetCommitRequestTopic,
+                    _offset_rows(make.TxnOffsetCommitRequestPartition, told),
+                ),
+            )
+
+        answer = await self._in_group("TxnOffsetCommit", body)
+        is_added = answer is not LOST and self._codes(answer) == {ErrorCode.none}
+        if is_added:
+            self.promises.pending.update(told)
+            await self.wait(self.draw.choice((0, 0, 0, 300, 2 * SESSION_MS)))
+            for place in told:
+                self.promises.pending.pop(place, None)
+            ended = await self.ask("EndTxn", to_transaction=self.name, committed=commits, **claim)
+            if ended is not LOST and not ended.error_code:
+                self._producer = ended.producer_id, ended.producer_epoch
+                if commits:
+                    self._committed(told)
+                else:
+                    self.positions.clear()
+                return True
+        # The next epoch ends the transaction that may be open.
+        self._producer = None
+        while self._producer is None:
+            self._producer = await self.init_producer()
+        return False
 
     def goes(self) -> bool:
         """Whether it is time to go."""
@@ -164,6 +241,14 @@ class FramedMember(FrameClient):
     async def pause(self) -> None:
         """Until the next heartbeat."""
         await self.wait(self.draw.randint(HEARTBEAT_MS // 4, HEARTBEAT_MS))
+
+
+def _offset_rows(row: Any, told: dict[Partition, int]) -> Iterator[tuple[Partition, Any]]:
+    for place, offset in told.items():
+        yield (
+            place,
+            row(partition_index=place[1], committed_offset=offset, committed_metadata=""),
+        )
 
 
 class ClassicMember(FramedMember):
@@ -341,6 +426,7 @@ class ConsumerMember(FramedMember):
         """Heartbeat, and take over the assignment; whether it is a member."""
         owned = self.owned
         says = self._said != owned or self.epoch == 0
+        sent_ms = self.node.scheduler.now
         answer = await self._in_group(
             "ConsumerGroupHeartbeat", self._says(self.epoch, owned if says else None)
         )
@@ -352,7 +438,7 @@ class ConsumerMember(FramedMember):
             if answer.error_code not in RETRIED:
                 self.another_life()
             return False
-        self.epoch = answer.member_epoch
+        self.epoch, self.heard_ms = answer.member_epoch, sent_ms
         if says:
             self._said = owned
         if answer.assignment is not None:
@@ -360,5 +446,14 @@ class ConsumerMember(FramedMember):
             if rows:
                 self._topic_id = rows[0].topic_id
             self.owned = frozenset(index for row in rows for index in row.partitions)
+            self._check_owners()
             self.positions = {one: at for one, at in self.positions.items() if one in self.owned}
         return True
+
+    def _check_owners(self) -> None:
+        """Raise BrokenInvariantError if another member owns a partition, and is surely alive."""
+        since_ms = self.node.scheduler.now - SESSION_MS // 2
+        for one in self.others:
+            held = self.owned & one.owned
+            if one is not self and held and one.heard_ms > since_ms:
+                raise BrokenInvariantError(f"{self.name} is given {held}, which {one.name} has")

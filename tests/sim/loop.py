@@ -21,6 +21,10 @@ LATE: Final = 0.01
 LATE_MS: Final = 600
 """How often the loop is late to hear of another thread, and how late at most."""
 
+MOST_TURNS: Final = 500
+"""Of a loop in one millisecond, for turns take time: a task that waits for a deadline of less than
+the clock can tell would otherwise wait for ever."""
+
 
 class Loop(asyncio.AbstractEventLoop):
     """Runs on a node, as long as the process that the node had when it was made."""
@@ -30,6 +34,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._incarnation = node.incarnation
         self._ready: deque[asyncio.Handle] = deque()
         self._is_armed = False
+        self._turns = 0, 0
+        """A time, and the number of turns at it."""
         self._heard_ms = 0
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], None] = WeakKeyDictionary()
         """In the order in which they were made."""
@@ -56,7 +62,9 @@ class Loop(asyncio.AbstractEventLoop):
     def _arm(self) -> None:
         if not self._is_armed:
             self._is_armed = True
-            self.node.after(0, self._turn)
+            now, (last, turns) = self.node.scheduler.now, self._turns
+            self._turns = now, turns + 1 if now == last else 1
+            self.node.after(int(self._turns[1] > MOST_TURNS), self._turn)
 
     def _turn(self) -> None:
         """Call what is ready by now; what comes of it has its turn later, as in asyncio."""

@@ -151,6 +151,8 @@ class Machines:
         self._thread_s = 0.0
         self.draw = random.Random(scheduler.draw.getrandbits(64))
         self.failures: list[str] = []
+        self.changes: tuple[tuple[Any, str, Any], ...] = ()
+        """Modules, names in them, and their values in this history."""
 
     # --- time ---
 
@@ -205,6 +207,7 @@ class Machines:
             (fair_threads, "time", SimpleNamespace(thread_time=self._thread_time)),
             (membership, "threading", SimpleNamespace(Thread=_Thread, Event=threading.Event)),
             (asyncio, "Runner", _Runner),
+            *self.changes,
         ]
         kept = [(where, name, getattr(where, name)) for where, name, _ in changes]
         try:

@@ -1,7 +1,8 @@
 """Whether the simulation finds bugs on purpose.
 
 ``python -m tests.sim.planted`` plays seeds with each of them and prints how many it took; with
-``--world zookeeper`` those of clusters on ZooKeeper, and also steps of scripts.
+``--world zookeeper`` those of clusters on ZooKeeper, and also steps of scripts; with ``--world
+daemons`` those of daemons, in histories that have what each bug needs.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from tests.sim import cluster, swarm, zk_cluster, zk_steps, zk_swarm
+from tests.sim import cluster, daemons, swarm, zk_cluster, zk_steps, zk_swarm
 from tests.sim.bug import Bug
 from tests.sim.bugs import BUGS
 from tests.sim.bugs_zookeeper import ZOOKEEPER
-from tests.sim.run import KRAFT
+from tests.sim.directed import DIRECTED
+from tests.sim.run import DAEMONS, KRAFT
 from tests.sim.run import ZOOKEEPER as ON_ZOOKEEPER
 
 
@@ -59,8 +63,14 @@ def planted(bug: Bug) -> Iterator[None]:
 WORLDS: Final = {
     KRAFT: (BUGS, cluster.play, swarm.draw_options),
     ON_ZOOKEEPER: (ZOOKEEPER, zk_cluster.play, zk_swarm.draw_options),
+    DAEMONS: (tuple(bug for bug, _ in DIRECTED.values()), daemons.play, daemons.draw_options),
 }
 """Bugs, and what is played to find them."""
+
+
+def play_directed(name: str, seed: int) -> object:
+    """Live through the history of a seed that has what a bug needs."""
+    return daemons.live(replace(daemons.draw_options(seed), **DIRECTED[name][1]))
 
 
 def seeds_until_found(
@@ -68,10 +78,13 @@ def seeds_until_found(
 ) -> tuple[int, str] | None:
     """How many seeds from ``first`` on it takes, and what is said then; None: more than that."""
     _, play, draw_options = WORLDS[world]
+    is_directed = world == DAEMONS
+    if is_directed:
+        play = partial(play_directed, bug.name)
     with planted(bug):
         for count in range(1, most + 1):
             seed = first + count - 1
-            if not bug.needs(draw_options(seed)):
+            if not is_directed and not bug.needs(draw_options(seed)):
                 continue
             try:
                 play(seed)

@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
-from fencepost.coordinator.runtime.flusher import Flusher
-from tests.sim.bug import Bug
-from tests.sim.bugs import BUGS as BUGS_OF_MODELS
-from tests.sim.daemons import draw_options, live, play
-from tests.sim.planted import planted
+from tests.sim.daemons import draw_options, play
+from tests.sim.directed import DIRECTED, NOT_FOUND
+from tests.sim.planted import planted, play_directed, seeds_until_found
 from tests.sim.repeated import stories
 from tests.sim.run import DAEMONS
 
 SEEDS = 4
 SLOW_SEEDS = 60
-MOST_SEEDS = 12
+MOST_SEEDS = 20
 """In which a bug has to be found."""
-
-ALONE = {"brokers": 1, "factor": 1, "min_isr": 1, "faults": ("break_off", "kill")}
-ALONE_WITHOUT_POWER = {**ALONE, "faults": ("power_loss",), "disk_ms": (1, 30)}
-CLUSTER = {"brokers": 3, "factor": 3, "min_isr": 1, "faults": ("kill", "break_off")}
-
-OF_MODELS = {bug.name: bug for bug in BUGS_OF_MODELS}
-
-BUGS = [
-    (
-        Bug(
-            "acknowledged before it is on disk",
-            ((Flusher.after, "if not held:", "if held or not held:"),),
-        ),
-        ALONE_WITHOUT_POWER,
-    ),
-    (OF_MODELS["the five last batches of a producer are not looked at"], ALONE),
-    *(
-        (OF_MODELS[name], CLUSTER)
-        for name in (
-            "an election does not raise the leader epoch",
-            "the high watermark is the end of the most advanced follower",
-            "a follower begins by cutting its log to the high watermark",
-            "a follower whose offset is not known does not hold the high watermark",
-            "anybody who lives is elected",
-        )
-    ),
-]
-"""Changed lines of the daemon, and histories in which they show."""
 
 
 def test_histories_of_daemons_hold() -> None:
@@ -63,25 +30,25 @@ def test_more_histories_of_daemons_hold() -> None:
         play(seed)
 
 
+def test_bugs_on_purpose_are_changes_of_the_daemon_of_today() -> None:
+    for bug, _ in DIRECTED.values():
+        with planted(bug):
+            pass
+
+
 @pytest.mark.parametrize(
-    ("bug", "options"),
+    "name",
     [
-        pytest.param(*one, id=one[0].name, marks=pytest.mark.slow if one[1]["brokers"] > 1 else ())
-        for one in BUGS
+        pytest.param(name, marks=pytest.mark.slow if options["brokers"] > 1 else ())
+        for name, (_, options) in DIRECTED.items()
+        if name not in NOT_FOUND
     ],
 )
-def test_histories_of_daemons_find_bug(bug: Bug, options: dict[str, Any]) -> None:
-    def story(seed: int) -> str | None:
-        try:
-            live(replace(draw_options(seed), **options))
-        except Exception as error:  # noqa: BLE001 - any failure is a find
-            return str(error)
-        return None
-
-    with planted(bug):
-        found = next((seed for seed in range(1, MOST_SEEDS + 1) if story(seed)), None)
+def test_histories_of_daemons_find_bug(name: str) -> None:
+    bug, _ = DIRECTED[name]
+    found = seeds_until_found(bug, 1, MOST_SEEDS, DAEMONS)
     assert found is not None
-    assert story(found) is None, "it fails without the bug as well"
+    play_directed(name, found[0])  # it holds without the bug
 
 
 @pytest.mark.parametrize("brokers", [1, pytest.param(3, marks=pytest.mark.slow)])

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from fencepost.cluster.image import MetadataImage
+from fencepost.cluster.controller.partition_change import RECOVERING
+from fencepost.cluster.image import MetadataImage, PartitionRegistration
 from fencepost.coordinator.data.replica import Replica
-from fencepost.logcore.batch import iter_headers
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from fencepost.logcore.batch import BatchHeader, LogRecord, decode_records, iter_headers
 from fencepost.logcore.partition import Partition
 from fencepost.logcore.reading import Isolation
+from tests.sim.compacted import CompactedRecords
 from tests.sim.invariants import BrokenInvariantError
 from tests.support.partitions import fetch_bytes
 
@@ -27,6 +30,8 @@ Key = tuple[UUID, int]
 Batch = tuple[int, int, int]
 """First offset, last offset, checksum."""
 
+COMPACTED: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
+
 
 @dataclass
 class Committed:
@@ -34,7 +39,13 @@ class Committed:
 
     batches: dict[int, Batch] = field(default_factory=dict)
     """By their first offsets."""
+    compacted: CompactedRecords | None = None
+    """The records of a topic that brokers compact."""
     end: int = 0
+    last: Batch | None = None
+    is_void: bool = False
+    """Whether settings and faults promise nothing: after an unclean election, or when all replicas
+    that have the records may have lost some."""
 
 
 class Watch:
@@ -45,82 +56,255 @@ class Watch:
         self._unforced = unforced
         self._leaders: dict[tuple[Key, int], str] = {}
         """The leader of each epoch."""
+        self._newest: dict[Key, int] = {}
+        """The greatest epoch of a leader."""
         self._committed: dict[Key, Committed] = {}
         self._seen: dict[tuple[str, int, Key], int] = {}
         """The offset up to which the log of a process was compared."""
-        self._epochs: dict[Key, tuple[int, int]] = {}
-        """Leader and partition epoch, as the controller had them last."""
+        self._markers: dict[tuple[int, int], bytes | None] = {}
+        """Keys of committed markers by producer id and epoch."""
+        self._known: dict[Key, PartitionRegistration] = {}
+        """Partitions as the controller had them last."""
+        self._topics: object = None
+        self._states: dict[tuple[str, int, Key], tuple[int, ...]] = {}
+        """Marks and epochs of the replica of a process when it was looked at last."""
+        self._has_changed = False
+        """Whether any replica or partition has since the last look at the members of ISRs."""
+        self._image: MetadataImage | None = None
+        self._suspects: dict[int, int] = {}
+        """Brokers whose disks have lost records, and their epochs then, until they register."""
+        self.void: set[tuple[str, int]] = set()
+        """Topic and index of partitions of which nothing is promised any longer."""
+        self._loses = False
+        """Whether any disk has lost records."""
+        self._has_last: dict[tuple[str, int, Key], Batch] = {}
+        """The last committed batch that the log of a process was seen to have."""
 
     def look(self, controller: Daemon | None, brokers: list[Daemon]) -> None:
         """Raise BrokenInvariantError for the first rule that does not hold now."""
         if (image := _image(controller)) is not None:
+            self._image = image
             self._look_at_image(image)
         for one in brokers:
             for replica, partition in _replicas(one):
                 self._look_at_replica(one, replica, partition)
+        if image is not None and self._has_changed:
+            self._has_changed = False
+            self._look_at_members(image, brokers)
+
+    def lost_records(self, daemon: Daemon) -> None:
+        """The disk of a broker has lost records."""
+        self._loses = True
+        if (image := self._image) is None:
+            return
+        broker = image.brokers.get(daemon.node_id)
+        if broker is not None:
+            self._suspects[daemon.node_id] = broker.epoch
+        for topic in image.topics.values():
+            for index, one in enumerate(topic.partitions):
+                self._judge((topic.topic_id, index), one)
+
+    def acknowledged(self, place: tuple[str, int], end: int) -> None:
+        """Raise BrokenInvariantError unless records up to ``end`` were below a high watermark."""
+        image = self._image
+        topic = None if image is None else image.topics.get(place[0])
+        if topic is None or place in self.void:
+            return
+        truth = self._committed.get((topic.topic_id, place[1]))
+        if truth is not None and truth.end < end:
+            raise BrokenInvariantError(f"{place}: {end} was acknowledged, committed is {truth.end}")
 
     # --- the controller ---
 
     def _look_at_image(self, image: MetadataImage) -> None:
+        for node_id, epoch in [*self._suspects.items()]:
+            broker = image.brokers.get(node_id)
+            if broker is not None and broker.epoch > epoch:
+                del self._suspects[node_id]
+        if image.topics is self._topics:
+            return
+        self._topics, self._has_changed = image.topics, True
         for topic in image.topics.values():
             for index, one in enumerate(topic.partitions):
-                name, key = f"{topic.name}-{index}", (topic.topic_id, index)
-                if one.leader >= 0 and one.leader not in one.isr:
-                    raise BrokenInvariantError(f"{name}: {one.leader} leads outside of {one.isr}")
-                if not set(one.isr) <= set(one.replicas):
-                    raise BrokenInvariantError(f"{name}: ISR {one.isr} of {one.replicas}")
-                epochs = one.leader_epoch, one.partition_epoch
-                before = self._epochs.get(key, epochs)
-                if epochs[0] < before[0] or epochs[1] < before[1]:
-                    raise BrokenInvariantError(f"{name}: epochs go back from {before} to {epochs}")
-                self._epochs[key] = epochs
+                key = topic.topic_id, index
+                was = self._known.get(key)
+                if was is not one and was != one:
+                    self._known[key] = one
+                    self._look_at_registration(image, key, was, one)
+
+    def _name(self, key: Key) -> str:
+        topic = None if self._image is None else self._image.topics_by_id.get(key[0])
+        return f"{topic.name if topic else key[0]}-{key[1]}"
+
+    def _look_at_registration(
+        self,
+        image: MetadataImage,
+        key: Key,
+        was: PartitionRegistration | None,
+        now: PartitionRegistration,
+    ) -> None:
+        name = self._name(key)
+        if now.leader >= 0 and now.leader not in now.isr:
+            raise BrokenInvariantError(f"{name}: {now.leader} leads outside of {now.isr}")
+        if not set(now.isr) <= set(now.replicas):
+            raise BrokenInvariantError(f"{name}: ISR {now.isr} of {now.replicas}")
+        for replica in now.isr:
+            broker = image.brokers.get(replica)
+            if broker is None or (broker.fenced and now.leader >= 0):
+                raise BrokenInvariantError(f"{name}: a fenced {replica} is in the ISR: {now}")
+        self._judge(key, now)
+        if was is None:
+            return
+        if now.leader_epoch < was.leader_epoch or now.partition_epoch < was.partition_epoch:
+            raise BrokenInvariantError(f"{name}: epochs go back from {was} to {now}")
+        if now.partition_epoch == was.partition_epoch:
+            raise BrokenInvariantError(f"{name}: {was} and {now} have one partition epoch")
+        if now.leader != was.leader and now.leader_epoch == was.leader_epoch:
+            raise BrokenInvariantError(f"{name}: another leader in one epoch: {now}")
+        if was.adding_replicas and not (now.adding_replicas or now.removing_replicas):
+            came = set(was.adding_replicas) & set(now.replicas)
+            if came and not set(now.replicas) <= set(now.isr):
+                raise BrokenInvariantError(f"{name}: a reassignment ends too early: {now}")
+        is_unclean = now.leader_recovery_state == RECOVERING and now.leader != was.leader
+        # Without eligible replicas the last known leader has all, unless its disk lost some.
+        if is_unclean and (was.elr or (now.leader,) != was.last_known_elr):
+            self._voids(key)
+
+    def _judge(self, key: Key, now: PartitionRegistration) -> None:
+        """Expect nothing more of a partition all of whose eligible replicas may lack records."""
+        members = {*now.isr, *now.elr}
+        if members <= self._suspects.keys() and (members or self._loses):
+            self._voids(key)
+
+    def _voids(self, key: Key) -> None:
+        self._committed.setdefault(key, Committed()).is_void = True
+        topic = None if self._image is None else self._image.topics_by_id.get(key[0])
+        if topic is not None:
+            self.void.add((topic.name, key[1]))
+
+    def _look_at_members(self, image: MetadataImage, brokers: list[Daemon]) -> None:
+        """Every member of an ISR and every eligible replica has what was ever committed."""
+        replicas = {
+            (one.node_id, (replica.local.topic_id, replica.local.index)): (one, partition)
+            for one in brokers
+            for replica, partition in _replicas(one)
+        }
+        for topic in image.topics.values():
+            if topic.name in self._unforced:
+                continue
+            for index, now in enumerate(topic.partitions):
+                key = topic.topic_id, index
+                truth = self._committed.get(key)
+                if truth is None or truth.is_void or not truth.end:
+                    continue
+                for member in (*now.isr, *now.elr):
+                    if member in self._suspects or (member, key) not in replicas:
+                        continue
+                    self._look_at_member(key, truth, now, *replicas[member, key])
+
+    def _look_at_member(
+        self,
+        key: Key,
+        truth: Committed,
+        now: PartitionRegistration,
+        daemon: Daemon,
+        partition: Partition,
+    ) -> None:
+        where = f"{self._name(key)} of {daemon.node.name}"
+        if partition.log_end_offset < truth.end:
+            raise BrokenInvariantError(
+                f"{where} ends at {partition.log_end_offset}, {truth.end} are committed: {now}"
+            )
+        last, place = truth.last, (daemon.node.name, daemon.node.incarnation, key)
+        if last is None or self._has_last.get(place) == last:
+            return
+        if last[0] < partition.log_start_offset:
+            return
+        data = bytes(fetch_bytes(partition, last[0], READ_BYTES, Isolation.LOG_END).records or b"")
+        header = next(iter_headers(data))[1]
+        had = header.base_offset, header.last_offset, header.crc
+        if had != last and (truth.compacted is None or had[:2] != last[:2]):
+            raise BrokenInvariantError(f"{where} has {had}, {last} was committed: {now}")
+        self._has_last[place] = last
 
     # --- brokers ---
 
     def _look_at_replica(self, daemon: Daemon, replica: Replica, partition: Partition) -> None:
         key, name = (replica.local.topic_id, replica.local.index), daemon.node.name
-        where = f"{name} {partition.name}"
+        machine, stable = replica.machine, partition.last_stable_offset
         start, high = partition.log_start_offset, partition.high_watermark
         end = partition.log_end_offset
-        if not partition.last_stable_offset <= high <= end or start > end:
+        state = start, stable, high, end, machine.is_leader, machine.leader_epoch
+        place = name, daemon.node.incarnation, key
+        if self._states.get(place) == state:
+            return
+        self._states[place], self._has_changed = state, True
+        where = f"{name} {partition.name}"
+        if not stable <= high <= end or start > end:
             raise BrokenInvariantError(f"{where}: {start}, {high}, {end} are out of order")
-        machine = replica.machine
         if machine.is_leader:
             leads = self._leaders.setdefault((key, machine.leader_epoch), name)
+            self._newest[key] = max(self._newest.get(key, 0), machine.leader_epoch)
             if leads != name:
                 raise BrokenInvariantError(
                     f"{where}: {leads} leads as well in epoch {machine.leader_epoch}"
                 )
         if replica.local.topic in self._unforced:
             return
-        self._compare(daemon, key, where, partition, leads=machine.is_leader)
+        # A leader that has not heard of its successor yet may lack later records.
+        is_newest = machine.leader_epoch >= self._newest.get(key, 0)
+        self._compare(daemon, key, where, partition, leads=machine.is_leader and is_newest)
 
     def _compare(
         self, daemon: Daemon, key: Key, where: str, partition: Partition, *, leads: bool
     ) -> None:
         """Compare the batches below the high watermark with those that were there before."""
         truth = self._committed.setdefault(key, Committed())
+        if truth.is_void:
+            return
+        if partition.topic in COMPACTED and truth.compacted is None:
+            truth.compacted = CompactedRecords()
         high, place = partition.high_watermark, (daemon.node.name, daemon.node.incarnation, key)
         at = max(self._seen.get(place, 0), partition.log_start_offset)
         while at < high:
             data = bytes(fetch_bytes(partition, at, READ_BYTES, Isolation.LOG_END).records or b"")
             before = at
-            for _, header in iter_headers(data):
+            for position, header in iter_headers(data):
                 if header.next_offset > high:
                     break
                 batch = header.base_offset, header.last_offset, header.crc
+                is_new = header.base_offset not in truth.batches
                 known = truth.batches.setdefault(header.base_offset, batch)
-                if known != batch:
+                if truth.compacted is not None and (is_new or known != batch):
+                    truth.compacted.take(where, header, decode_records(data, position, header))
+                elif known != batch:
                     raise BrokenInvariantError(f"{where}: {batch} was committed as {known}")
+                if header.is_control:
+                    self._look_at_marker(
+                        where, header, next(iter(decode_records(data, position, header)))
+                    )
                 at = header.next_offset
+                if at > truth.end:
+                    truth.end, truth.last = at, batch
             if at == before:
                 break
         self._seen[place] = at
-        truth.end = max(truth.end, at)
+        if truth.compacted is not None:
+            truth.compacted.check_missing(where)
         if leads and partition.log_end_offset < truth.end:
             raise BrokenInvariantError(
                 f"{where}: it leads with {partition.log_end_offset} of {truth.end} committed"
             )
+
+    def _look_at_marker(self, where: str, header: BatchHeader, marker: LogRecord) -> None:
+        """Raise BrokenInvariantError if a transaction was committed here and aborted elsewhere.
+
+        Each has an epoch of its own (KIP-890).
+        """
+        stamp, ends = (header.producer_id, header.producer_epoch), marker.key
+        known = self._markers.setdefault(stamp, ends)
+        if known != ends:
+            raise BrokenInvariantError(f"{where}: the transaction {stamp} ends twice, unlike")
 
     # --- in the end ---
 
@@ -140,6 +324,8 @@ class Watch:
             for replica, log in _replicas(one):
                 key = replica.local.topic_id, replica.local.index
                 ends.setdefault(key, set()).add((log.high_watermark, log.log_end_offset))
+                if log.last_stable_offset < log.high_watermark:
+                    wrong.append(f"{log.name} of {one.node.name} has an open transaction")
         wrong += [
             f"{key} ends differently: {sorted(seen)}" for key, seen in ends.items() if len(seen) > 1
         ]

@@ -1,0 +1,258 @@
+"""Faults of histories of daemons, and the requests that operators send meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from fencepost.coordinator.metadata.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from tests.sim.daemon import Daemon
+from tests.sim.framed_admin import PREFERRED
+
+if TYPE_CHECKING:
+    from tests.sim.daemons import History
+
+TOPIC: Final = "t"
+SHORT_LIVED: Final = "r"
+"""A topic that is deleted and made again and again; nothing is promised of it."""
+COORDINATORS: Final = 2
+"""Partitions of each topic of coordinators."""
+MOST_PARTITIONS: Final = 5
+DOWN_MS: Final = 800
+LOOK_MS: Final = 100
+FLAPS: Final = 3
+"""How often a node stands still, one time after the other."""
+
+FAULTS: Final = (
+    "kill",
+    "power_loss",
+    "stop",
+    "pause",
+    "break_off",
+    "cut",
+    "grow",
+    "delete_records",
+    "recreate",
+)
+OF_CLUSTERS: Final = (
+    "reassign",
+    "call_off",
+    "elect_preferred",
+    "flap",
+    "flip",
+    "isolate",
+    "kill_leader",
+    "kill_coordinator",
+    "alter_config",
+)
+"""Added to the faults of clusters."""
+
+LOSING: Final = ("lose_disk", "reboot")
+"""Faults of clusters by which acknowledged records may go."""
+
+
+class DaemonFaults:
+    """Does one thing after the other, of those that the options name."""
+
+    def __init__(self, history: History) -> None:
+        self.history, self.options = history, history.options
+        self.scheduler, self.draw = history.scheduler, history.draw
+        self.network, self.wires = history.network, history.wires
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Strike for the first time, in a while."""
+        self.scheduler.after(self.draw.randint(1, self.options.fault_pause_ms), self._strike)
+
+    def _strike(self) -> None:
+        if self.is_over:
+            return
+        getattr(self, self.draw.choice(self.options.faults))()
+        pause_ms = self.draw.randint(1, 2 * self.options.fault_pause_ms)
+        self.scheduler.after(pause_ms, self._strike)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self.history.admin.spawn(work)
+
+    # --- processes ---
+
+    def _one(self) -> Daemon:
+        return self.draw.choice(self.history.daemons)
+
+    def _broker(self) -> Daemon:
+        return self.draw.choice(self.history.brokers)
+
+    def _back(self, one: Daemon) -> None:
+        self.scheduler.after(self.draw.randint(1, DOWN_MS), one.start)
+
+    def kill(self) -> None:
+        """``kill -9``: all that was written stays."""
+        one = self._one()
+        one.kill()
+        self._back(one)
+
+    def kill_leader(self) -> None:
+        """The same for the leader of a partition."""
+        self._kill_leader(*self._place())
+
+    def kill_coordinator(self) -> None:
+        """The same for the coordinator of transactions or of groups."""
+        topic = self.draw.choice((TRANSACTION_STATE, CONSUMER_OFFSETS))
+        self._kill_leader(topic, self.draw.randrange(COORDINATORS))
+
+    def _kill_leader(self, topic: str, index: int) -> None:
+        for one in self.history.brokers:
+            services = one.services
+            replica = None if services is None else services.replicas.replica(topic, index)
+            if replica is not None and replica.machine.is_leader:
+                one.kill()
+                self._back(one)
+                return
+
+    def power_loss(self) -> None:
+        """Writes that were not forced are gone, or a part of them."""
+        one = self._one()
+        self._lost_records(one)
+        one.kill(power_loss=True)
+        self._back(one)
+
+    def lose_disk(self) -> None:
+        """A broker comes back with an empty disk."""
+        one = self._broker()
+        if one.node.is_up:
+            self._lost_records(one)
+            one.kill(loses_disk=True)
+            self._back(one)
+
+    def reboot(self) -> None:
+        """The same at once, and for a while the broker reaches the controller alone."""
+        one = self._broker()
+        if one.node.is_up:
+            self._lost_records(one)
+            one.kill(loses_disk=True)
+            self.scheduler.after(1, one.start)
+            others = {other.node.name for other in self.history.brokers if other is not one}
+            self._cut({(one.node.name, other) for other in others})
+
+    def _lost_records(self, one: Daemon) -> None:
+        if self.options.loses:
+            self.history.watch.lost_records(one)
+
+    def stop(self) -> None:
+        """SIGTERM: a controlled shutdown."""
+        one = self._one()
+        one.stop()
+        self._wait_for_stop(one)
+
+    def _wait_for_stop(self, one: Daemon) -> None:
+        if one.is_stopping and one.node.is_up:
+            self.scheduler.after(LOOK_MS, self._wait_for_stop, one)
+        else:
+            self._back(one)
+
+    def pause(self) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        node = self._one().node
+        if node.is_up and not node.paused_until_ms:
+            node.say("is frozen")
+            pause_ms = self.draw.randint(1, self.options.outage_ms)
+            node.paused_until_ms = self.scheduler.now + pause_ms
+
+    def flap(self) -> None:
+        """A broker stands still again and again, about as long as the lag time."""
+        node, lag_ms = self._broker().node, self.options.lag_ms
+
+        def stall(times: int) -> None:
+            if node.is_up and not self.is_over and times:
+                node.paused_until_ms = self.scheduler.now + lag_ms * self.draw.randint(8, 13) // 10
+                self.scheduler.after(lag_ms * 3 // 2, stall, times - 1)
+
+        node.say("flaps")
+        stall(FLAPS)
+
+    # --- the network ---
+
+    def break_off(self) -> None:
+        """Connections of a node break."""
+        node = self._one().node
+        node.say(f"loses {self.wires.break_some(node)} connections")
+
+    def cut(self) -> None:
+        """Nothing comes through from one node to another."""
+        one = self._one().node.name
+        other = self.draw.choice([name for name in sorted(self.network.nodes) if name != one])
+        self._cut({self.draw.choice(((one, other), (other, one)))})
+
+    def isolate(self) -> None:
+        """A broker reaches no other broker, or not the controller; clients still reach it."""
+        one = self._broker().node.name
+        others = [daemon.node.name for daemon in self.history.daemons if daemon.node.name != one]
+        if self.draw.random() < 0.5:
+            others = others[:1]
+        self._cut({(one, other) for other in others} | {(other, one) for other in others})
+
+    def _cut(self, ways: set[tuple[str, str]]) -> None:
+        ways -= self.network.cut
+        self.network.cut |= ways
+        self.scheduler.say("--", f"cut: {sorted(ways)}")
+        self.scheduler.after(
+            self.draw.randint(1, self.options.outage_ms), self.network.cut.difference_update, ways
+        )
+
+    # --- operators ---
+
+    def _place(self) -> tuple[str, int]:
+        return TOPIC, self.draw.randrange(self.history.promises.partitions)
+
+    def grow(self) -> None:
+        """One more partition."""
+        if self.history.promises.partitions < MOST_PARTITIONS:
+            self._do(self.history.admin.grow(TOPIC, self.history.promises))
+
+    def _some_replicas(self) -> list[int]:
+        return self.draw.sample(range(1, self.options.brokers + 1), self.options.factor)
+
+    def reassign(self) -> None:
+        """Other replicas for a partition."""
+        self._do(self.history.admin.reassign(self._place(), self._some_replicas()))
+
+    def call_off(self) -> None:
+        """No reassignment any longer."""
+        self._do(self.history.admin.reassign(self._place(), None))
+
+    def elect_preferred(self) -> None:
+        """Let the first replicas lead."""
+        self._do(self.history.admin.elect_leaders(PREFERRED))
+
+    def flip(self) -> None:
+        """The leader of a partition changes several times, faster than followers notice."""
+        place, admin = self._place(), self.history.admin
+
+        async def flip() -> None:
+            for _ in range(self.draw.randint(2, 6)):
+                replicas = self._some_replicas()
+                await admin.reassign(place, replicas)
+                await admin.elect_leaders(PREFERRED)
+                await admin.wait(self.draw.choice((2, 15, 60, 150)))
+
+        if self.options.factor == self.options.brokers:
+            self._do(flip())
+
+    def recreate(self) -> None:
+        """A topic is deleted, and another one of its name is made."""
+        pause_ms = self.draw.choice((1, 50, 400))
+        self._do(self.history.admin.recreate(SHORT_LIVED, 1, self.options.factor, pause_ms))
+
+    def alter_config(self) -> None:
+        """Another setting of the topic."""
+        segment_bytes = str(self.draw.randint(1_000_000, 2_000_000))
+        self._do(self.history.admin.configure(TOPIC, **{"segment.bytes": segment_bytes}))
+
+    def delete_records(self) -> None:
+        """Cut the beginning of a log."""
+        promises = self.history.promises
+        places = sorted(promises.appended)
+        if places:
+            place = self.draw.choice(places)
+            offset = self.draw.choice(sorted(promises.appended[place]))
+            self._do(self.history.admin.delete_records(promises, place, offset))

@@ -1,0 +1,141 @@
+"""Requests of operators, which an admin client sends to real brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from fencepost.coordinator.wire.client.requests import Partition, rows_of
+from fencepost.coordinator.wire.messages import RequestFactory
+from tests.sim.framed import BACKOFF_MS, LOST, REQUEST_MS, FrameClient, Promises
+
+PREFERRED: Final = 0
+UNCLEAN: Final = 1
+"""Types of elections."""
+
+
+class Admin(FrameClient):
+    """Sends the requests of operators."""
+
+    async def live(self) -> None:
+        """Do nothing: each request is a task of its own."""
+
+    async def create(self, name: str, partitions: int, factor: int) -> None:
+        """Make a topic, however long it takes."""
+
+        def body(make: RequestFactory) -> Any:
+            topic = make.CreatableTopic(
+                name=name, num_partitions=partitions, replication_factor=factor
+            )
+            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
+
+        while True:
+            answer = await self.ask("CreateTopics", entity=body)
+            if answer is not LOST:
+                code = answer.topics[0].error_code
+                self.node.say(f"creates {name}: {code.name}")
+                if code in {ErrorCode.none, ErrorCode.topic_already_exists}:
+                    return
+            await self.wait(BACKOFF_MS)
+
+    async def recreate(self, name: str, partitions: int, factor: int, pause_ms: int) -> None:
+        """Delete a topic, and make another one of its name."""
+
+        def body(make: RequestFactory) -> Any:
+            return make.message(
+                topics=[make.DeleteTopicState(name=name)], topic_names=[name], timeout_ms=REQUEST_MS
+            )
+
+        answer = await self.ask("DeleteTopics", entity=body)
+        if answer is not LOST:
+            self.node.say(f"deletes {name}: {answer.responses[0].error_code.name}")
+        await self.wait(pause_ms)
+        await self.create(name, partitions, factor)
+
+    async def grow(self, name: str, promises: Promises) -> None:
+        """Give a topic one more partition."""
+        count = promises.partitions + 1
+
+        def body(make: RequestFactory) -> Any:
+            topic = make.CreatePartitionsTopic(name=name, count=count)
+            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
+
+        while True:
+            answer = await self.ask("CreatePartitions", entity=body)
+            if answer is LOST:
+                continue
+            code = answer.results[0].error_code
+            self.node.say(f"gives {name} {count} partitions: {code.name}")
+            if code in {ErrorCode.none, ErrorCode.invalid_partitions}:
+                promises.partitions = max(promises.partitions, count)
+                return
+            await self.wait(BACKOFF_MS)
+
+    async def reassign(self, place: Partition, replicas: Sequence[int] | None) -> None:
+        """Begin a reassignment, or call it off."""
+
+        def body(make: RequestFactory) -> Any:
+            row = make.ReassignablePartition(partition_index=place[1], replicas=replicas)
+            topic = make.ReassignableTopic(name=place[0], partitions=[row])
+            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
+
+        answer = await self.ask("AlterPartitionReassignments", entity=body)
+        if answer is not LOST:
+            code = answer.error_code or answer.responses[0].partitions[0].error_code
+            self.node.say(f"reassigns {place} to {replicas}: {code.name}")
+
+    async def elect_leaders(self, kind: int) -> None:
+        """Have leaders of all partitions elected."""
+
+        def body(make: RequestFactory) -> Any:
+            return make.message(election_type=kind, topic_partitions=None, timeout_ms=REQUEST_MS)
+
+        answer = await self.ask("ElectLeaders", entity=body)
+        if answer is not LOST:
+            self.node.say(f"has leaders elected: {answer.error_code.name}")
+
+    async def enable(self, feature: str) -> None:
+        """Raise a feature to its first level, however long it takes."""
+
+        def body(make: RequestFactory) -> Any:
+            update = make.FeatureUpdateKey(feature=feature, max_version_level=1, upgrade_type=1)
+            return make.message(feature_updates=[update], timeout_ms=REQUEST_MS)
+
+        while True:
+            answer = await self.ask("UpdateFeatures", entity=body)
+            if answer is not LOST:
+                self.node.say(f"enables {feature}: {answer.error_code.name}")
+                if not answer.error_code:
+                    return
+            await self.wait(BACKOFF_MS)
+
+    async def configure(self, topic: str, **settings: str) -> None:
+        """Change settings of a topic."""
+
+        def body(make: RequestFactory) -> Any:
+            rows = [
+                make.AlterableConfig(name=name, config_operation=0, value=value)
+                for name, value in settings.items()
+            ]
+            asked = make.AlterConfigsResource(resource_type=2, resource_name=topic, configs=rows)
+            return make.message(resources=[asked], validate_only=False)
+
+        answer = await self.ask("IncrementalAlterConfigs", entity=body)
+        if answer is not LOST:
+            self.node.say(f"sets {settings}: {answer.responses[0].error_code.name}")
+
+    async def delete_records(self, promises: Promises, place: Partition, offset: int) -> None:
+        """Cut the beginning of a log."""
+        promises.deleted[place] = max(promises.deleted.get(place, 0), offset)
+
+        def body(make: RequestFactory) -> Any:
+            row = make.DeleteRecordsPartition(partition_index=place[1], offset=offset)
+            topic = make.DeleteRecordsTopic(name=place[0], partitions=[row])
+            return make.message(topics=[topic], timeout_ms=REQUEST_MS)
+
+        answer = await self.ask("DeleteRecords", to_leader=place, entity=body)
+        if answer is not LOST:
+            code = next(rows_of(answer))[1].error_code
+            self.node.say(f"deletes records of {place} below {offset}: {code.name}")

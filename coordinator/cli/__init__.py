@@ -1,9 +1,9 @@
-"""The command ``fencepost``: the daemon, and commands for people that speak the protocol.
+"""The command ``fencepost``: the daemon, and commands for people, which use the Kafka protocol.
 
-What the exit statuses mean stands in :data:`fencepost.coordinator.cli.output.EXIT_CODES`.
+:data:`fencepost.coordinator.cli.output.EXIT_CODES` lists the exit statuses.
 
-One module per command group; a module is imported only when its command is used, because
-``fencepost serve`` must be up in a fraction of a second.
+There is one module per command group. A module is imported only when its command is used, because
+``fencepost serve`` must start in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LazyGroup(ConnectionGroup):
         sys.exit(status if isinstance(status, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name all commands."""
+        """Return the names of all commands."""
         del ctx
         return sorted(COMMANDS)
 
@@ -92,7 +92,7 @@ class LazyGroup(ConnectionGroup):
             for name, text in sorted(COMMANDS.items())
             if name.startswith(incomplete)
         ]
-        # Not the group's own, which would import them all.
+        # Not the group's own completion, which would import all commands.
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

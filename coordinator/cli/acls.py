@@ -1,4 +1,4 @@
-"""``fencepost acls``: the rules of who may do what."""
+"""``fencepost acls``: access rules (ACLs)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ RESOURCES = {
     "delegation-token": "DELEGATION_TOKEN",
     "cluster": "CLUSTER",
 }
-"""What rules are about, by the words of options; the names are those of ``ResourceType``."""
+"""Resource types by the words of options; the values are names of ``ResourceType``."""
 
 PRODUCER = {"topic": ("WRITE", "DESCRIBE", "CREATE"), "transactional-id": ("WRITE", "DESCRIBE")}
 CONSUMER = {"topic": ("READ", "DESCRIBE"), "group": ("READ",)}
-"""What one needs to write and to read, as Kafka's tool has it."""
+"""The operations that a producer and a consumer need, as in Kafka's ``AclCommand``."""
 
 
 @click.group("acls", cls=CommandGroup)
@@ -52,25 +52,25 @@ def command() -> None:
 
     A rule allows or denies a principal, such as User:alice or User:* for all users, one operation
     on the resources with a given name or prefix; * stands for all names. A rule that denies goes
-    before rules that allow. The options are called as those of Kafka's kafka-acls.
+    before rules that allow. The options have the names of Kafka's kafka-acls.
     """
 
 
 class UndecidedError(click.ClickException):
-    """A broker refused to say what `acls why` asks."""
+    """The broker refused to answer the question of `acls why`."""
 
     exit_code = EXIT_UNDECIDED
 
 
 class What(NamedTuple):
-    """What the options for resources say; names by the words of :data:`RESOURCES`."""
+    """The resources that the options name, by the words of :data:`RESOURCES`."""
 
     names: dict[str, tuple[str, ...]]
     pattern: str
 
 
 def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], Any]:
-    """Add ``--topic`` and so on; the function gets all of it as ``what``."""
+    """Add ``--topic`` and the like; the function receives them as ``what``."""
 
     def add(function: Callable[..., R]) -> Any:
         from functools import wraps
@@ -104,7 +104,7 @@ def resource_options(pattern: str, patterns: Sequence[str]) -> Callable[[Any], A
 
 
 def rule_options(function: Any) -> Any:
-    """Add for whom rules are, and what they allow or deny."""
+    """Add the options for principals, hosts, operations and permissions."""
     for option in (
         click.option(
             "--idempotent",
@@ -280,9 +280,9 @@ def _filters(
     principals: Sequence[str] = (),
     is_for_new: bool = True,
 ) -> Iterator[AclFilter]:
-    """What the options combine to. Raises click.UsageError.
+    """Yield the combinations of the options. Raises click.UsageError.
 
-    What they leave open is for a new rule every address and every operation.
+    In a new rule, an option that is not given stands for every host or every operation.
     """
     from fencepost.cluster.acl import AclFilter, Operation, Permission
 
@@ -342,7 +342,7 @@ def _check_convenience(
 def _convenience(
     what: What, *, producer: bool, consumer: bool, idempotent: bool
 ) -> Iterator[tuple[AclFilter, Operation]]:
-    """The resources and operations of those who write and of those who read."""
+    """Yield the resources and operations that a producer or a consumer needs."""
     from fencepost.cluster.acl import Operation
 
     for is_meant, needs in ((producer, PRODUCER), (consumer, CONSUMER)):
@@ -358,7 +358,7 @@ def _convenience(
 
 
 def _resources(what: What, words: Sequence[str] = tuple(RESOURCES)) -> list[AclFilter]:
-    """What means the rules of each resource."""
+    """Return a filter for the rules of each named resource."""
     from fencepost.cluster.acl import AclFilter, PatternType, ResourceType
 
     return [
@@ -373,7 +373,7 @@ def _resources(what: What, words: Sequence[str] = tuple(RESOURCES)) -> list[AclF
 
 
 def _rule(wanted: AclFilter) -> Acl:
-    """The one rule that a filter without anything open means. Raises click.UsageError."""
+    """Return the rule equal to a filter in which everything is set. Raises click.UsageError."""
     from fencepost.cluster.acl import OPERATIONS, Acl, Operation
 
     possible = (*OPERATIONS[wanted.resource_type], Operation.ALL)
@@ -400,7 +400,7 @@ def _principal(text: str | None) -> str | None:
 
 
 def _operation(text: str) -> Operation:
-    """The operation of that name, as ``DescribeConfigs`` or ``describe_configs``."""
+    """Return the operation of that name, such as ``DescribeConfigs`` or ``describe_configs``."""
     from fencepost.cluster.acl import Operation
 
     known = {one.name.replace("_", ""): one for one in Operation if one >= Operation.ALL}

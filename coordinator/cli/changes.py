@@ -1,4 +1,4 @@
-"""The one convention for commands that destroy or alter something: shown first, done if told."""
+"""The convention for commands that change something: show the change, and make it if told to."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ NOTHING_CHANGED = "nothing was changed; --execute does it"
 def execute_option(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--execute``: without it the function only shows what it would do.
 
-    The words that some commands had for this before are still taken: ``--dry-run`` asks for what
-    happens anyway, ``--yes`` is ``--execute``.
+    The older options still work: ``--dry-run`` asks for the default, ``--yes`` is ``--execute``.
     """
 
     @click.option(
@@ -41,5 +40,5 @@ def execute_option(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def show_only() -> None:
-    """Say, on standard error, that what is shown was not done."""
+    """Say on standard error that the change was only shown."""
     say(NOTHING_CHANGED, err=True)

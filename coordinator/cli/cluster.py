@@ -1,4 +1,4 @@
-"""``fencepost cluster``: who serves, and what they can do; and how a cluster begins."""
+"""``fencepost cluster``: brokers, controllers, features and health; creation of a cluster."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ API_COLUMNS = ("broker", "key", "api", "lowest", "highest")
 METADATA_VERSION = "metadata.version"
 _LEVELS = "7=3.3 8=3.4 11=3.5 14=3.6 19=3.7 20=3.8 21=3.9 25=4.0 27=4.1 29=4.2 30=4.3"
 RELEASES = {int(level): release for level, release in (pair.split("=") for pair in _LEVELS.split())}
-"""The level of metadata.version that each release of Kafka ends with (``MetadataVersion``)."""
+"""The last level of metadata.version that each release of Kafka introduced
+(``MetadataVersion``)."""
 
 
 @click.group("cluster", cls=CommandGroup)
@@ -219,8 +220,8 @@ def unregister(session: Session, broker: int, *, execute: bool) -> None:
 def history(session: Session, **options: Any) -> None:
     """Show changes of the cluster, and why: brokers, levels of features, deleted topics.
 
-    Where brokers elect their controller on ZooKeeper: who it was, by which epoch, and why.
-    What it decided about partitions, `fencepost topics history` tells.
+    For a controller that the brokers elect on ZooKeeper: its broker, its epoch, and the cause of
+    the election. `fencepost topics history` shows the changes of partitions.
     """
     show(session, CLUSTER, **options)
 
@@ -232,7 +233,7 @@ class _Election(NamedTuple):
 
 
 def _election(session: Session, controller: int | None) -> _Election | None:
-    """How the controller came into office; None where the history does not tell, or is behind."""
+    """Return the election of this controller; None unless the history's last entry is about it."""
     from fencepost.coordinator.cli.queries import replicas
     from fencepost.coordinator.cli.queries.entries import last_election
 
@@ -268,7 +269,7 @@ def _controller_role(node: int, quorum: Quorum | None) -> str | None:
 
 
 def _metadata_lag(node: int, quorum: Quorum | None) -> int | None:
-    """None where nobody tells, and where the broker has not been seen reading."""
+    """Return the records that a node has not read; None if that is not known."""
     if quorum is None or quorum.log_ends.get(node, -1) < 0:
         return None
     return max(0, quorum.high_watermark - quorum.log_ends[node])
@@ -278,14 +279,14 @@ def _min_isr(session: Session, topics: list[str]) -> dict[str, int]:
     from fencepost.coordinator.cli.queries.settings import described
     from fencepost.coordinator.metadata.names import HISTORY_TOPIC
 
-    # The history's topic shows nobody its settings.
+    # The broker reports no settings of the history's topic.
     asked = [("topic", name) for name in topics if name != HISTORY_TOPIC]
     found = described(session, asked, [MIN_ISR]) if asked else []
     return {one.resource: int(one.value) for one in found if one.value is not None}
 
 
 def _reassigning(session: Session) -> dict[Partition, Move] | None:
-    """The moves under way; None where they may not be seen, or nobody tells."""
+    """Return the reassignments in progress; None if this user or broker cannot list them."""
     from fencepost.coordinator.cli.queries.moves import ongoing
     from fencepost.coordinator.wire.errors import WireError
 
@@ -296,7 +297,7 @@ def _reassigning(session: Session) -> dict[Partition, Move] | None:
 
 
 def _release(features: dict[str, object]) -> str | None:
-    """The first release that has the cluster's metadata.version; None if it has none."""
+    """Return the first release with the cluster's metadata.version; None if it has none."""
     level = features.get(METADATA_VERSION)
     if not isinstance(level, int) or level < 1:
         return None

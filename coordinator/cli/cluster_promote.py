@@ -1,4 +1,4 @@
-"""``fencepost cluster promote`` and ``stand-alone``: into a new cluster, and the way back."""
+"""``fencepost cluster promote`` and ``stand-alone``: to a new cluster, and back."""
 
 from __future__ import annotations
 

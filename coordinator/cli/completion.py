@@ -1,4 +1,4 @@
-"""``fencepost completion``: what a shell needs to complete the commands and their options."""
+"""``fencepost completion``: the script by which a shell completes commands and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fencepost.coordinator.cli.printing import say
 
 PROGRAM = "fencepost"
 VARIABLE = "_FENCEPOST_COMPLETE"
-"""What click looks for: when a shell sets it, the command answers with completions."""
+"""The variable that makes click answer with completions; the shell's script sets it."""
 
 SHELLS = {"bash": BashComplete, "fish": FishComplete, "zsh": ZshComplete}
 

@@ -98,7 +98,7 @@ def unset(session: Session, kind: str, name: str, keys: tuple[str, ...], **how: 
 
 
 def _resource(session: Session, kind: str, name: str) -> Resource:
-    """What the arguments name. Raises ApiError for an unknown topic, ClickException."""
+    """Return the resource that the arguments name. Raises ApiError or ClickException."""
     from fencepost.coordinator.cli.queries.settings import EVERY_BROKER
     from fencepost.coordinator.config.key import nearest
 
@@ -128,10 +128,10 @@ def change(
     form: str,
     execute: bool,
 ) -> None:
-    """Set and unset, or only ask the broker whether it would; then show old and new values.
+    """Change settings, or validate the change only; then show old and new values.
 
-    After a change the new values are those in effect, as the broker describes them. A key that is
-    not known is refused with the nearest name. Raises click.ClickException, ApiError.
+    After a change the new values are those in effect, as the broker describes them. An unknown key
+    is refused with the most similar name. Raises click.ClickException, ApiError.
     """
     from fencepost.coordinator.cli.queries.settings import alter, described
 
@@ -164,10 +164,10 @@ def change(
 def _in_effect(
     session: Session, resource: Resource, wanted: Mapping[str, str]
 ) -> dict[str, Setting]:
-    """The settings once ``wanted`` is among them, or what they are after :data:`SEEN_WITHIN_S`.
+    """Return the settings once ``wanted`` is in effect, at most :data:`SEEN_WITHIN_S` later.
 
-    In a cluster the broker that is asked may be a little behind the controller; and a stronger
-    setting may stand above the changed one for good.
+    In a cluster the broker may lag behind the controller, and a stronger setting may permanently
+    override the changed one.
     """
     from fencepost.coordinator.cli.queries.settings import described
 

@@ -114,7 +114,7 @@ def command(
 
 
 def _context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """What browsers' connections are encrypted with. Raises click.UsageError."""
+    """Return the TLS context of the console; None without a certificate. Raises UsageError."""
     if certificate is None:
         if key is not None:
             raise click.UsageError("--tls-key needs --tls-cert")

@@ -1,4 +1,4 @@
-"""``fencepost consume``: records of a topic to standard output."""
+"""``fencepost consume``: prints the records of a topic."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from fencepost.coordinator.wire.client.requests import Partition
 
 HINT_AFTER_S = 2.0
-"""A transaction that holds a reader at the end up for longer is worth a word."""
+"""An open transaction that holds back the consumer for longer is reported."""
 
 IDLE_S = 0.2
-"""How long a member without partitions waits before it looks again."""
+"""How often a member without partitions checks its group."""
 
 
 @click.command("consume")
@@ -149,7 +149,7 @@ def _places(begin: str, tail: int | None, until: str) -> tuple[Where, Where]:
 
 @dataclass(slots=True)
 class Output:
-    """Prints what it is given, up to the limit."""
+    """Prints records, up to the limit."""
 
     line: Formatter
     keys: frozenset[bytes]
@@ -158,11 +158,11 @@ class Output:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is wanted."""
+        """Whether the limit is reached."""
         return self.limit is not None and self.count >= self.limit
 
     def show(self, index: int, records: list[Any], position: int) -> int:
-        """Print ``records`` of a partition; where to go on, ``position`` if all are dealt with."""
+        """Print records up to the limit; return the next offset, ``position`` after all of them."""
         lines = []
         for record in records:
             if self.keys and record.key not in self.keys:
@@ -179,7 +179,7 @@ class Output:
 
 @dataclass(slots=True)
 class Consumption:
-    """One run: from where to where, for whom."""
+    """One run of the command."""
 
     session: Session
     topic: str
@@ -189,12 +189,12 @@ class Consumption:
     isolation: str
     follow: bool
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Partition → (its last stable offset, since when the reader waits there)."""
+    """Partition → (its last stable offset, the time since which the consumer waits there)."""
     has_hinted: bool = False
-    """Whether a transaction was named that holds records back."""
+    """Whether an open transaction has been reported."""
 
     def read(self, wanted: Collection[int]) -> None:
-        """Read without a group."""
+        """Read partitions without a group."""
         reader = self._reader(wanted)
         for index, records in reader.rounds():
             self.out.show(index, records, reader.positions[index])
@@ -205,7 +205,7 @@ class Consumption:
         self._hint_at_end(reader)
 
     def read_as_member(self, group: str) -> None:
-        """Read what the group assigns, from what it has committed on, and commit what is shown."""
+        """Read the assigned partitions from their committed offsets, and commit the progress."""
         from fencepost.coordinator.cli.group_member import Member
 
         member = Member(self.session, group, self.topic)
@@ -217,7 +217,7 @@ class Consumption:
             member.leave()
 
     def _read_share(self, member: Member) -> bool:
-        """Read from one rebalance to the next; whether everything is read."""
+        """Read until the next rebalance; return True if all records have been read."""
         share = member.join()
         if not share:
             return self._is_idle(member)
@@ -242,7 +242,7 @@ class Consumption:
         return True
 
     def _is_idle(self, member: Member) -> bool:
-        """Have no partition: True if that is all, False when the group has changed."""
+        """Wait without partitions: return True to stop, False after a change of the group."""
         if not self.follow:
             say(f"{member.group}: others read all of {self.topic}", err=True)
             return True
@@ -268,7 +268,7 @@ class Consumption:
         return reader
 
     def _hint_late(self, reader: Reader, index: int) -> None:
-        """Tell once of each transaction that keeps the reader waiting for a while."""
+        """Report once each transaction that has held back the consumer for a while."""
         pin = reader.pins.get(index)
         now = time.monotonic()
         before = self.waiting.get(index)

@@ -1,4 +1,4 @@
-"""``fencepost crash-sweep``: kill the broker at every step under the user's own pipeline."""
+"""``fencepost crash-sweep``: kills the broker at every step of the user's own pipeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _count(_ctx: click.Context, _param: click.Parameter, text: str) -> int | None:
-    """Read ``--points``; None means all."""
+    """Parse ``--points``; None means all."""
     if text == "all":
         return None
     if text.isdecimal() and 1 <= int(text) <= MAX_POINTS:
@@ -170,7 +170,7 @@ def command(
 
 
 class _Progress:
-    """Tells how far the sweep is, on standard error: each failure, and a line now and then."""
+    """Reports failures and, from time to time, the progress of the sweep on standard error."""
 
     EVERY_S = 2.0
 
@@ -219,7 +219,7 @@ def _report(outcome: Outcome, form: str, seconds: float) -> None:
 
 
 def _table(runs: list[Result]) -> list[dict[str, object]]:
-    """Points, kills and failures by the kind of operation."""
+    """Return points, kills and failures by kind of operation."""
     kinds: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for result in runs:
         if result.point is not None:

@@ -1,4 +1,4 @@
-"""The records of internal topics in clear: what their keys and values say, by field."""
+"""Decodes the records of internal topics: the fields of their keys and values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from fencepost.logcore.batch import LogRecord
 
 Decoder = Callable[["LogRecord"], Mapping[str, object] | None]
-"""A record's fields; None if it is of a kind that is not known here. Raises InvalidRecordError."""
+"""Returns a record's fields; None for a kind that is not known. Raises InvalidRecordError."""
 
 
 def decoder_of(topic: str) -> Decoder | None:
-    """Find who can read the records of a topic; None if they are the users' own."""
+    """Return the decoder for the records of an internal topic; None for any other topic."""
     return {
         "__consumer_offsets": _decode_group,
         "__transaction_state": _decode_txn,
@@ -26,14 +26,14 @@ def decoder_of(topic: str) -> Decoder | None:
 
 
 def decoder_of_file(path: Path) -> Decoder | None:
-    """Find who can read the records of a file; a snapshot of metadata may lie anywhere."""
+    """Return the decoder for the records of a file; a snapshot of metadata may lie anywhere."""
     if path.suffix == ".checkpoint":
         return _decode_metadata
     return decoder_of_directory(path.absolute().parent.name)
 
 
 def decoder_of_directory(name: str) -> Decoder | None:
-    """Find who can read the records of a partition, by the name of its directory."""
+    """Return the decoder for the records of a partition, by the name of its directory."""
     return decoder_of(name.split(".", 1)[0].rpartition("-")[0])
 
 
@@ -81,7 +81,7 @@ def _decode_txn(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _decode_metadata(record: LogRecord) -> Mapping[str, object] | None:
-    """What an older release has written has a key in each record, that of a list in msgpack."""
+    """Decode Apache Kafka's records, which have no key, and those of older releases, which do."""
     from fencepost.coordinator.metadata.control_records import described_control
     from fencepost.coordinator.metadata.conversion import decode
     from fencepost.coordinator.metadata.errors import MetadataError
@@ -115,7 +115,7 @@ def _decode_history(record: LogRecord) -> Mapping[str, object] | None:
 
 
 def _fields(value: object) -> dict[str, object]:
-    """The fields of a dataclass instance by name."""
+    """Return the fields of a dataclass instance or named tuple, by name."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         named: dict[str, object] = value._asdict()
         return named
@@ -125,7 +125,7 @@ def _fields(value: object) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """A value as JSON knows it; bytes are text where they can be, hexadecimal digits where not."""
+    """Convert a value for JSON; bytes become text if they are printable, or else hexadecimal."""
     if isinstance(value, bytes):
         text = value.decode(errors="replace")
         return text if text.isprintable() and "\ufffd" not in text else f"0x{value.hex()}"

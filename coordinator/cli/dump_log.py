@@ -1,4 +1,4 @@
-"""``fencepost dump-log``: what is in the files of a data directory."""
+"""``fencepost dump-log``: prints the files of a data directory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COLUMNS = {
     "record": ("offset", "timestamp_ms", "key", "value", "headers", "control", "decoded"),
     "problem": ("problem", "position", "offset"),
 }
-"""Columns of a table, by the kind of its rows; a kind that is not listed shows everything."""
+"""Table columns by kind of row; a kind that is missing here shows all fields."""
 
 TABLE_ROWS = 1_000
-"""Rows of one table: more follow under a head of their own, for a file may have millions."""
+"""Rows of one table; further ones follow in new tables, since a file may have millions."""
 
 TABLE_CHARACTERS = 1 << 20
-"""Of the keys and values in one table, but for those of its last row."""
+"""Characters of the texts in one table, up to its last row."""
 
 
 @click.command("dump-log")
@@ -93,7 +93,7 @@ def command(files: tuple[Path, ...], form: str, *, verify: bool, records: bool) 
 
 
 def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
-    """Print the rows of one file, tables for each run of one kind."""
+    """Print the rows of one file, with a new table for each run of one kind."""
     say(f"{path}:")
     for kind, some in runs(rows):
         columns = COLUMNS.get(kind) or [name for name in some[0] if name not in {"file", "kind"}]
@@ -102,7 +102,7 @@ def _show(path: Path, rows: Iterable[dict[str, object]]) -> None:
 
 
 def runs(rows: Iterable[dict[str, object]]) -> Iterator[tuple[str, list[dict[str, object]]]]:
-    """Yield rows of one kind that follow one another, as many at once as one table has."""
+    """Yield runs of rows of one kind, each at most as long as a table."""
     for kind, run in groupby(rows, key=lambda row: str(row["kind"])):
         some: list[dict[str, object]] = []
         room = TABLE_CHARACTERS

@@ -1,4 +1,4 @@
-"""``fencepost features``: which levels a cluster has agreed on, and how to change them."""
+"""``fencepost features``: the finalized levels of features, and their changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe(session: Session, form: str) -> None:
 
 
 def feature_levels(session: Session) -> list[dict[str, object]]:
-    """Each feature that a broker supports: its finalized level, and which there are."""
+    """Return each supported feature with its finalized level and its range of levels."""
     answer = session.client.call(
         "ApiVersions", client_software_name="fencepost", client_software_version="0"
     )
@@ -118,7 +118,7 @@ def setlevels(
 
 
 def _level(text: str) -> tuple[str, int]:
-    """Read ``transaction.version=2``."""
+    """Parse ``transaction.version=2``."""
     name, equals, level = text.partition("=")
     if not name or not equals or not level.isdecimal() or len(level) > 5:
         raise click.BadParameter(

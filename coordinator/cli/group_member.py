@@ -1,7 +1,7 @@
-"""A member of a consumer group, as ``fencepost consume --group`` is one.
+"""The consumer group member behind ``fencepost consume --group``.
 
-It speaks the classic protocol, which every Kafka broker knows and in which members of either
-protocol share a group. One thread does everything: heartbeats go out between two fetches.
+It uses the classic protocol, which every Kafka broker supports, and in which members of either
+protocol can share a group. It is single-threaded: heartbeats are sent between two fetches.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 SESSION_TIMEOUT_MS = 45_000
 REBALANCE_TIMEOUT_MS = 60_000
-"""Java's defaults are 45 s and ``max.poll.interval.ms``; here a poll is one answer printed."""
+"""Java's defaults are 45 s and ``max.poll.interval.ms``; here a poll prints one response."""
 
 HEARTBEAT_S = 1.0
 
 ASSIGNORS = ("range", "roundrobin")
-"""What it offers: the assignors that most clients know and that need no memory."""
+"""The assignors it offers: those that most clients know and that need no state."""
 
 LAST_JOIN_VERSION = 3
-"""From version 4 on a member asks twice, the first time for its id."""
+"""Version 4 and later need a second request, with the member id that the first returns."""
 
 MOST_JOINS = 20
-"""Attempts to get through a rebalance while others come and go."""
+"""Attempts to complete a rebalance while other members join and leave."""
 
 _AGAIN = frozenset(
     {
@@ -54,7 +54,7 @@ _AGAIN = frozenset(
 
 
 class Member:
-    """One member of ``group`` that reads ``topic``. Raises ApiError where it is refused."""
+    """One member of ``group`` that reads ``topic``. Raises ApiError if it is refused."""
 
     def __init__(self, session: Session, group: str, topic: str) -> None:
         self.group = group
@@ -65,7 +65,7 @@ class Member:
         self._beat_at = 0.0
 
     def join(self) -> list[int]:
-        """Go through a rebalance; the partitions of the topic that are this member's now."""
+        """Complete a rebalance; return the partitions of the topic assigned to this member."""
         for _ in range(MOST_JOINS):
             try:
                 return self._join()
@@ -117,11 +117,11 @@ class Member:
         return sorted(index for topic, index in assigned if topic == self._topic)
 
     def _shares(self, assignor: str, members: Any) -> dict[str, bytes]:
-        """What each member gets, computed as the leader."""
+        """Compute the assignment of all members, as the leader."""
         asked = {row.member_id: decode_subscription(row.metadata) for row in members}
         named = {topic for one in asked.values() for topic in one.topics}
         known = self._session.client.metadata(refresh=True).topics
-        # Racks decide nothing here: no member of these two assignors is asked for one.
+        # Without racks: partitions are not matched to the racks of members.
         topics = {
             topic: [frozenset[str]() for _ in known[topic].partitions]
             for topic in sorted(named)
@@ -131,7 +131,7 @@ class Member:
         return {member: encode_assignment(mine, version=1) for member, mine in result.items()}
 
     def is_settled(self) -> bool:
-        """Send the heartbeat if it is time; False if the group rebalances and wants a join."""
+        """Send a heartbeat if one is due; return False if the member must rejoin."""
         if time.monotonic() - self._beat_at < HEARTBEAT_S:
             return True
         try:
@@ -144,7 +144,7 @@ class Member:
         return True
 
     def commit(self, positions: Mapping[int, int]) -> bool:
-        """Commit the next offset to read of each partition; False if the group wants a join."""
+        """Commit the next offset of each partition; return False if the member must rejoin."""
         offsets = {(self._topic, index): Position(at) for index, at in positions.items()}
         claim = {"generation_id_or_member_epoch": self._generation, "member_id": self._member_id}
         try:
@@ -156,7 +156,7 @@ class Member:
         return True
 
     def leave(self) -> None:
-        """Leave, so that the others need not wait for a time-out."""
+        """Leave the group, so that the others need not wait for the session timeout."""
         if self._member_id:
             claim: dict[str, Any] = {"group_id": self.group, "member_id": self._member_id}
             self._session.client.call("LeaveGroup", 2, to_group=self.group, check=False, **claim)

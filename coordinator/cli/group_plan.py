@@ -1,11 +1,10 @@
-"""What if: who would own what after members came or went, or under another assignor.
+"""Plans: the assignment that would follow if members joined or left, or with another assignor.
 
-Nothing is asked of the group but its description. Classic groups: the members' own subscriptions,
-with what they own now, go through the client-side assignors of ``groups``; a cooperative one is run
-until nothing moves any more. Consumer groups: through the server-side assignors, custom ones too if
-they are installed beside this command, where nothing bounds them. Members that are only imagined
-are called ``added-1`` and so on; where a real one's id falls among the others, and with it a tie,
-nobody knows before it joins.
+Only the group's description is requested. For classic groups, the members' subscriptions and
+current partitions go through the client-side assignors of ``groups``; a cooperative one runs until
+no partition moves. For consumer groups the server-side assignors run, also custom ones if they are
+installed here, without the broker's limits on them. Hypothetical members are called ``added-1`` and
+so on; the real id of a new member, and so the order among equals, is not known before it joins.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ SERVER_SIDE: Mapping[str, Assignor] = {
 }
 
 MOST_ROUNDS = 10
-"""Rounds of a cooperative assignor until nothing moves: two by its rules."""
+"""Maximum rounds of a cooperative assignor until no partition moves; two suffice by its rules."""
 
 Owners = dict[str, frozenset["Partition"]]
 
 
 def note(group: Group) -> str | None:
-    """Say what to know of a plan that was made while partitions move."""
+    """Return a warning if the group is rebalancing, so that the plan starts from a moving state."""
     if group.state in {"Stable", "Empty", "Dead"}:
         return None
     return f"group {group.group!r} is {group.state}: its members give up and get partitions now"
@@ -52,7 +51,7 @@ def note(group: Group) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Member → partitions, now and then. A partition moves if its owner then is not that of now."""
+    """Partitions by member, now and then. A partition moves if its owner changes."""
 
     assignor: str
     now: Owners
@@ -60,23 +59,23 @@ class Plan:
 
     @property
     def moved(self) -> int:
-        """Partitions that change their owner, or lose it, or get one."""
+        """The number of partitions that get another owner, lose theirs, or get their first."""
         before = {tp: name for name, mine in self.now.items() for tp in mine}
         after = {tp: name for name, mine in self.then.items() for tp in mine}
         return sum(before.get(tp) != after.get(tp) for tp in before.keys() | after.keys())
 
     @property
     def partitions(self) -> int:
-        """Partitions in all."""
+        """The number of partitions."""
         return len(frozenset().union(*self.now.values(), *self.then.values()))
 
 
 def plan(
     session: Session, group: Group, add: int, remove: Sequence[str], assignor: str | None
 ) -> Plan:
-    """Compute it. Raises ClickException for members and assignors that are not known.
+    """Compute the plan. Raises ClickException for unknown members and assignors.
 
-    A consumer group tells its subscriptions in every state, a classic one only while it is Stable.
+    A consumer group reports its subscriptions in every state, a classic group only while Stable.
     """
     if not group.members:
         raise click.ClickException(
@@ -120,7 +119,7 @@ def _rebalances(session: Session, group: Group) -> click.ClickException:
 
 
 def known_assignors(group: Group) -> list[str]:
-    """The assignors that a plan for ``group`` may name, without custom ones."""
+    """Return the built-in assignors that a plan for ``group`` may name."""
     return sorted(CLIENT_SIDE if group.kind == CLASSIC else SERVER_SIDE)
 
 
@@ -129,7 +128,7 @@ def _unknown(name: str, known: Iterable[str]) -> click.ClickException:
 
 
 def _server_side(name: str) -> Assignor:
-    """One of ours, or one that is installed here, as it would be for the broker."""
+    """Return a built-in or installed server-side assignor, as the broker would find it."""
     if name in SERVER_SIDE:
         return SERVER_SIDE[name]
     from importlib.metadata import entry_points

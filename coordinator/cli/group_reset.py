@@ -1,8 +1,8 @@
-"""Where a group shall go on reading: the plan, the undo file, the commit.
+"""Resets of committed offsets: target offsets, undo files, and commits.
 
 Model: ``kafka-consumer-groups.sh --reset-offsets``. A file has lines ``topic,partition,offset`` as
-that tool's; the offset −1 stands for *nothing committed*, which it does not know. Where a commit
-had a leader epoch or metadata, they follow as two more fields, which it does not know either.
+that tool's; here the offset −1 stands for *no commit*, and leader epoch and metadata of a commit
+follow as two more fields. That tool knows neither.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from fencepost.coordinator.wire.client.requests import Partition
 
 NOTHING = Position(-1)
-"""The position in a partition in which nothing is committed."""
+"""The position in a partition without a commit."""
 
 COMMIT_PARTITIONS = 1_000
-"""Partitions of one OffsetCommit: far below what a broker takes in one request."""
+"""Partitions in one OffsetCommit: far below a broker's limit for one request."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Of a file of offsets: about a million lines."""
+"""Bytes of a file of offsets: about a million lines."""
 
 _DURATION = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
@@ -47,7 +47,7 @@ _DURATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What ``reset-offsets`` was asked for: exactly one of these."""
+    """The target that ``reset-offsets`` was asked for: exactly one of these."""
 
     to_earliest: bool = False
     to_latest: bool = False
@@ -66,7 +66,7 @@ class Where:
 
 
 def why_not(active: Group) -> str:
-    """Why nobody changes the offsets of an ``active`` group."""
+    """Return why offsets of an ``active`` group must not be changed."""
     return (
         f"{active.group!r} is active ({active.state}, {counted(len(active.members), 'member')}): "
         "its offsets can only be changed while it has none"
@@ -76,7 +76,7 @@ def why_not(active: Group) -> str:
 def chosen(
     session: Session, committed: Iterable[Partition], topics: Iterable[str], *, every: bool
 ) -> list[Partition]:
-    """The partitions that ``--topic T[:0,1]`` or ``--all-topics`` name, sorted."""
+    """Return the partitions that ``--topic T[:0,1]`` or ``--all-topics`` name, sorted."""
     asked = list(topics)
     if every == bool(asked):
         raise click.UsageError("give either --topic or --all-topics")
@@ -109,7 +109,7 @@ def targets(
     committed: Mapping[Partition, Position],
     now: dt.datetime,
 ) -> dict[Partition, Position]:
-    """The offset for each partition, moved into what the partition holds, as Kafka's tool does."""
+    """Return the new offset of each partition, clamped to its log as Kafka's tool does."""
     if where.from_file is not None:
         return read_file(where.from_file)
     first, end = session.offsets(partitions, EARLIEST), session.offsets(partitions, LATEST)
@@ -139,7 +139,7 @@ def targets(
 def tell_of_moved(
     wanted: Mapping[Partition, int], first: Mapping[Partition, int], end: Mapping[Partition, int]
 ) -> None:
-    """Say on standard error which wanted offsets a partition does not have, and what is taken."""
+    """Print a note for each wanted offset outside the log, with the offset taken instead."""
     for (topic, index), at in sorted(wanted.items()):
         bounds = first[topic, index], end[topic, index]
         taken = min(max(at, bounds[0]), bounds[1])
@@ -149,7 +149,7 @@ def tell_of_moved(
 
 
 def moment_ms(where: Where, now: dt.datetime) -> int:
-    """The instant that ``--to-datetime`` or ``--by-duration`` names, in ms since 1970."""
+    """Return the time of ``--to-datetime`` or ``--by-duration``, in ms since 1970."""
     if where.by_duration is None:
         try:
             return milliseconds(where.to_datetime or "", now)
@@ -163,14 +163,14 @@ def moment_ms(where: Where, now: dt.datetime) -> int:
     parts = {name: int(value or 0) for name, value in (match.groupdict() if match else {}).items()}
     try:
         ago = dt.timedelta(**parts, milliseconds=spent_ms or 0)
-        # A negative time would have another meaning in ListOffsets.
+        # A negative timestamp has a special meaning in ListOffsets.
         return max(0, int((now - ago).timestamp() * 1000))
     except OverflowError as error:
         raise click.BadParameter("that is too long", param_hint="--by-duration") from error
 
 
 def read_file(name: str) -> dict[Partition, Position]:
-    """Read ``topic,partition,offset[,leader epoch,metadata]``; a bad line is refused by number."""
+    """Read ``topic,partition,offset[,leader epoch,metadata]``; an error names the bad line."""
     path = Path(name)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -202,13 +202,13 @@ def read_file(name: str) -> dict[Partition, Position]:
 def write_undo(
     name: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
 ) -> None:
-    """Write what is committed now; a file that exists already is somebody's undo, and is kept."""
+    """Write the committed offsets to a new file; an existing file is never overwritten."""
     try:
         with Path(name).open("x", encoding="utf-8", newline="") as out:
             writer = csv.writer(out, lineterminator="\n")
             for place in sorted(partitions):
                 offset, *rest = before.get(place, NOTHING)
-                # Without more to say the line is one that Kafka's tool can read.
+                # Without leader epoch and metadata, Kafka's tool can read the line.
                 writer.writerow((*place, offset, *(rest if rest != [NO_EPOCH, ""] else ())))
             size = out.tell()
         if size > MAX_FILE_BYTES:
@@ -221,7 +221,7 @@ def write_undo(
 
 
 def undo_name(group: str, now: dt.datetime) -> str:
-    """The undo file's name where none was given."""
+    """Return the default name of the undo file."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", group)[:100]
     return f"undo-{safe}-{now:%Y%m%dT%H%M%SZ}.csv"
 
@@ -229,9 +229,10 @@ def undo_name(group: str, now: dt.datetime) -> str:
 def commit(
     session: Session, group: str, offsets: Mapping[Partition, Position], **claim: Any
 ) -> None:
-    """Commit ``offsets``, delete those that are :data:`NOTHING`. Raises ApiError at the first.
+    """Commit ``offsets``, and delete those that are :data:`NOTHING`.
 
-    ``claim`` is who commits, if it is a member: its id and generation, by OffsetCommit's fields.
+    Raises ApiError at the first refusal. ``claim`` identifies a committing member: its id and
+    generation, as fields of OffsetCommit.
     """
     places = sorted(tp for tp, position in offsets.items() if position.offset >= 0)
     for start in range(0, len(places), COMMIT_PARTITIONS):
@@ -267,7 +268,7 @@ def _commit_request(
 
 
 def delete(session: Session, group: str, partitions: Iterable[Partition]) -> None:
-    """Delete committed offsets. Raises ApiError at the first that is refused."""
+    """Delete committed offsets. Raises ApiError at the first refusal."""
     places = sorted(partitions)
     if not places:
         return

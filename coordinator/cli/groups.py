@@ -35,7 +35,7 @@ GROUP_STATES = (
     *("Assigning", "Reconciling", "NotReady"),
 )
 GROUP_TYPES = ("consumer", "classic", "share", "streams")
-"""Kafka's ``GroupState`` and ``GroupType``, by the names that filters take."""
+"""Kafka's ``GroupState`` and ``GroupType``, by the names that filters accept."""
 
 MEMBER_COLUMNS = ("member", "instance", "client", "host", "epoch", "assigned", "target")
 OFFSET_COLUMNS = (
@@ -138,7 +138,7 @@ def _describe(
 def _show_blocks(
     groups: list[Group], rows: list[dict[str, object]], columns: Sequence[str], form: str
 ) -> None:
-    """A headed table for each group, or one JSON array of all rows."""
+    """Print a table with a heading for each group, or one JSON array of all rows."""
     from fencepost.coordinator.cli.queries.group_view import totals
 
     if form == "json":
@@ -162,7 +162,7 @@ def _show_blocks(
 
 
 def _total_text(total: Mapping[str, object]) -> str:
-    """A sum of lags in words; one of which a part is not known is never a number alone."""
+    """Return a sum of lags as text; an incomplete sum is never printed as a bare number."""
     if total["progress"]:
         return "none (progress of a Spark query)"
     if not total["unknown"]:
@@ -171,7 +171,7 @@ def _total_text(total: Mapping[str, object]) -> str:
 
 
 def _with_unknown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Rows of offsets for a table, in which a lag that is not known is said to be so."""
+    """Return rows of offsets for a table, with unknown lags marked as such."""
     return [{**row, "lag": "unknown"} if row["unknown"] else row for row in rows]
 
 
@@ -181,7 +181,7 @@ def _say_if_failed(count: int, form: str, which: str = "") -> None:
 
 
 def _say_what_lags_are(rows: list[dict[str, object]], form: str) -> None:
-    """Of what an empty lag comes, and which ones are counted in offsets."""
+    """Print notes: the reasons for missing lags, and the number of lags counted in offsets."""
     errors = [str(row["error"]) for row in rows if row["error"]]
     _say_if_failed(len(errors), form, ": " + ", ".join(sorted(set(errors))))
     open_ends = [row for row in rows if row["unknown"] and row["lag_at_most"] is not None]
@@ -335,7 +335,10 @@ def delete(
 @click.option("--assignor", metavar="NAME", help="Another assignor than the group's.")
 @table_options
 def plan(session: Session, group: str, form: str, **changes: Any) -> None:
-    """Say who in GROUP would own what, and how many partitions would move. Touches nothing."""
+    """Show which partitions of GROUP would move with other members or another assignor.
+
+    The command changes nothing.
+    """
     from fencepost.coordinator.cli.group_plan import note
     from fencepost.coordinator.cli.group_plan import plan as compute
     from fencepost.coordinator.cli.queries.group_view import existing, texts
@@ -369,7 +372,7 @@ def plan(session: Session, group: str, form: str, **changes: Any) -> None:
 @click.argument("group")
 @history_options
 def history(session: Session, group: str, **options: Any) -> None:
-    """Tell what happened to GROUP, and why: who came and went, each rebalance and its cause."""
+    """Show what happened to GROUP, and why: members joining and leaving, rebalances and causes."""
     show(session, GROUP, group, **options)
 
 
@@ -418,7 +421,7 @@ def _change(
 def _write_undo(
     name: str, group: str, partitions: Iterable[Partition], before: Mapping[Partition, Position]
 ) -> None:
-    """Write the undo file of ``partitions``, and say which command reads it."""
+    """Write the undo file of ``partitions``, and print the command that reads it."""
     from fencepost.coordinator.cli import group_reset
 
     group_reset.write_undo(name, partitions, before)

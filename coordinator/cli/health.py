@@ -1,4 +1,4 @@
-"""``fencepost health``: whether a broker answers, for a container's health check."""
+"""``fencepost health``: tests whether a broker answers, for a container's health check."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ R = TypeVar("R")
 
 COLUMNS = ("time", "what", "change", "why", "trigger", "who", "client", "host")
 _WIDTHS = dict(zip(("subject", *COLUMNS), (24, 24, 26, 22, 40, 25, 24, 16, 15), strict=True))
-"""Columns of a line that is printed as it comes, when nobody knows how wide the next will be."""
+"""Column widths of lines printed one by one, when the widths of later lines are not known."""
 
 _UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 SHORT_ID = 8
-"""Characters that are left of a member's unique part; JSON and ``--wide`` have all of it."""
+"""Characters shown of a member id's unique part; JSON and ``--wide`` show all of it."""
 
 _WHO = ("member", "leader")
 _EPOCHS = ("former_producer_epoch", "fenced_epoch", "given_producer_epoch")
@@ -71,12 +71,12 @@ def show(
     end_ms: int | None,
     wide: bool,
 ) -> None:
-    """Print the entries of ``subjects``, oldest first; with ``follow`` as JSON lines, or in lines.
+    """Print the entries of ``subjects``, oldest first; with ``follow``, also new ones as they come.
 
-    Without subjects it is all of the scope.
+    Without subjects it prints all entries of the scope.
 
-    That nothing is told of a group or id is no error, as on a broker that keeps no history; but it
-    must exist.
+    A group or id without entries is no error, as on a broker that keeps no history; but it must
+    exist.
     """
     from fencepost.coordinator.cli.queries.entries import entries_of
     from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
@@ -91,7 +91,7 @@ def show(
         except TimeError as error:
             raise click.BadParameter(str(error), param_hint="--since") from error
         where = Where(time=begin_ms)
-    # Of several the line has to say which it is about.
+    # With several subjects, each line must name its own.
     columns = COLUMNS if len(subjects) == 1 else (COLUMNS[0], "subject", *COLUMNS[1:])
     keys = {encode_key(scope, subject) for subject in subjects} or None
     entries = (
@@ -100,7 +100,7 @@ def show(
         if entry.scope == scope
     )
     if begin_ms is not None:
-        # One write holds what happened in some milliseconds, and is found by its last moment.
+        # One batch holds the events of some milliseconds, and is found by its last timestamp.
         entries = (entry for entry in entries if entry.at_ms >= begin_ms)
     if end_ms is not None:
         entries = (entry for entry in entries if entry.at_ms < end_ms)
@@ -129,7 +129,7 @@ def show(
 
 
 def _require_known(session: Session, scope: str, *subjects: str) -> None:
-    """Refuse the name of a group or transactional id that no coordinator knows: it is mistyped."""
+    """Raise an error for a group or transactional id that no coordinator knows: it is mistyped."""
     if scope == GROUP:
         from fencepost.coordinator.cli.queries.group_view import existing
 
@@ -141,7 +141,7 @@ def _require_known(session: Session, scope: str, *subjects: str) -> None:
 
 
 def row_of(entry: Entry) -> dict[str, Any]:
-    """What is printed of an entry; JSON shows all of it, ``detail`` with what has no column."""
+    """Return the fields to print of an entry; JSON has all, including ``detail``."""
     detail = dict(entry.detail)
     host = detail.get("client_host") or entry.client_host
     return {
@@ -152,7 +152,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "trigger": entry.trigger,
         "who": _first(detail, _WHO) or _awaited(detail) or _producer(detail),
         "client": detail.get("client_id") or entry.client_id,
-        # Groups write addresses down as Java prints them, with a slash before.
+        # Groups store addresses as Java prints them, with a leading slash.
         "host": host.removeprefix("/") if host is not None else None,
         "subject": entry.subject,
         "shard": entry.shard,
@@ -161,7 +161,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 
 def _change(detail: Mapping[str, Any]) -> str | None:
-    """Old → new: generations of a group, epochs of a group or producer, leaders, replicas."""
+    """Return old → new: generations or epochs of a group, producer epochs, leaders, replicas."""
     moved = _replica_change(detail)
     if moved is not None:
         return moved
@@ -183,13 +183,13 @@ def _change(detail: Mapping[str, Any]) -> str | None:
     before, after = detail.get("former_producer_id"), detail.get("producer_id")
     if before is not None and before != after:
         return f"producer {before}:{old} → {after}:{new}"
-    # A refused producer does not become the owner: it is behind him.
+    # A refused producer does not become the owner: its epoch is lower.
     arrow = "≠" if "given_producer_epoch" in detail else "→"
     return f"epoch {old} {arrow} {new}"
 
 
 def _replica_change(detail: Mapping[str, Any]) -> str | None:
-    """What became of a partition: who leads, who is in the ISR, who holds it, where it ends."""
+    """Return a change of a partition's leader, ISR, replicas or log end offset."""
     if "from" in detail and "to" in detail:
         if "leader_epoch" not in detail:
             return f"level {detail['from']} → {detail['to']}"  # of a feature
@@ -212,7 +212,7 @@ def _with(detail: Mapping[str, Any], whole: str, coming: str, going: str) -> str
 
 
 def _awaited(detail: Mapping[str, Any]) -> str | None:
-    """The members that a rebalance waits for."""
+    """Return the members that a rebalance waits for."""
     names, missing = detail.get("awaited") or (), detail.get("missing", 0)
     told = [*names, *([f"{missing - len(names)} more"] if missing > len(names) else ())]
     return ", ".join(told) or None
@@ -230,16 +230,16 @@ def _first(detail: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def narrow(row: Mapping[str, Any], columns: Sequence[str], width: int) -> list[str]:
-    """An entry in lines of ``width`` at most: the time, and beside it what the columns say, once.
+    """Return an entry in lines of at most ``width``: the time, and beside it the columns' texts.
 
-    Ids of members are short.
+    No text is repeated, and member ids are shortened.
     """
     client = "@".join(filter(None, (row["client"], row["host"])))
     head = f"{row['subject']} {row['what']}" if "subject" in columns else str(row["what"])
     said = head
     parts = []
     for text in (row["change"], row["why"], row["who"], client, row["trigger"]):
-        # The cause may be part of what set it off, and a member's id begins with its client's.
+        # The cause may be part of the trigger, and a member id begins with its client id.
         if text and str(text) not in said:
             parts.append(str(text))
             said += f" {text}"
@@ -253,7 +253,7 @@ def narrow(row: Mapping[str, Any], columns: Sequence[str], width: int) -> list[s
 
 
 def _shortened(text: str, ids: Sequence[str]) -> str:
-    """``text`` in which the unique part of a member's id is cut to its first characters."""
+    """Return ``text`` with the unique parts of member ids shortened."""
     text = _UUID.sub(r"\1…", text)
     for one in ids:
         if len(one) > SHORT_ID and not _UUID.search(one):

@@ -1,4 +1,4 @@
-"""``fencepost log``: what is done to the files of a broker that does not run."""
+"""``fencepost log``: commands on the files of a stopped broker."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def export(
 
 
 def _warn_of_producer_ids(moved: Sequence[Moved], target: Path) -> None:
-    """Say so if Apache Kafka may give ids to new producers that the records carry already."""
+    """Warn if Apache Kafka may allocate producer ids that the exported records already have."""
     from fencepost.coordinator.tools.kafka_metadata import METADATA_DIRECTORY, next_producer_id
     from fencepost.logcore.fs import OsFileSystem
 
@@ -235,9 +235,9 @@ def verify(directories: tuple[Path, ...], pairs: tuple[str, ...], form: str) -> 
 def _told_by_the_next_start(
     fs: FileSystem, directory: Path, pairs: Sequence[str]
 ) -> list[dict[str, object]]:
-    """What a broker logs of the partitions it recovers: one starts here, and changes memory only.
+    """Return the log lines about recovery of a broker started on an in-memory overlay.
 
-    Nothing for a directory that was closed cleanly, or is none of this broker's.
+    None for a directory that was shut down cleanly, or is not Fencepost's.
     """
     from structlog.testing import capture_logs
 
@@ -268,7 +268,7 @@ def _told_by_the_next_start(
 
 
 def _partitions_of(directories: Sequence[Path]) -> Iterator[Path]:
-    """Each directory, and the partitions in it if it is a data directory; of none in use."""
+    """Yield each directory, followed by its partitions if it is a data directory; none in use."""
     for directory in (one.absolute() for one in directories):
         _refuse_if_in_use(directory)
         yield directory
@@ -388,7 +388,7 @@ def truncate(
 
 
 def _undo_directory(path: Path) -> Path:
-    """The first free name beside the data directory: in it, a broker would take it for its own."""
+    """Return a free name beside the data directory; a broker would load one inside it."""
     root = path.parent.with_name(f"{path.parent.name}.undo")
     return next(
         one
@@ -435,7 +435,7 @@ def _show_moved(moved: Sequence[Moved], form: str) -> None:
 
 @contextlib.contextmanager
 def _opened(data_dir: Path, pairs: Sequence[str], fs: FileSystem | None = None) -> Iterator[Broker]:
-    """A broker on its data directory that serves nobody; errors become exit status 1."""
+    """Open a broker's data directory without serving it; errors become exit status 1."""
     import asyncio
 
     from fencepost.coordinator.config.broker_config import load

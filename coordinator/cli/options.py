@@ -1,7 +1,7 @@
-"""The options that say which cluster a command asks, before and behind the command's name.
+"""The options that choose a cluster, before or after the command's name.
 
-Groups take them as well: ``fencepost --bootstrap HOST:PORT topics list``. The option nearest to the
-end of the line wins.
+Groups accept them as well: ``fencepost --bootstrap HOST:PORT topics list``. The last one on the
+line wins.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_TIMEOUT_S = 10.0
 
 _BEFORE = "fencepost.connection"
-"""Where a context keeps what stood before the command, by the names of parameters."""
+"""The context's key for options given before the command, by the names of parameters."""
 
 
 def duration(
     unit: str, low: float, high: float = math.inf
 ) -> Callable[[click.Context, click.Parameter, Any], float | None]:
-    """Make the callback of an option that is a duration or a number of ``unit``: its value."""
+    """Return the callback of an option: a duration, or a number of ``unit``."""
 
     def read(_ctx: click.Context, _param: click.Parameter, text: Any) -> float | None:
         if text is None:
@@ -95,7 +95,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 
 
 class ConnectionGroup(click.Group):
-    """A group that takes the connection options, and tells the nearest name of a command."""
+    """A group that accepts the connection options, and suggests the most similar command name."""
 
     shows_connection = False
     """Whether its help lists these options, as each command's help does."""
@@ -126,7 +126,7 @@ class ConnectionGroup(click.Group):
 
 
 def _kept(read: Callable[..., Any] | None) -> Callable[..., None]:
-    """The callback of an option before the command, which ``read`` checks."""
+    """Return the callback of an option before the command; ``read`` checks the value."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:

@@ -1,4 +1,4 @@
-"""What every command shares: the options, tables or JSON, and errors as exit codes."""
+"""The common parts of all commands: options, output as table or JSON, and exit statuses."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ EXIT_CODES = {
     EXIT_PARTIAL: "`produce` has written some of the records and not others",
     EXIT_UNDECIDED: "`acls why` could not find out: the broker refused the question",
 }
-"""What every command's exit status means; ``fencepost --help`` prints it."""
+"""The meanings of the exit statuses; ``fencepost --help`` prints them."""
 
 NO_BROKER_HINT = "hint: `fencepost serve` starts one there; --bootstrap names another"
-"""What is added when there is none where one is looked for without being told."""
+"""Added if there is no broker at the default address."""
 
 
 EMPTY = "nothing to show"
-"""What standard error says of a table without rows, where no command says it better."""
+"""Written to standard error for a table without rows, unless the command passes another text."""
 
 
 class CommandGroup(ConnectionGroup):
-    """A group whose help has the whole first sentence of each command, not its beginning."""
+    """A group whose help shows the whole first sentence of each command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""
@@ -69,13 +69,13 @@ class CommandGroup(ConnectionGroup):
 
 
 class Unreachable(HintedError):  # noqa: N818 - reads better at `except`
-    """No broker answered."""
+    """No broker could be reached."""
 
     exit_code = EXIT_UNREACHABLE
 
 
 def read_time(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
-    """Read an option that is a time: in milliseconds since 1970, None if it was not given."""
+    """Parse an option that is a time: milliseconds since 1970; None if it was not given."""
     from fencepost.coordinator.cli.queries.times import TimeError, milliseconds
 
     try:
@@ -86,7 +86,7 @@ def read_time(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what is within as Ctrl-C does: a group is left, a transaction aborted."""
+    """Have SIGTERM end the block as Ctrl-C does, so that it leaves its group or aborts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,9 +98,9 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def shared_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--bootstrap``, ``--profile`` and so on: the function gets a session with it.
+    """Add the connection options, and pass the function a session made from them.
 
-    The client's errors become exit codes.
+    The client's errors become exit statuses.
     """
 
     @connection_options
@@ -112,7 +112,7 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         timeout: float | None,
         **options: object,
     ) -> R:
-        # First: it keeps what no command uses out of the start.
+        # First: it makes the startup skip imports that no command uses.
         import fencepost.coordinator.cli.queries.session  # noqa: F401
         from fencepost.coordinator.wire.client.client import BrokerUnreachable
         from fencepost.coordinator.wire.errors import WireError
@@ -138,15 +138,15 @@ def shared_options(function: Callable[..., R]) -> Callable[..., R]:
         except (WireError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenPipeError:
-            raise  # who read the output has had enough: click ends quietly
-        except OSError as error:  # a file, or what the output goes to
+            raise  # the reader of the output has closed the pipe: click exits quietly
+        except OSError as error:  # a file, or the output
             raise click.ClickException(str(error)) from error
 
     return wrapped
 
 
 def _session(servers: str | None, timeout: float | None, files: Sequence[Profile]) -> Session:
-    """A session as the command line says, and where it is silent the first of ``files``."""
+    """Return a session with the options, or else with the first value that ``files`` set."""
     from fencepost.coordinator.cli.queries.session import Session
     from fencepost.coordinator.wire.client.security import PLAINTEXT, SecurityError
 
@@ -163,7 +163,7 @@ def _session(servers: str | None, timeout: float | None, files: Sequence[Profile
 
 
 def _told(command_config: str | None, profile: str | None, servers: str | None) -> list[Profile]:
-    """What the file of settings and the profile say, as far as they were named."""
+    """Read the settings file and the profile, if they were named."""
     if command_config is None and profile is None:
         return []
     from pathlib import Path
@@ -193,7 +193,7 @@ def _told(command_config: str | None, profile: str | None, servers: str | None) 
 
 
 def _tell_of_environment(profile: str | None, servers: str | None) -> None:
-    """Say so if the environment names another cluster than the profile that was asked for."""
+    """Print a note if the environment names another cluster than the chosen profile."""
     sources = click.get_current_context().get_parameter_source
     if (
         profile not in {None, servers}
@@ -222,9 +222,9 @@ def table_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """The KEY=VALUE ``pairs`` that ``option`` was given, in order; click.BadParameter else.
+    """Parse the KEY=VALUE ``pairs`` of ``option``, in order. Raises click.BadParameter.
 
-    A duration becomes a number of the unit that the key names: ``retention.ms=7d``.
+    A duration is converted to the unit that the key names: ``retention.ms=7d``.
     """
     found = []
     for pair in pairs:
@@ -239,7 +239,7 @@ def key_values(pairs: Sequence[str], option: str) -> list[tuple[str, str]]:
 
 
 def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """``names`` as Kafka spells them, whatever their case. click.UsageError for an unknown."""
+    """Return ``names`` in Kafka's spelling, for any case. Raises click.UsageError."""
     spelling = {one.lower(): one for one in known}
     for name in names:
         if name.lower() not in spelling:
@@ -249,14 +249,14 @@ def spelled(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
 
 
 def counted(count: int, noun: str) -> str:
-    """``count`` of what a regular ``noun`` in the singular names: 1 record, 2 records."""
+    """Return a count with a regular noun, given in the singular: 1 record, 2 records."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EMPTY) -> None:
-    """Print ``rows``: the ``columns`` as a table, or everything in them as JSON.
+    """Print ``rows``: the ``columns`` as a table, or all fields as JSON.
 
-    Where there are none, a table has its header alone, and standard error says ``empty``.
+    Without rows the table is only its header, and ``empty`` is written to standard error.
     """
     if form == "json":
         say_json([dict(row) for row in rows])
@@ -276,15 +276,15 @@ def emit(rows: Sequence[Row], columns: Sequence[str], form: str, empty: str = EM
 
 
 def note_unknown_topic(session: Session, name: str) -> None:
-    """Say if there is no topic ``name``, for a command that also takes names of later topics.
+    """Print a note if there is no topic ``name``, for a command that allows future topics.
 
-    A user that may not ask gets no note, and the command goes on.
+    For a user without the right to describe topics, nothing is printed.
     """
     _note_unknown(lambda: session.topics([name]))
 
 
 def note_unknown_group(session: Session, name: str) -> None:
-    """Say if there is no group ``name``, as :func:`note_unknown_topic`."""
+    """Print a note if there is no group ``name``, like :func:`note_unknown_topic`."""
     from fencepost.coordinator.cli.queries.group_view import existing
 
     _note_unknown(lambda: existing(session, name))
@@ -303,21 +303,21 @@ def _note_unknown(look: Callable[[], object]) -> None:
 
 
 def utc(timestamp_ms: int) -> str:
-    """A time of the wire as text."""
+    """Return a timestamp of the protocol as text."""
     try:
         when = dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC)
     except (ValueError, OverflowError, OSError):
-        return f"@{timestamp_ms}"  # microseconds, mostly, of a client that took them for ms
+        return f"@{timestamp_ms}"  # mostly microseconds, from a client that took them for ms
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment(timestamp_ms: int | None) -> str | None:
-    """A time of the wire as text, or None where there is none."""
+    """Return a timestamp of the protocol as text; None if it is missing."""
     return None if timestamp_ms is None or timestamp_ms < 0 else utc(timestamp_ms)
 
 
 def text_of(value: object) -> str:
-    """Return the text of one cell, escaped: nothing is a dash."""
+    """Return the text of one cell, escaped; a missing value is a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Where a record with a key goes: the partitioner of Kafka's Java client.
+"""The partition of a record with a key: the partitioner of Kafka's Java client.
 
 Source: ``org.apache.kafka.common.utils.Utils.murmur2`` and ``BuiltInPartitioner``.
 """
@@ -11,7 +11,7 @@ _SEED = 0x9747B28C
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit murmur2 hash of ``data``, as a signed integer."""
+    """Return Kafka's 32-bit murmur2 hash of ``data``, as a signed integer."""
     length = len(data)
     state = (_SEED ^ length) & _MASK
     tail = length & ~3
@@ -27,5 +27,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of a record with ``key`` in a topic of ``partitions`` partitions."""
+    """Return the partition of a record with ``key`` in a topic of ``partitions`` partitions."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

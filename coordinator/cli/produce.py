@@ -1,4 +1,4 @@
-"""``fencepost produce``: standard input to a topic, a record a line."""
+"""``fencepost produce``: writes the lines of standard input to a topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.record_writer import Writer
 
 MOST_TOLD = 20
-"""Lines of which it is told why they were not written; the others are counted."""
+"""Lines whose errors are printed; further ones are only counted."""
 
 
 @click.command("produce")
@@ -102,7 +102,7 @@ def command(
 def _meaning(
     form: str, key: str | None, separator: str | None, null: str | None, headers: Headers
 ) -> TextLines | JsonLines:
-    """Who reads the lines. Raises click.UsageError for options that do not go together."""
+    """Return the parser of lines. Raises click.UsageError for contradicting options."""
     from fencepost.coordinator.cli.record_format import unescape
     from fencepost.coordinator.cli.record_input import JsonLines, TextLines
 
@@ -126,7 +126,7 @@ def _meaning(
 
 
 class Run:
-    """Writes the lines of standard input, and keeps what became of them."""
+    """Writes the lines of standard input, and counts the refused ones."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Run:
         self._refused = 0
 
     def everything(self, overhead: int) -> None:
-        """Write all there is; stops where no further line could be written either."""
+        """Write all lines; stop at an error that further lines would meet as well."""
         from fencepost.coordinator.cli.record_input import chunks
         from fencepost.coordinator.cli.record_writer import placed
         from fencepost.coordinator.wire.errors import WireError
@@ -193,11 +193,11 @@ class Run:
             say(f"line {number} {why}", err=True)
 
     def say_written(self) -> None:
-        """Say how many records are written."""
+        """Print how many records were written."""
         say(f"{counted(self._writer.written, 'record')} acknowledged", err=True)
 
     def report(self) -> None:
-        """Say how much is written; the exit status says whether it is all."""
+        """Print the result; the exit status says whether all lines were written."""
         if self._refused > MOST_TOLD:
             say(f"and {counted(self._refused - MOST_TOLD, 'line')} more", err=True)
         self.say_written()

@@ -1,4 +1,4 @@
-"""Which cluster a command speaks to and as whom: profiles, and files of a client's settings.
+"""Connection settings of a command: profiles, and files with a client's settings.
 
 The file of profiles is TOML, with a table for each profile::
 
@@ -10,9 +10,9 @@ The file of profiles is TOML, with a table for each profile::
     sasl.username = "alice"
     sasl.password = "…"
 
-A file of settings is what Kafka's own tools take as ``--command-config``: properties, or the same
-keys in TOML. What the command line says wins over the environment, that over the file of settings,
-and that over the profile.
+A settings file is what Kafka's own tools accept as ``--command-config``: properties, or the same
+keys in TOML. The command line overrides the environment, which overrides the settings file, which
+overrides the profile.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class ProfileError(ValueError):
-    """The file or the profile in it can not be used; the message says where, and no secret."""
+    """The file or a profile in it is unusable; the message says where, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a profile or a file of settings says; None where it says nothing."""
+    """The settings of a profile or a settings file; None for those that are missing."""
 
     bootstrap: str | None = None
     timeout_s: float | None = None
     security: Security | None = None
     is_open: bool = False
-    """Whether its file holds a secret that others than its owner can read."""
+    """Whether the file holds a secret that users other than its owner can read."""
 
 
 def profiles_file() -> Path:
-    """``$FENCEPOST_PROFILES``, or ``fencepost/profiles.toml`` among the user's settings."""
+    """Return ``$FENCEPOST_PROFILES``, or ``fencepost/profiles.toml`` in the XDG config folder."""
     named = os.environ.get("FENCEPOST_PROFILES")
     if named:
         return Path(named)
-    # XDG Base Directory Specification: a relative path is no answer.
+    # XDG Base Directory Specification: a relative path must be ignored.
     base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
     if not base.is_absolute():
         base = Path("~/.config").expanduser()
@@ -61,7 +61,7 @@ def profiles_file() -> Path:
 
 
 def read_profile(name: str) -> Profile:
-    """The profile ``name`` of the file. Raises :class:`ProfileError`."""
+    """Read a profile by name. Raises :class:`ProfileError`."""
     path = profiles_file()
     tables = _toml(path, _content(path, f"the profiles in {path}"))
     if not isinstance(tables.get(name), dict):
@@ -91,9 +91,9 @@ def read_profile(name: str) -> Profile:
 
 
 def read_settings(path: Path) -> Profile:
-    """A file of a client's settings, by Kafka's names. Raises :class:`ProfileError`.
+    """Read a file of a client's settings, by Kafka's names. Raises :class:`ProfileError`.
 
-    What is for clients of other kinds stands there too, and is passed over.
+    Settings for other kinds of clients may be in it, and are ignored.
     """
     from fencepost.coordinator.config.key import ConfigError
     from fencepost.coordinator.config.settings_file import parse
@@ -104,7 +104,7 @@ def read_settings(path: Path) -> Profile:
     except ConfigError as error:
         raise ProfileError(f"{path}: {error.key}: {error.reason}") from None
     except ValueError:
-        # The parsers' own messages may show a part of a password.
+        # The parsers' messages may quote a part of a password.
         raise ProfileError(f"{path} is neither TOML nor a file of Java properties") from None
     bootstrap, timeout = settings.get("bootstrap.servers"), settings.get("default.api.timeout.ms")
     if timeout is not None and not str(timeout).isdecimal():
@@ -136,7 +136,7 @@ def _toml(path: Path, raw: bytes) -> dict[str, object]:
 
 
 def _flat(table: object, prefix: str = "") -> dict[str, object]:
-    """Dotted keys as one: ``security.protocol`` is a table in a table to TOML."""
+    """Join dotted keys: to TOML ``security.protocol`` is a table in a table."""
     found: dict[str, object] = {}
     for key, value in table.items() if isinstance(table, dict) else ():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""``fencepost quotas``: how much users, clients and addresses may take."""
+"""``fencepost quotas``: the quotas of users, clients and addresses."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def remove(session: Session, entity: Names, keys: tuple[str, ...], **how: Any) -
 def why(session: Session, user: str, client_id: str, form: str) -> None:
     """Show which quotas apply to a client: the most specific one of each kind.
 
-    OF is the entity that has the quota. SHARED_BY says which clients share it: those of one `user`,
-    those of one `client-id`, or `nobody`.
+    OF is the entity that has the quota. SHARED_BY says which clients share it: all of one `user`,
+    all of one `client-id`, or `nobody`.
     """
     from fencepost.cluster.quota_entities import (
         ABSENT,
@@ -146,7 +146,7 @@ def why(session: Session, user: str, client_id: str, form: str) -> None:
 
 
 def described(session: Session, entity: Names) -> list[tuple[Names, dict[str, float]]]:
-    """All entities with the names in ``entity``, and their quotas. Raises :class:`ApiError`."""
+    """Return all entities that have the names in ``entity``, with their quotas. Raises ApiError."""
 
     def request(make: Any) -> Any:
         return make.message(
@@ -181,7 +181,7 @@ def _change(
     form: str,
     execute: bool,
 ) -> None:
-    """Change, or only ask the broker whether it would; then show what was and what is new."""
+    """Change quotas, or validate the change only; then show old and new values."""
     from fencepost.coordinator.cli.queries.session import check
 
     if not entity:
@@ -216,7 +216,7 @@ def _change(
 
 
 def _refuse_unknown(wanted: Iterable[str]) -> None:
-    """Refuse a name that no quota has. Raises click.UsageError."""
+    """Refuse the name of an unknown quota. Raises click.UsageError."""
     from fencepost.cluster.quota_entities import CLIENT_KEYS, CONNECTIONS
 
     for key in wanted:

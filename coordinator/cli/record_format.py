@@ -1,7 +1,7 @@
-"""How a record is printed: as text, in a row, as JSON, as bytes, or by a template.
+"""Formats for printing a record: text, a table row, JSON, bytes, or a template.
 
-A tombstone, whose value is null, and a record without a key are told by a word of their own
-(``<null>``), which a text that is just that word is told from by a backslash before it.
+A null value or key is printed as a word (``<null>``); a text that is equal to that word gets a
+backslash before it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ FIELDS = {
     "S": "bytes of the value, -1 for a tombstone",
     "%": "a percent sign",
 }
-"""What follows ``%`` in a template; the letters are those of kcat, except D."""
+"""The letters after ``%`` in a template; they are kcat's, except D."""
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "a": "\a", "e": "\x1b"}
 
 Formatter = Callable[[int, "LogRecord"], bytes]
-"""(partition, record) → what is printed, with its line end if it has one."""
+"""(partition, record) → the bytes to print, with a line end if the format has one."""
 
 
 def unescape(text: str, option: str) -> str:
-    r"""An option's ``text`` as meant: ``\n``, ``\t``, ``\r``, ``\0``, ``\\``, ``\xNN`` of a shell.
+    r"""Resolve the escapes ``\n``, ``\t``, ``\r``, ``\0``, ``\\`` and ``\xNN`` in an option.
 
-    Raises click.BadParameter for another character behind a backslash.
+    Raises click.BadParameter for another character after a backslash.
     """
 
     def meant(match: re.Match[str]) -> str:
@@ -71,10 +71,10 @@ def unescape(text: str, option: str) -> str:
 def formatter(
     topic: str, form: str, *, null: str, decode: bool, terminal: bool = False
 ) -> Formatter:
-    """Return the way to print records of ``topic`` that ``form`` names or, with a ``%``, describes.
+    """Return the formatter of ``topic`` that ``form`` names or, with a ``%``, describes.
 
-    ``decode`` shows what the records of an internal topic say. For a ``terminal`` keys, values and
-    headers are escaped, which reach a file or a pipe as they are. Raises click.BadParameter.
+    ``decode`` decodes the records of an internal topic. For a ``terminal`` keys, values and headers
+    are escaped; a file or a pipe gets them unchanged. Raises click.BadParameter.
     """
     show = _escaped if terminal else bytes
     decoder = decoder_of(topic) if decode else None
@@ -87,7 +87,7 @@ def formatter(
     if form == "raw":
         return lambda _index, record: show(record.value or b"") + b"\n"
     if form == "base64":
-        # No base64 has a dash in it, and that of an empty value is an empty line.
+        # "-" is no base64 text, and an empty value is an empty line.
         return lambda _, record: _bytes(
             f"{'-' if record.value is None else _base64(record.value)}\n"
         )
@@ -108,7 +108,7 @@ def formatter(
 
 
 def header(form: str) -> str | None:
-    """The line above the records, if there is one."""
+    """Return the line above the records; None if the format has none."""
     if form != "table":
         return None
     return f"{'PARTITION':>9}  {'OFFSET':>10}  {'TIMESTAMP':<24}  KEY  VALUE"
@@ -168,7 +168,7 @@ def _template(
 
 
 def _decoded(decoder: Decoder | None, record: LogRecord) -> str | None:
-    """What a record of an internal topic says, as JSON; None if that is not known here."""
+    """Decode a record of an internal topic to JSON; None if it cannot be decoded."""
     if decoder is None:
         return None
     try:
@@ -179,7 +179,7 @@ def _decoded(decoder: Decoder | None, record: LogRecord) -> str | None:
 
 
 def _json(topic: str, index: int, record: LogRecord, decoded: str | None) -> bytes:
-    """One JSON line. Bytes that are no UTF-8 are there twice: legibly, and in base64 whole."""
+    """Return one JSON line. Bytes that are not UTF-8 appear escaped, and again in base64."""
     headers = [[_legible(name), _plain(data)] for name, data in record.headers]
     row: dict[str, object] = {
         "topic": topic,
@@ -213,7 +213,7 @@ def _plain(data: bytes | None) -> str | None:
 
 
 def _legible(name: str) -> str:
-    """A header's name, whose bytes that are no UTF-8 came as surrogates."""
+    """Return a header name as text; bytes that are not UTF-8 were decoded to surrogates."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

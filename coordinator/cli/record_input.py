@@ -1,4 +1,4 @@
-"""What ``fencepost produce`` reads: lines as they come, and the records that they mean."""
+"""The input of ``fencepost produce``: lines in chunks as they arrive, parsed into records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fencepost.logcore.values import dataclass
 Headers = tuple[tuple[str, bytes | None], ...]
 
 LINGER_S = 0.1
-"""What has come is sent when nothing more comes for so long."""
+"""Lines read so far are sent after a pause of this length."""
 
 BATCH_LINES = 2_000
 BATCH_BYTES = 512 << 10
-"""Lines that are sent together: at most so many, and no more bytes unless it is a single one."""
+"""Limits of lines sent together; a single line may have more bytes."""
 
 MAX_LINE_BYTES = 1_000_000
 """A longer line is refused: with its header it would not fit Kafka's default max.message.bytes."""
@@ -28,23 +28,23 @@ MAX_LINE_BYTES = 1_000_000
 READ_BYTES = 64 << 10
 
 RECORD_BYTES = 70
-"""More than a record takes in a batch beside its key, value and headers."""
+"""Upper bound of a record's size in a batch, without its key, value and headers."""
 
 FIELDS = frozenset(
     {
         *("key", "value", "headers", "key_base64", "value_base64", "headers_base64"),
         *("partition", "timestamp"),
-        *("topic", "offset", "decoded"),  # `consume` prints them, and they are passed over
+        *("topic", "offset", "decoded"),  # `consume` prints them; they are ignored here
     }
 )
 
 
 class BadLineError(ValueError):
-    """A line is no record; the message says why."""
+    """A line is not a valid record; the message says why."""
 
 
 class Line(NamedTuple):
-    """A record that is to be written, and the number of its line."""
+    """A record to write, and the number of its line."""
 
     number: int
     key: bytes | None
@@ -55,10 +55,10 @@ class Line(NamedTuple):
 
 
 def chunks(file: BinaryIO, overhead: int = 0) -> Iterator[list[tuple[int, bytes]]]:
-    """The numbered lines of ``file``, without their ends, as many together as have come.
+    """Yield chunks of numbered lines without their line ends, each with the lines read so far.
 
-    ``overhead`` are the bytes that each record has beside its line. Of a line that is too long no
-    more is kept than shows it.
+    ``overhead`` is the size of each record in addition to its line. A line that is too long is
+    truncated to a length that still shows it.
     """
     read, is_quiet = _source(file)
     chunk: list[tuple[int, bytes]] = []
@@ -88,10 +88,10 @@ def chunks(file: BinaryIO, overhead: int = 0) -> Iterator[list[tuple[int, bytes]
 
 
 def _source(file: BinaryIO) -> tuple[Callable[[], bytes], Callable[[], bool]]:
-    """How to read some bytes, and how to know that none come for a while."""
+    """Return a function that reads some bytes, and one that tests for a pause in the input."""
     try:
         handle = file.fileno()
-    except io.UnsupportedOperation:  # It is in memory, and all there.
+    except io.UnsupportedOperation:  # an in-memory file never pauses
         return lambda: file.read(READ_BYTES), lambda: False
     return (
         lambda: os.read(handle, READ_BYTES),
@@ -101,10 +101,10 @@ def _source(file: BinaryIO) -> tuple[Callable[[], bytes], Callable[[], bool]]:
 
 @dataclass(frozen=True, slots=True)
 class TextLines:
-    """A line is a value, behind a key if there is a separator, or all have one key.
+    """Lines as text: a value, after a key if there is a separator, or with a common key.
 
-    ``null`` is the text that stands for no value (or key); without one, an empty value that has a
-    key is a tombstone.
+    ``null`` is the text for a null value (or key); without it, an empty value with a key is a
+    tombstone.
     """
 
     separator: bytes | None
@@ -113,7 +113,7 @@ class TextLines:
     headers: Headers
 
     def record(self, number: int, line: bytes) -> Line:
-        """What the line means. Raises :class:`BadLineError`."""
+        """Parse a line into a record. Raises :class:`BadLineError`."""
         _check_length(line)
         key: bytes | None = self.key
         value: bytes | None = line
@@ -129,12 +129,12 @@ class TextLines:
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A line is a JSON object with a value, as ``consume --format json`` prints it."""
+    """Lines as JSON objects with a value, as ``consume --format json`` prints them."""
 
     headers: Headers
 
     def record(self, number: int, line: bytes) -> Line:
-        """What the line means. Raises :class:`BadLineError`."""
+        """Parse a line into a record. Raises :class:`BadLineError`."""
         _check_length(line)
         try:
             row = json.loads(line)
@@ -168,7 +168,7 @@ def _check_length(line: bytes) -> None:
 
 
 def _bytes_of(row: dict[str, object], name: str) -> bytes | None:
-    """A key or value: base64 if that is given, text as UTF-8, anything else as JSON."""
+    """Return a key or value: base64 if given, text as UTF-8, anything else as JSON."""
     if f"{name}_base64" in row:
         return _decoded(row[f"{name}_base64"], f"{name}_base64")
     found = row.get(name)
@@ -198,7 +198,7 @@ def _decoded(text: object, name: str) -> bytes | None:
 
 
 def _headers_of(row: dict[str, object]) -> Iterator[tuple[str, bytes | None]]:
-    """An object, or a list of pairs, where a name may come again."""
+    """Yield headers from an object, or from a list of pairs, where names may repeat."""
     coded = "headers_base64" in row
     name = "headers_base64" if coded else "headers"
     found = row.get(name) or []

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 SETTING = "FENCEPOST_SET_"
-"""How a variable of the environment begins that is a setting."""
+"""Prefix of environment variables that are settings."""
 
 USERS = "FENCEPOST_ADD_SCRAM"
-"""The variable with users to add, one a line."""
+"""The variable with users to add, one per line."""
 
-# As coordinator/config/logs.py has them, which a command line need not load.
+# As in coordinator/config/logs.py, which the command line must not import at startup.
 LEVELS = ("FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE")
 FORMATS = ("auto", "text", "json")
 
@@ -115,7 +115,7 @@ def command(
 
     hooks = None
     if test_hooks is not None:
-        # The one place in which the daemon knows of the tests' side.
+        # The daemon's only reference to the test hooks.
         from fencepost.testing.hooks import Hooks
 
         try:
@@ -141,7 +141,7 @@ def command(
 
 
 def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
-    """Each user as it was written. Raises click.BadParameter for a file that can not be read."""
+    """Return the users, one per item. Raises click.BadParameter for an unreadable file."""
     found = in_environment.splitlines()
     for one in given:
         if not one.startswith("@"):
@@ -156,7 +156,7 @@ def _users_to_add(in_environment: str, given: tuple[str, ...]) -> list[str]:
 
 
 def settings_in_environment(environment: Mapping[str, str]) -> list[str]:
-    """KEY=VALUE of each variable with :data:`SETTING`: Kafka's keys know no underscore."""
+    """Return KEY=VALUE of each variable with :data:`SETTING`: Kafka's keys have no underscores."""
     return [
         f"{name.removeprefix(SETTING).lower().replace('_', '.')}={value}"
         for name, value in sorted(environment.items())

@@ -1,4 +1,4 @@
-"""Which partitions get another leader by an election that is asked for (ElectLeaders)."""
+"""Leader elections on request (ElectLeaders): partitions that need one, and its results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def plan(session: Session, topics: Sequence[str], kind: str, *, every: bool) -> list[Row]:
-    """The partitions whose leader is not the one that it is to be, and who that would be."""
+    """Return the partitions that need the election, with the leader that it would elect."""
     if every == bool(topics):
         raise click.UsageError("give either TOPIC or --all")
     chosen = None if every else group_reset.chosen(session, (), topics, every=False)
@@ -65,7 +65,7 @@ def _unclean(state: PartitionState) -> tuple[int | None, str] | None:
 
 
 def elect(session: Session, rows: Sequence[Row], kind: str) -> None:
-    """Have the leaders of ``rows`` elected, and say in each what came of it. Raises ApiError."""
+    """Elect the leaders of ``rows``, and enter the result in each row. Raises ApiError."""
     places = {(row["topic"], row["partition"]): row for row in rows}
     if not places:
         return

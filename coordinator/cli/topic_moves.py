@@ -1,4 +1,4 @@
-"""Replicas on their way to other brokers: planned, begun, looked at, taken back, throttled."""
+"""Reassignments of replicas: planning, submitting, verifying, cancelling and throttling."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What is asked for: the options of the command."""
+    """The options of the command, checked for contradictions."""
 
     every: bool
     to_brokers: str | None
@@ -59,14 +59,14 @@ class How:
 
     @property
     def begins(self) -> bool:
-        """Whether replicas are to move, by a plan."""
+        """Whether the options start a new reassignment."""
         if self.verify or self.cancel:
             return False
         return (self.to_brokers or self.replication_factor or self.plan_file) is not None
 
 
 def run(session: Session, topics: Sequence[str], how: How, *, execute: bool) -> list[Row]:
-    """Do what is asked for, or only look what it would be; a row for each partition."""
+    """Carry out the options, or without ``execute`` only plan; return a row for each partition."""
     plan = moves.read_plan(how.plan_file.read()) if how.plan_file is not None else None
     if plan is not None and topics:
         raise click.UsageError("--file names its own topics")
@@ -74,7 +74,7 @@ def run(session: Session, topics: Sequence[str], how: How, *, execute: bool) -> 
     if how.every and (topics or plan is not None):
         raise click.UsageError("--all goes without TOPIC and --file")
     if how.every and how.begins:
-        # Each broker has a partition of the history, and would make itself another one.
+        # Each broker has a history partition of its own, and would create another one.
         chosen = [
             (one.topic, one.partition)
             for one in partition_states(session)
@@ -128,7 +128,7 @@ def _begin(
 
 
 def _racks(session: Session, to_brokers: str | None) -> dict[int, str | None]:
-    """The brokers that may hold replicas, with their racks: those named, else all that are up."""
+    """Return the racks of brokers that may hold replicas: those named, else all that are up."""
     known = {one.broker: one for one in brokers(session)}
     if to_brokers is None:
         return {node: one.rack for node, one in known.items() if not one.fenced}
@@ -216,7 +216,7 @@ def _verify(
     *,
     execute: bool,
 ) -> list[Row]:
-    """What is under way, and of a plan what is done; throttles end with the last move."""
+    """Return the progress of moves and of a plan; with ``execute`` end throttles no longer used."""
     rows = _rows(session, known, MOVING)
     if plan is not None:
         names = dict.fromkeys(topic for topic, _ in plan)

@@ -1,4 +1,4 @@
-"""Which records go when a topic is trimmed, and how they are told to go (DeleteRecords)."""
+"""Trimming of topics: the plan, and its DeleteRecords requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One partition: its first offset now and then, its end, and how many offsets go."""
+    """One partition: its first offset now and then, its end, and how many offsets are deleted."""
 
     topic: str
     partition: int
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where the records that stay begin: exactly one of these."""
+    """The new first offset: exactly one of these."""
 
     to_offset: int | None = None
     to_latest: bool = False
@@ -43,7 +43,7 @@ class Where:
 
 
 def plan(session: Session, topics: Sequence[str], where: Where) -> list[Row]:
-    """What would go from the partitions that TOPIC[:0,1] name. Raises ApiError, ClickException."""
+    """Plan the trim of the partitions TOPIC[:0,1]. Raises ApiError, ClickException."""
     places = group_reset.chosen(session, (), topics, every=False)
     first, end = session.offsets(places, EARLIEST), session.offsets(places, LATEST)
     if where.to_offset is not None:
@@ -60,7 +60,7 @@ def plan(session: Session, topics: Sequence[str], where: Where) -> list[Row]:
 
 
 def delete_records(session: Session, rows: Sequence[Row]) -> None:
-    """Have the records before each row's new first offset deleted. Raises ApiError at a refusal."""
+    """Delete the records before each row's new first offset. Raises ApiError at a refusal."""
     going = {(row.topic, row.partition): row for row in rows if row.going}
     for node, places in session.by_leader(going).items():
 

@@ -1,4 +1,4 @@
-"""``fencepost txns``: list, describe, tell what happened, and find out who holds what up."""
+"""``fencepost txns``: list, describe, abort and terminate transactions, and find hanging ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.wire.client.requests import Partition
 
 DEFAULT_MAX_TIMEOUT_MINUTES = 15.0
-"""Kafka's default of ``transaction.max.timeout.ms``: a coordinator ends older ones by itself."""
+"""Kafka's default of ``transaction.max.timeout.ms``: a coordinator aborts older transactions."""
 
 MAX_DURATION_MS = 1 << 53
 """Far above any transaction's age, and exact as a float."""
@@ -40,7 +40,7 @@ TRANSACTION_STATES = (
     *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"),
     *("Dead", "PrepareEpochFence"),
 )
-"""Kafka's ``TransactionState``, by the names that filters take."""
+"""Kafka's ``TransactionState``, by the names that filters accept."""
 
 ORDINARY_ENDS = (
     "commits and aborts that a producer asked for are not kept;"
@@ -208,9 +208,9 @@ def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, 
 
     Exit status 1 if there are any. `abort` ends them. One that its coordinator knows does not hang,
     however old it is: `list --duration-filter` finds it, `terminate` ends it. SINCE is the time of
-    the first record. CLIENT names the members of the groups whose offsets the producer holds back
-    as well, or else who claimed the producer id; that, and a transactional id that has expired
-    since, is told by the broker's own history, which Apache Kafka does not keep.
+    the first record. CLIENT names the members of the groups whose offsets the producer holds back,
+    or else the client that claimed the producer id. The latter, and transactional ids that have
+    expired, come from the broker's own history, which Apache Kafka does not keep.
     """
     from fencepost.coordinator.cli.queries import open_transactions as tools
     from fencepost.coordinator.cli.queries.blame import clients_of
@@ -249,7 +249,7 @@ def find_hanging(session: Session, topics: tuple[str, ...], max_minutes: float, 
 def _owner(
     transaction: Transaction | None, members: tuple[str, ...], claim: Claim | None
 ) -> dict[str, object]:
-    """Who is behind a producer: what its coordinator knows first, then what the history does."""
+    """Return the owner of a producer, from its coordinator first, then from the history."""
     known = transaction or claim
     claimant = claim.client if claim is not None else None
     return {
@@ -318,9 +318,9 @@ def abort_txn(
 def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> None:
     """Fence the producer of TRANSACTIONAL_ID and abort the transaction it has open.
 
-    For a producer that is dead, or has to be stopped: its coordinator ends the transaction in all
-    its partitions, as at the producer's next start or when its timeout runs out. A producer that is
-    alive hears that it is fenced. `history` tells who did it.
+    For a producer that is dead, or must be stopped: its coordinator ends the transaction in all
+    its partitions, as at the producer's next start or when its timeout expires. A producer that is
+    alive is fenced. `history` shows the client that terminated it.
     """
     from kio.schema.errors import ErrorCode
 
@@ -349,7 +349,7 @@ def terminate_txn(session: Session, transactional_id: str, *, execute: bool) -> 
     except WireError as error:
         if isinstance(error, ApiError) and error.code != ErrorCode.concurrent_transactions:
             raise
-        # It may be that what is late is not the answer but a partition that takes no marker.
+        # The response may be late because a partition does not accept the marker.
         left = tools.transaction(session, transactional_id)
         if left.state in tools.UNFINISHED - {tools.ONGOING}:
             raise click.ClickException(_decided(left)) from error
@@ -367,7 +367,7 @@ def _decided(transaction: Transaction) -> str:
 def _find_open(
     session: Session, place: Partition, start_offset: int | None, producer_id: int | None
 ) -> Producer:
-    """The one open transaction in ``place`` that is meant. Raises click.ClickException."""
+    """Return the matching open transaction in ``place``. Raises click.ClickException."""
     from fencepost.coordinator.cli.queries.open_transactions import producers
 
     for row in producers(session, [place]):
@@ -425,7 +425,7 @@ def _blame_row(row: Blame, claim: Claim | None, form: str) -> dict[str, object]:
         "state": transaction.state if transaction else None,
         "producer_id": pin.producer_id if pin else None,
         "epoch": pin.epoch if pin else None,
-        # A hanging transaction has no beginning any more; the last write bounds it from above.
+        # A hanging transaction has no start time; the time of its last write bounds it.
         "since": moment(since if since is not None else pin.last_timestamp_ms if pin else None),
         "client": owner["client"],
         "groups": [asdict(group) for group in row.waiting]

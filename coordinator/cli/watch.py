@@ -1,4 +1,4 @@
-"""A picture that is drawn again and again."""
+"""Repeated display of a command's output (``--watch``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_SECONDS = 86_400
 
 
 def watch_option(function: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--watch SECONDS``, which is for :func:`watch`."""
+    """Add ``--watch SECONDS``, the interval of :func:`watch`."""
     return click.option(
         "--watch",
         "every_s",
@@ -32,11 +32,11 @@ def watch_option(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def watch(draw: Callable[[], None], every_s: float | None) -> None:
-    """Draw once, or every ``every_s`` seconds until Ctrl-C, which is a good end.
+    """Draw once, or every ``every_s`` seconds until Ctrl-C, which is not an error.
 
-    On a terminal each picture takes the place of the one before; elsewhere they follow one another
-    as blocks, each under its time. What fails after the first picture, for the broker is being
-    started again, is told in its place. The first one's failure is raised.
+    On a terminal each output replaces the previous one; elsewhere they follow one another, each
+    below its time. An error of the first output is raised; a later one, such as during a restart of
+    the broker, is printed in place of the output.
     """
     from fencepost.coordinator.wire.errors import WireError
 
@@ -47,7 +47,7 @@ def watch(draw: Callable[[], None], every_s: float | None) -> None:
     try:
         while True:
             started = time.monotonic()
-            click.clear()  # nothing where there is no terminal
+            click.clear()  # no effect without a terminal
             say(f"{utc(int(dt.datetime.now(dt.UTC).timestamp() * 1000))}")
             try:
                 draw()

@@ -240,7 +240,10 @@ class Broker:
     # --- life ---
 
     async def start(self) -> None:
-        """Open the directory, load it and listen. Raises BrokerError, with everything closed."""
+        """Open the directory, load it and listen.
+
+        Raises BrokerError; everything that was opened is closed then.
+        """
         configure_quietly()
         for key, reason in self.config.without_effect():
             _log.warning("setting has no effect", key=key, reason=reason)

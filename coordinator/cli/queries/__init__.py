@@ -1,1 +1,1 @@
-"""What the command line asks brokers, Fencepost or Apache Kafka, without printing it."""
+"""Queries of the command line to brokers, Fencepost or Apache Kafka, without any printing."""

@@ -1,4 +1,4 @@
-"""The rules of who may do what: which there are, which one decides, and how they change.
+"""Access rules (ACLs): finding, creating and deleting them, and which rule decides a request.
 
 Source: ``AclCommand`` of Kafka; DescribeAcls, CreateAcls and DeleteAcls.
 """
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
 
 RULES_AT_ONCE = 1_000
-"""Rules, and filters, of one request."""
+"""Rules, or filters, in one request."""
 
 NO_ADDRESS = ""
-"""Where nobody is: rules for single addresses are not for who comes from there."""
+"""The address of no client: rules for single addresses do not match it."""
 
 
 def find(session: Session, filters: Iterable[AclFilter]) -> list[Acl]:
-    """The rules that any of ``filters`` means, each once. Raises :class:`ApiError`."""
+    """Return the distinct rules that match any of ``filters``. Raises :class:`ApiError`."""
     found: dict[Acl, None] = {}
     for wanted in filters:
         answer = session.client.call(
@@ -46,7 +46,7 @@ def find(session: Session, filters: Iterable[AclFilter]) -> list[Acl]:
 
 
 def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
-    """A filter as DescribeAcls and DeleteAcls spell it; that of a rule finds just this rule."""
+    """Return a filter's fields in DescribeAcls and DeleteAcls; a rule's match only that rule."""
     return {
         "resource_type_filter": int(wanted.resource_type),
         "resource_name_filter": wanted.resource_name,
@@ -59,7 +59,7 @@ def _fields(wanted: Acl | AclFilter) -> dict[str, Any]:
 
 
 def create(session: Session, rules: Sequence[Acl]) -> None:
-    """Make rules. Raises :class:`ApiError` for the first that can not be."""
+    """Create rules. Raises :class:`ApiError` for the first that the broker refuses."""
     for at in range(0, len(rules), RULES_AT_ONCE):
         some = rules[at : at + RULES_AT_ONCE]
         answer = session.client.call(
@@ -85,7 +85,7 @@ def create(session: Session, rules: Sequence[Acl]) -> None:
 
 
 def delete(session: Session, rules: Sequence[Acl]) -> int:
-    """Take rules away; returns how many there were. Raises :class:`ApiError`."""
+    """Delete rules and return how many existed. Raises :class:`ApiError`."""
     count = 0
     for at in range(0, len(rules), RULES_AT_ONCE):
         some = rules[at : at + RULES_AT_ONCE]
@@ -103,13 +103,13 @@ def delete(session: Session, rules: Sequence[Acl]) -> int:
 
 
 class Verdict(NamedTuple):
-    """Whether somebody may do something, and why."""
+    """Whether a principal is authorized, and why."""
 
     is_allowed: bool
     because: str
     rule: Acl | None
     notes: list[str]
-    """What could make it otherwise, and is not known."""
+    """Facts that are not known and could change the verdict."""
 
 
 def why(
@@ -119,7 +119,7 @@ def why(
     operation: Operation,
     resource: tuple[ResourceType, str],
 ) -> Verdict:
-    """Ask as the broker would, from any address if ``host`` is None. Raises :class:`ApiError`."""
+    """Decide as the broker would, for any address if ``host`` is None. Raises ApiError."""
     kind, name = resource
     rules = find(session, [AclFilter(kind, PatternType.MATCH, name)])
     settings, notes = _settings(session)
@@ -137,7 +137,7 @@ def why(
 
 
 def _settings(session: Session) -> tuple[dict[str, str], list[str]]:
-    """What the broker says of itself beside its rules, and what it does not say."""
+    """Return the broker settings that matter for authorization, and notes on missing ones."""
     wanted = ("super.users", "allow.everyone.if.no.acl.found")
     try:
         told = described(session, [("broker", str(session.some_broker))])

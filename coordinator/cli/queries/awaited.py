@@ -1,6 +1,6 @@
-"""The members that a rebalance of a classic group waits for, by the broker's history.
+"""The members that a rebalance of a classic group waits for, from the broker's history.
 
-The protocol tells that a group rebalances, not which members have joined again.
+The protocol reports that a group is rebalancing, but not which members have rejoined.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ RECONCILING = frozenset({"Assigning", "Reconciling"})
 """States of a consumer group in which partitions move."""
 
 REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
-"""States of a classic group in which no broker tells what its members subscribe to."""
+"""States of a classic group in which no broker reports its members' subscriptions."""
 
 LOOK_BACK_MS = 3_600_000
-"""A rebalance that began before has no entry that counts."""
+"""A rebalance that began earlier is not looked for."""
 
 _WAITS, _ENDS = "rebalance-waits", frozenset({"generation-started", "group-deleted"})
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Members by their ids, and by CLIENT_ID@HOST; ``missing`` may be more than these."""
+    """Members by id, and by CLIENT_ID@HOST; ``missing`` may count more than these."""
 
     members: tuple[str, ...]
     clients: tuple[str, ...]
@@ -45,7 +45,7 @@ class Awaited:
 
 
 def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
-    """Find them in the entries of one group, oldest first; None where these do not tell."""
+    """Return the awaited members from the entries of one group, oldest first; None if unknown."""
     found = None
     for entry in entries:
         if entry.what == _WAITS:
@@ -59,9 +59,9 @@ def awaited_by(entries: Iterable[Entry]) -> Awaited | None:
 
 
 def unreconciled(group: Group) -> Awaited | None:
-    """The members of a consumer group that hold partitions they must give up, by its description.
+    """Return a consumer group's members that still own partitions they must revoke.
 
-    Without any, those that have not got all of theirs.
+    Without any, the members that lack partitions of their target; None if the group has converged.
     """
     members = [one for one in group.members if one.target is not None]
     late = [one for one in members if set(one.assigned) - set(one.target or ())]
@@ -72,6 +72,6 @@ def unreconciled(group: Group) -> Awaited | None:
 
 
 def awaited(session: Session, group: str) -> Awaited | None:
-    """Look for them in the history, which Apache Kafka does not keep."""
+    """Return the awaited members from the history, which Apache Kafka does not keep."""
     begin = Where(time=max(0, time.time_ns() // 1_000_000 - LOOK_BACK_MS))
     return awaited_by(entries_of(session, begin, keys={encode_key(GROUP, group)}))

@@ -1,12 +1,12 @@
 """The transaction that holds back a partition's last stable offset, and the groups behind it.
 
-The protocol does not tell where a producer runs. But a transaction that carries consumed offsets
-names the internal partition they go to, and a group whose offsets are pending there says so
-(OffsetFetch with RequireStable): the members of that group are, with their client ids and hosts,
-the pipeline that holds the transaction open.
+The protocol does not report where a producer runs. But a transaction with consumed offsets includes
+the partition of ``__consumer_offsets`` that they go to, and a group whose offsets are pending there
+returns UNSTABLE_OFFSET_COMMIT (OffsetFetch with RequireStable). The members of that group, with
+their client ids and hosts, are the pipeline that holds the transaction open.
 
-A group waits if it has committed less than the end, or if a member of it owns the partition: one
-that has received nothing has nothing to commit.
+A group waits if it has committed less than the end, or if one of its members owns the partition: a
+member that has received no records has nothing to commit.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ Positions = dict[str, dict["Partition", "Position"]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A group that reads the partition and has not committed its end."""
+    """A group that reads the partition and has not committed up to its end."""
 
     group: str
     committed: int | None
     lag: int | None
-    """Offsets to the high watermark; None without a commit, where no broker knows."""
+    """Offsets to the high watermark; None without a commit."""
     stuck: bool
-    """It has read all that is stable: a read_committed member cannot go on."""
+    """Whether the group has read all stable records, so that a read_committed member waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One partition: its offsets, what pins the stable one (None: nothing), the groups behind."""
+    """One partition: its offsets, the transaction that pins the stable one, and waiting groups."""
 
     topic: str
     partition: int
@@ -60,7 +60,7 @@ class Blame:
     pin: Producer | None
     transaction: Transaction | None
     hanging: str | None
-    """Why nobody will end the transaction; None if its coordinator will."""
+    """Why no coordinator will end the transaction; None if one will."""
     open_count: int
     clients: tuple[str, ...]
     """CLIENT_ID@HOST of the members of the groups whose offsets the transaction carries."""
@@ -68,7 +68,7 @@ class Blame:
 
 
 def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
-    """Judge each of ``partitions``. Asks all brokers for transactions and groups if need be."""
+    """Examine each partition; asks all brokers for transactions and groups if one is held back."""
     stable = session.offsets(partitions, LATEST, committed=True)
     ends = session.offsets(partitions, LATEST)
     pinned = [place for place in partitions if stable[place] < ends[place]]
@@ -124,9 +124,9 @@ def blame(session: Session, partitions: list[Partition]) -> list[Blame]:
 
 
 def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
-    """CLIENT_ID@HOST of the members of the groups whose offsets each producer holds back.
+    """Return CLIENT_ID@HOST of the members of groups with pending offsets, by producer id.
 
-    Asks the offsets' partitions themselves, so that it also finds those of a transaction that no
+    Asks the leaders of ``__consumer_offsets``, so that it also finds a transaction that no
     coordinator knows.
     """
     topics, wanted = session.client.metadata().topics, set(producer_ids)
@@ -142,10 +142,10 @@ def clients_of(session: Session, producer_ids: Iterable[int]) -> dict[int, tuple
 
 
 def _owners(session: Session) -> dict[Partition, list[str]]:
-    """The groups of whose members one owns a partition, sorted."""
+    """Return the groups with a member that owns a partition, by partition."""
     found: dict[Partition, list[str]] = defaultdict(list)
     for row in session.groups():
-        # An older broker tells neither.
+        # Older brokers report neither.
         state, kind = getattr(row, "group_state", ""), getattr(row, "group_type", "")
         if kind.lower() in KNOWN_TYPES and state not in {"Empty", "Dead"}:
             owned = {tp for one in look_at(session, row.group_id).members for tp in one.assigned}
@@ -170,7 +170,10 @@ def _waiting(place: Partition, stable: int, end: int, positions: Positions) -> t
 
 
 def _members(session: Session, indexes: set[int], positions: Positions) -> tuple[str, ...]:
-    """The members of groups in these offsets partitions that have offsets pending there."""
+    """Return the members of groups with pending offsets in these ``__consumer_offsets`` partitions.
+
+    Each is CLIENT_ID@HOST.
+    """
     from fencepost.coordinator.runtime.key_partition import partition_for
 
     topics = session.client.metadata().topics

@@ -1,9 +1,8 @@
-"""Who was given a producer id, as the broker's own history tells it.
+"""Claims of producer ids, from the broker's own history.
 
-The protocol names a producer by its id alone: which transactional id is behind it is known only
-while a coordinator has that, and which client and host never. Fencepost writes every claim down, so
-that the owner of a transaction that no coordinator knows can still be named. Apache Kafka keeps no
-such history.
+The protocol identifies a producer by its id only: the transactional id is known as long as a
+coordinator has it, client and host never. Fencepost records every claim, so that it can name the
+owner of a transaction that no coordinator knows. Apache Kafka keeps no such history.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CLAIMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who was given an epoch of a producer id, and when."""
+    """A client's claim of an epoch of a producer id, and its time."""
 
     transactional_id: str
     epoch: int
@@ -42,7 +41,7 @@ class Claim:
 
 
 def claims_of(session: Session, producer_ids: Iterable[int]) -> Mapping[int, Sequence[Claim]]:
-    """The claims of each of ``producer_ids`` that are still in the history, oldest first."""
+    """Return the claims of each of ``producer_ids`` that the history still has, oldest first."""
     wanted = frozenset(producer_ids)
     found: dict[int, list[Claim]] = defaultdict(list)
     for entry in entries_of(session) if wanted else ():
@@ -57,5 +56,5 @@ def claims_of(session: Session, producer_ids: Iterable[int]) -> Mapping[int, Seq
 
 
 def holder(claims: Sequence[Claim], epoch: int) -> Claim | None:
-    """Who wrote at ``epoch``: the last claim up to it, for the ends of transactions bump it too."""
+    """Return the claim in force at ``epoch``: the last one up to it, since ends bump it as well."""
     return next((claim for claim in reversed(claims) if claim.epoch <= epoch), None)

@@ -14,7 +14,7 @@ from fencepost.coordinator.metadata.names import CONTROLLER_SUBJECT, HISTORY_TOP
 from fencepost.coordinator.wire.client.client import ApiError
 
 LOOK_AGAIN_S = 0.5
-"""How often a broker that has no history yet is asked again."""
+"""Interval of requests to a broker that has no history yet."""
 
 
 def entries_of(
@@ -24,16 +24,16 @@ def entries_of(
     keys: Collection[bytes] | None = None,
     follow: bool = False,
 ) -> Iterator[Entry]:
-    """The entries of some subjects, or of all, from ``begin`` on. None at all on Apache Kafka.
+    """Yield the history's entries of some subjects, or all, from ``begin``; none on Apache Kafka.
 
-    In a cluster each broker writes to a part of its own; without ``follow`` they are put together
+    In a cluster each broker writes to its own partition; without ``follow`` the entries are merged
     by time.
     """
     reader = Reader(session, HISTORY_TOPIC, committed=False)
     while True:
         try:
             (topic,) = session.topics([HISTORY_TOPIC])
-            # A leader that has just been fenced is not among the brokers any more.
+            # A leader that has just been fenced is no longer among the brokers.
             alive = session.client.metadata().brokers
             led = [index for index, row in topic.partitions.items() if row.leader in alive]
             if not led:
@@ -54,7 +54,7 @@ def entries_of(
 
 
 def last_election(session: Session) -> Entry | None:
-    """Of the controller, where brokers elect it on ZooKeeper; None where nobody tells of it."""
+    """Return the last election of a controller on ZooKeeper; None if the history has none."""
     keys = {encode_key(CLUSTER, CONTROLLER_SUBJECT)}
     elections = [one for one in entries_of(session, keys=keys) if one.what == "controller-elected"]
     return max(elections, key=lambda one: int(one.detail["epoch"]), default=None)

@@ -1,4 +1,4 @@
-"""One picture of a group for both protocols: who is in it, who reads what, how far it is."""
+"""A common view of groups of both protocols: members, assignments, offsets and lags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONSUMER_GROUP_DESCRIBE = 69
 CLASSIC, CONSUMER = "classic", "consumer"
 KNOWN_TYPES = frozenset({"", CLASSIC, CONSUMER})
-"""Types of groups that can be described; a broker that tells none has classic ones."""
+"""Group types that can be described; a broker that reports no type only has classic groups."""
 NO_LAG: Mapping[str, object] = {
     **dict.fromkeys(("lag", "held_back", "lag_uncommitted", "lag_is_exact", "lag_at_most")),
     "unknown": False,
@@ -47,7 +47,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group; ``state`` is Kafka's word, *Dead* if the coordinator knows no members or epochs."""
+    """A group; ``state`` is Kafka's name, *Dead* if the coordinator has no members or epoch."""
 
     group: str
     kind: str
@@ -58,12 +58,12 @@ class Group:
 
     @property
     def is_active(self) -> bool:
-        """Whether somebody may commit offsets: then nobody else should."""
+        """Whether members may commit offsets, so that another client must not."""
         return self.state not in {"Empty", "Dead"}
 
 
 def look_at(session: Session, group: str) -> Group:
-    """Describe a group of whichever protocol; one that does not exist is Dead."""
+    """Describe a group of either protocol; a group that does not exist is Dead."""
     if CONSUMER_GROUP_DESCRIBE in session.client.versions():
         found = session.client.call(
             "ConsumerGroupDescribe", to_group=group, group_ids=(group,)
@@ -82,7 +82,7 @@ def look_at(session: Session, group: str) -> Group:
 
 
 def existing(session: Session, group: str) -> Group:
-    """Describe a group. Raises UnknownNameError for one without members and offsets."""
+    """Describe a group. Raises UnknownNameError if it has neither members nor offsets."""
     found = look_at(session, group)
     if found.state == "Dead" and not session.committed(group):
         raise unknown_group(group, lambda: (str(row.group_id) for row in session.groups()))
@@ -134,7 +134,7 @@ def _classic(group: str, found: Any) -> Group:
 
 
 def _assigned(assignment: bytes) -> tuple[Partition, ...]:
-    """The partitions in a consumer-protocol assignment; () if it is none."""
+    """Return the partitions of a consumer-protocol assignment; () for another format."""
     from fencepost.groups.assignors.client.protocol import decode_assignment
     from fencepost.logcore.errors import CorruptRecordError
 
@@ -145,7 +145,7 @@ def _assigned(assignment: bytes) -> tuple[Partition, ...]:
 
 
 def member_rows(found: Group) -> list[dict[str, object]]:
-    """What is shown of each member."""
+    """Return one row per member."""
     return [
         {
             "group": found.group,
@@ -164,22 +164,22 @@ def member_rows(found: Group) -> list[dict[str, object]]:
 
 
 def texts(partitions: Iterable[Partition]) -> list[str]:
-    """Partitions as ``topic:index``, sorted."""
+    """Return partitions as ``topic:index``, sorted."""
     return [f"{topic}:{index}" for topic, index in sorted(partitions)]
 
 
 def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, object]]:
-    """How far each group is in each partition that it committed or owns.
+    """Return one row per group and partition that the group has committed or owns.
 
-    The lags are those of :class:`fencepost.coordinator.cli.queries.lag.Lag`: of records, ``lag``
-    what a read_committed reader can still get, ``held_back`` what an open transaction keeps from
-    it, ``lag_uncommitted`` what a read_uncommitted reader can get.
+    The lags are those of :class:`fencepost.coordinator.cli.queries.lag.Lag`, in records: ``lag``
+    for a read_committed consumer, ``held_back`` behind open transactions, ``lag_uncommitted`` for a
+    read_uncommitted consumer.
 
-    Without a commit the reset policy of the members decides, which no broker knows: ``lag`` is then
-    0 if there is nothing to read, else None and ``unknown`` is true. ``lag_at_most`` counts from
-    the log start. A partition without a leader is unknown as well, its ``error`` is Kafka's name
-    for that. The lag of a topic that is gone is None, and not unknown; so is an offset that is the
-    ``progress`` of a Spark query, from which nothing is read. Raises ApiError.
+    Without a commit the members' reset policy decides, which the broker does not know: ``lag`` is
+    then 0 if the partition is empty, else None with ``unknown`` true, and ``lag_at_most`` counts
+    from the log start. A partition without a leader is unknown as well; ``error`` is Kafka's name
+    of the error. The lag on a deleted topic is None but not unknown, and so is that of an offset
+    that is the ``progress`` of a Spark query, which reads no records. Raises ApiError.
     """
     from fencepost.coordinator.cli.queries.lag import Lags
 
@@ -216,7 +216,7 @@ def offset_rows(session: Session, groups: Iterable[Group]) -> list[dict[str, obj
 
 
 def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, object]:
-    """The columns of :func:`offset_rows` that say how far the group is behind."""
+    """Return the columns of :func:`offset_rows` about the lag."""
     has_committed = committed is not None
     lag = lags.of(partition, committed) if has_committed else lags.from_start(partition)
     if lag is None:
@@ -233,9 +233,9 @@ def _lag(lags: Lags, partition: Partition, committed: int | None) -> dict[str, o
 
 
 def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, object]]:
-    """One row for each group: its state and the totals of its lags. Raises ApiError.
+    """Return one row per group: its state and the totals of its lags. Raises ApiError.
 
-    ``failed`` partitions have no leader: they are among the ``unknown`` ones.
+    ``failed`` counts partitions without a leader, which ``unknown`` includes.
     """
     offsets: dict[object, list[Mapping[str, object]]] = defaultdict(list)
     for row in offset_rows(session, groups):
@@ -255,11 +255,11 @@ def summary_rows(session: Session, groups: Sequence[Group]) -> list[dict[str, ob
 
 
 def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
-    """The sums of the lags of ``rows``, which are those of :func:`offset_rows`.
+    """Return the sums of the lags in ``rows``, which come from :func:`offset_rows`.
 
-    A sum of which a part is not known is None. ``unknown`` counts the partitions of unknown lag,
-    ``lag_known`` is the sum of the others. ``progress`` says that the group is that of a Spark
-    query, which has no lag.
+    A sum is None if a part of it is not known. ``unknown`` counts the partitions of unknown lag,
+    ``lag_known`` is the sum over the others. ``progress`` is true for the group of a Spark query,
+    which has no lag.
     """
     rows = list(rows)
 
@@ -269,7 +269,7 @@ def totals(rows: Iterable[Mapping[str, object]]) -> dict[str, int | None]:
         return sum(found) if len(found) == len(values) else None
 
     keeps_progress = bool(rows) and all(row["progress"] for row in rows)
-    # What was committed for a topic that is gone is no lag.
+    # An offset committed for a deleted topic has no lag.
     there = [row for row in rows if row["unknown"] or row["lag"] is not None]
     return {
         "partitions": len(rows),

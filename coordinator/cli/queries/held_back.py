@@ -1,4 +1,4 @@
-"""What a reader of committed records does not get yet, because a transaction is open."""
+"""Records that read_committed consumers do not receive yet, because a transaction is open."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """One partition: records of users from ``stable`` on, and the oldest transaction open there.
+    """One partition: its records from ``stable`` on, and the oldest open transaction.
 
-    Where ``is_exact`` is false, offsets were counted. ``producer`` is None if the broker does not
-    tell, or the transaction has just ended.
+    If ``is_exact`` is false, offsets were counted. ``producer`` is None if the broker does not
+    report it, or the transaction has just ended.
     """
 
     place: Partition
@@ -38,7 +38,7 @@ class HeldBack:
 
 
 def held_back(session: Session, places: Iterable[Partition]) -> list[HeldBack]:
-    """Those of ``places`` that have more than a reader of committed records gets."""
+    """Return the partitions with records beyond the last stable offset."""
     lags = Lags(session, places)
     pinned = [place for place, bounds in lags.bounds.items() if bounds.stable < bounds.end]
     if not pinned:
@@ -59,10 +59,10 @@ def held_back(session: Session, places: Iterable[Partition]) -> list[HeldBack]:
 
 
 def _pins(session: Session, places: list[Partition]) -> Mapping[Partition, Producer]:
-    """The oldest open transaction of each partition, as far as the broker tells."""
+    """Return the oldest open transaction of each partition, if the broker reports it."""
     try:
         rows = [row for row in producers(session, places) if row.is_open]
-    except WireError:  # The broker is older than the question, or this user may not ask it.
+    except WireError:  # an older broker, or this user may not describe producers
         return {}
     rows.sort(key=lambda row: row.start_offset, reverse=True)
     return {row.place: row for row in rows}

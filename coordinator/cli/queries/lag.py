@@ -1,11 +1,12 @@
-"""How far readers are behind: in records that they can really still get.
+"""Consumer lag, in records that a consumer can still receive.
 
-High watermark minus committed offset, which others show, counts what nobody will ever read: the
-markers of transactions, the records of aborted ones, what retention has removed, and what an open
-transaction holds back. Here those are left out, and what is held back is told apart.
+The usual lag, high watermark minus committed offset, counts offsets without records for a consumer:
+transaction markers, aborted records, records that retention has removed, and records that an open
+transaction holds back. Here the first three do not count, and held-back records are counted
+separately.
 
-The protocol tells offsets, not records. A small gap is looked at batch by batch; a large one is
-counted in offsets, which are at least as many as the records.
+The protocol reports offsets, not records. Batches of a small lag are fetched and counted; a large
+lag is counted in offsets, an upper bound of its records.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from fencepost.coordinator.wire.client.requests import Partition
 
 EXACT_OFFSETS = 10_000
-"""A gap of no more offsets than this is looked at batch by batch."""
+"""The largest lag in offsets whose batches are fetched."""
 
 EXACT_BYTES = 16 << 20
-"""Bytes of batches that are looked at for all partitions of one question."""
+"""Bytes of batches to fetch for all partitions of one query."""
 
 FETCH_BYTES = 1 << 20
-"""Of one look."""
+"""Bytes of one fetch."""
 
 _GONE = frozenset(
     {
@@ -42,12 +43,12 @@ _GONE = frozenset(
         ErrorCode.not_leader_or_follower,
     }
 )
-"""Retention was quicker, or the partition went off line."""
+"""Errors of a fetch after retention has deleted the offset, or the partition went offline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets of a partition: its first, the last stable one, and the high watermark."""
+    """The offsets of a partition: log start, last stable offset, and high watermark."""
 
     first: int
     stable: int
@@ -56,29 +57,29 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a reader of one partition is behind. All are records, and never below 0."""
+    """The lag of a consumer on one partition. All figures are records, and never below 0."""
 
     readable: int
-    """What a read_committed reader can still get."""
+    """Records that a read_committed consumer can receive now."""
     held_back: int
-    """What lies behind the first record of an open transaction: nobody knows yet whether a
-    read_committed reader will get it."""
+    """Records from the last stable offset on, which a read_committed consumer cannot receive before
+    the open transaction ends."""
     uncommitted: int
-    """What a read_uncommitted reader can still get."""
+    """Records that a read_uncommitted consumer can receive now."""
     is_exact: bool
-    """False where offsets were counted: there may be fewer records."""
+    """False if offsets were counted: there may be fewer records."""
 
 
 class Lags:
-    """Answers for many readers of the same partitions, all at one moment.
+    """Lags of many consumers of the same partitions, all at one moment.
 
-    Ask for the committed offsets first: they only grow, so that no reader looks nearer than it is.
+    Fetch the committed offsets before: they only grow, so no lag is reported too small.
     """
 
     def __init__(self, session: Session, partitions: Iterable[Partition]) -> None:
-        """Ask for the bounds of those of ``partitions`` that there are. Raises ApiError.
+        """Look up the bounds of the partitions that exist. Raises ApiError.
 
-        A partition without a leader has none, and stands in ``failed``.
+        A partition without a leader has no bounds, and is in ``failed``.
         """
         self._session = session
         self._bytes_left = EXACT_BYTES
@@ -93,21 +94,21 @@ class Lags:
         known = sorted(
             tp for tp, leader in leaders.items() if leader is not None and tp not in self.failed
         )
-        # In this order each can only be above the one before.
+        # Looked up in this order, each is at least the one before.
         first = session.offsets(known, EARLIEST)
         stable = session.offsets(known, LATEST, committed=True)
         end = session.offsets(known, LATEST)
         self.bounds = {tp: Bounds(first[tp], stable[tp], end[tp]) for tp in known}
 
     def of(self, partition: Partition, committed: int | None) -> Lag | None:
-        """The lag of a reader that has committed so far; None if it has not, or nothing is there.
+        """Return the lag of a consumer with this committed offset.
 
-        Raises ApiError.
+        None if there is no commit, or no such partition. Raises ApiError.
         """
         bounds = self.bounds.get(partition)
         if bounds is None or committed is None:
             return None
-        # What retention has removed can not be read any more.
+        # Records below the log start offset can no longer be read.
         position = max(committed, bounds.first)
         asked = partition, position
         if asked not in self._counted:
@@ -115,15 +116,19 @@ class Lags:
         return self._counted[asked]
 
     def from_start(self, partition: Partition) -> Lag | None:
-        """The lag from the log start: the most that a group without a commit may be behind.
+        """Return the lag from the log start: the largest possible one of a group without a commit.
 
-        Its reset policy, which only its members know, decides where it begins. Raises ApiError.
+        Its starting offset depends on the reset policy, which only the members know. Raises
+        ApiError.
         """
         bounds = self.bounds.get(partition)
         return None if bounds is None else self.of(partition, bounds.first)
 
     def held_since(self, partition: Partition) -> int | None:
-        """When the transaction began that holds the last stable offset back: ms, or None."""
+        """Return the start time, in ms, of the transaction that holds back the last stable offset.
+
+        None if the last stable offset is the high watermark, or the record is gone.
+        """
         bounds = self.bounds[partition]
         if bounds.stable >= bounds.end:
             return None
@@ -146,9 +151,9 @@ class Lags:
     def _between(
         self, partition: Partition, position: int, end: int, *, committed: bool
     ) -> tuple[int, int, bool]:
-        """Count to ``end``: records to read, the same with aborted ones, whether that is exact.
+        """Count records to ``end`` without aborted ones, then with; and whether it is exact.
 
-        What was not looked at is counted in offsets.
+        Offsets that were not fetched count as records.
         """
         shown = everything = 0
         is_small = end - position <= EXACT_OFFSETS
@@ -162,12 +167,12 @@ class Lags:
             shown += sum(_records(data, *batch, position, end) for batch in readable(data, aborted))
             everything += sum(_records(data, *batch, position, end) for batch in readable(data))
             ends = [header.next_offset for _, header in headers(data)]
-            position = ends[-1] if ends else end  # compaction may have left nothing
+            position = ends[-1] if ends else end  # compaction may have removed all records
         left = max(0, end - position)
         return shown + left, everything + left, left == 0
 
     def _fetch(self, partition: Partition, offset: int, **how: Any) -> Any | None:
-        """What :meth:`Session.fetch` says; None if it can not be read any more."""
+        """Return the result of :meth:`Session.fetch`; None if the offset can no longer be read."""
         try:
             return self._session.fetch(*partition, offset, **how)
         except ApiError as error:
@@ -177,7 +182,7 @@ class Lags:
 
 
 def _records(data: bytes, at: int, header: BatchHeader, first: int, end: int) -> int:
-    """How many records of a batch lie from ``first`` to ``end``."""
+    """Return the number of records of a batch from ``first`` to ``end``, exclusive."""
     if header.base_offset >= first and header.next_offset <= end:
         return header.record_count
     return sum(first <= record.offset < end for record in iter_records(data, at, header))

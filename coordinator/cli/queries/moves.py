@@ -1,4 +1,4 @@
-"""Reassignments of partitions: plans in Kafka's form, under way, throttled.
+"""Reassignments of partitions: plans in Kafka's format, progress and throttles.
 
 Source: ``ReassignPartitionsCommand``; KIP-455, KIP-73.
 """
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 Replicas = tuple[int, ...]
 
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
-"""Bytes per second of a broker, for replicas that are throttled."""
+"""Broker settings: bytes per second for throttled replicas."""
 THROTTLED = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
-"""Of a topic: which replicas these are, as ``partition:broker`` with commas between."""
+"""Topic settings: the throttled replicas, as ``partition:broker`` separated by commas."""
 
 
 class PlanError(ValueError):
-    """What should be a plan is none."""
+    """A text is not a valid plan."""
 
 
 def read_plan(text: str) -> dict[Partition, Replicas]:
-    """The plan in Kafka's JSON: ``{"version": 1, "partitions": [{"topic": …}, …]}``."""
+    """Parse a plan in Kafka's JSON: ``{"version": 1, "partitions": [{"topic": …}, …]}``."""
     try:
         told = json.loads(text)
         version = told.get("version", 1)
@@ -57,7 +57,7 @@ def read_plan(text: str) -> dict[Partition, Replicas]:
 
 
 def plan_text(plan: Mapping[Partition, Replicas]) -> str:
-    """A plan as Kafka's tool reads and writes it."""
+    """Return a plan as Kafka's tool reads and writes it."""
     rows = [
         {"topic": topic, "partition": index, "replicas": list(replicas)}
         for (topic, index), replicas in sorted(plan.items())
@@ -66,23 +66,23 @@ def plan_text(plan: Mapping[Partition, Replicas]) -> str:
 
 
 class Move(NamedTuple):
-    """A partition whose replicas come and go."""
+    """A partition that is being reassigned."""
 
     replicas: Replicas
-    """All that there are now."""
+    """All current replicas."""
     adding: Replicas
     removing: Replicas
 
     @property
     def target(self) -> Replicas:
-        """Those that stay."""
+        """The replicas after the reassignment."""
         return tuple(one for one in self.replicas if one not in self.removing)
 
 
 def ongoing(
     session: Session, partitions: Iterable[Partition] | None = None
 ) -> dict[Partition, Move]:
-    """The reassignments under way, of these partitions or of all. Raises ApiError."""
+    """Return the ongoing reassignments of these partitions or all. Raises ApiError."""
     asked = None if partitions is None else [(one, one[1]) for one in partitions]
     if asked == []:
         return {}
@@ -109,9 +109,9 @@ def ongoing(
 def submit(
     session: Session, wanted: Mapping[Partition, Replicas | None]
 ) -> dict[Partition, tuple[ErrorCode, str | None]]:
-    """Begin reassignments, or with None end them where they were; what was said to each.
+    """Submit reassignments, or with None cancel them; return the result of each.
 
-    Raises ApiError where nothing was tried.
+    Raises ApiError if the whole request is refused.
     """
     answer = session.client.call(
         "AlterPartitionReassignments",
@@ -139,10 +139,10 @@ def _ask_moves(make: Any, wanted: Mapping[Partition, Replicas | None], timeout_m
 
 
 def throttle(session: Session, moves: Mapping[Partition, Move], rate: int) -> None:
-    """Let brokers copy ``rate`` bytes per second for these moves. Raises ApiError.
+    """Limit copying for these moves to ``rate`` bytes per second and broker. Raises ApiError.
 
-    First the brokers get the rate, then the topics name the replicas: those that are there on the
-    leader's side, those that come on the follower's.
+    The brokers get the rate first, then the topics the throttled replicas: the existing ones on the
+    leader's side, the added ones on the follower's.
     """
     nodes = sorted({node for move in moves.values() for node in (*move.replicas, *move.adding)})
     for node in nodes:
@@ -161,7 +161,7 @@ def throttle(session: Session, moves: Mapping[Partition, Move], rate: int) -> No
 def throttled(
     session: Session, nodes: Iterable[int], names: Iterable[str]
 ) -> list[tuple[str, str]]:
-    """The brokers and topics that have a throttle of their own, as ("broker", "1")."""
+    """Return the brokers and topics with a throttle of their own, as ("broker", "1")."""
     resources = [("broker", str(node)) for node in nodes]
     resources += [("topic", name) for name in names]
     found = {
@@ -173,7 +173,7 @@ def throttled(
 
 
 def unthrottle(session: Session, resources: Iterable[tuple[str, str]]) -> None:
-    """Take the throttles of these brokers and topics away. Raises ApiError."""
+    """Remove the throttles of these brokers and topics. Raises ApiError."""
     for kind, name in resources:
         keys = RATES if kind == "broker" else THROTTLED
         alter(session, (kind, name), {}, keys, execute=True)

@@ -1,9 +1,9 @@
-"""Which transactions are open on partitions, and whether their coordinators know of them.
+"""Open transactions of partitions, and the state that their coordinators have.
 
-A partition leader keeps, per producer, the offset where its open transaction begins
-(DescribeProducers); the coordinator keeps the state of each transactional id and its partitions
-(ListTransactions, DescribeTransactions). Where the leader has a transaction open that no
-coordinator will ever end, the transaction hangs. Source: KIP-664, Kafka's ``TransactionsCommand``.
+A partition leader stores, per producer, the start offset of its open transaction
+(DescribeProducers); the coordinator stores the state of each transactional id and its partitions
+(ListTransactions, DescribeTransactions). A transaction is hanging if it is open on the leader and
+no coordinator will ever end it. Source: KIP-664, Kafka's ``TransactionsCommand``.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 NO_OFFSET = -1
 
 TWO_PHASE_TIMEOUT_MS = 2**31 - 1
-"""The timeout of a transaction that takes part in a two-phase commit: none."""
+"""The timeout of a transaction in a two-phase commit: none."""
 
 MAX_CLAIM_TIMEOUT_MS = 60_000
-"""The longest timeout that ``terminate`` leaves an id with; it matters until the next claim."""
+"""The longest timeout that ``terminate`` gives an id; it is in force until the next claim."""
 
 ONGOING = "Ongoing"
 
 UNFINISHED = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-"""States in which the coordinator still has an end marker to write."""
+"""States in which the coordinator still has end markers to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """What a partition leader knows of one producer; offsets and times are -1 if there is none."""
+    """A producer's state on a partition leader; offsets and times are -1 if there are none."""
 
     topic: str
     partition: int
@@ -51,11 +51,11 @@ class Producer:
     last_timestamp_ms: int
     coordinator_epoch: int
     start_offset: int
-    """Where its open transaction begins."""
+    """The start offset of its open transaction."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it has a transaction open here."""
+        """Whether the producer has an open transaction on this partition."""
         return self.start_offset != NO_OFFSET
 
     @property
@@ -66,7 +66,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What the coordinator knows of one transactional id."""
+    """A transactional id's state on its coordinator."""
 
     transactional_id: str
     state: str
@@ -78,7 +78,7 @@ class Transaction:
 
 
 def partition_argument(text: str) -> tuple[str, int | None]:
-    """Read ``TOPIC`` or ``TOPIC:P``. Raises click.BadParameter."""
+    """Parse ``TOPIC`` or ``TOPIC:P``. Raises click.BadParameter."""
     topic, colon, index = text.partition(":")
     if not topic or (colon and not index.isdecimal()):
         raise click.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION")
@@ -86,7 +86,7 @@ def partition_argument(text: str) -> tuple[str, int | None]:
 
 
 def partitions_of(session: Session, texts: Iterable[str]) -> list[Partition]:
-    """The partitions that ``texts`` name, sorted; all of the cluster if they name none.
+    """Return the partitions that ``texts`` name, sorted; without texts, all of the cluster.
 
     Raises ApiError for an unknown topic and click.ClickException for an unknown partition.
     """
@@ -106,7 +106,7 @@ def partitions_of(session: Session, texts: Iterable[str]) -> list[Partition]:
 
 
 def producers(session: Session, partitions: Iterable[Partition]) -> list[Producer]:
-    """Ask the leader of each of ``partitions`` for its producers; sorted by place and id."""
+    """Ask the leaders of ``partitions`` for their producers; sorted by partition and id."""
     found: list[Producer] = []
     for node, places in session.by_leader(partitions).items():
         answer = session.client.call(
@@ -135,7 +135,7 @@ def producers(session: Session, partitions: Iterable[Partition]) -> list[Produce
 
 
 def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """The transactions of ``producer_ids`` by producer id, from the coordinators on all brokers."""
+    """Return transactions by producer id, from the coordinators on all brokers."""
     wanted = tuple(sorted(set(producer_ids)))
     if not wanted:
         return {}
@@ -150,7 +150,7 @@ def transactions_of(session: Session, producer_ids: Iterable[int]) -> dict[int, 
 
 
 def unfinished(session: Session) -> list[Transaction]:
-    """The transactions of all brokers that have not ended, by transactional id."""
+    """Return the transactions of all brokers that have not ended, by transactional id."""
     found: list[Transaction] = []
     for node in sorted(session.client.metadata().brokers):
         listed = session.client.call(
@@ -170,7 +170,7 @@ def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Tran
     )
     found: list[Transaction] = []
     for state in answer.transaction_states:
-        # Expired since it was listed, or moved to another broker, which lists it by itself.
+        # The id has expired since it was listed, or moved to another broker, which lists it too.
         if state.error_code in {
             ErrorCode.transactional_id_not_found,
             ErrorCode.not_coordinator,
@@ -181,7 +181,7 @@ def _described(session: Session, node: int, names: tuple[str, ...]) -> list[Tran
 
 
 def transaction(session: Session, transactional_id: str) -> Transaction:
-    """What the coordinator of one transactional id knows of it. Raises ApiError."""
+    """Ask the coordinator of a transactional id for its state. Raises ApiError."""
     try:
         answer = session.client.call(
             "DescribeTransactions",
@@ -196,7 +196,7 @@ def transaction(session: Session, transactional_id: str) -> Transaction:
 
 
 def _listed(session: Session) -> Iterator[str]:
-    """The transactional ids of all brokers."""
+    """Yield the transactional ids of all brokers."""
     for answer in session.everywhere("ListTransactions"):
         yield from (row.transactional_id for row in answer.transaction_states)
 
@@ -218,10 +218,10 @@ def _transaction_of(state: Any) -> Transaction:
 
 
 def why_hanging(producer: Producer, transaction: Transaction | None) -> str | None:
-    """Say why nobody will end the transaction that ``producer`` has open; None if somebody will.
+    """Return why the producer's open transaction will never be ended; None if it will be.
 
-    The end marker of a newer epoch ends the transactions of older ones too, so epochs need not be
-    equal.
+    The end marker of a later epoch also ends the transactions of earlier ones, so epochs need not
+    be equal.
     """
     if transaction is None:
         return "no coordinator knows this producer id"
@@ -236,9 +236,9 @@ def why_hanging(producer: Producer, transaction: Transaction | None) -> str | No
 def hanging(
     session: Session, partitions: list[Partition], *, older_than_ms: int, now_ms: int
 ) -> list[tuple[Producer, Transaction | None, str]]:
-    """Find the transactions on ``partitions`` that nobody will end, each with the reason.
+    """Return the hanging transactions on ``partitions``, each with the reason.
 
-    Only those are judged whose last record is more than ``older_than_ms`` before ``now_ms``: a
+    A transaction counts only if its last record is more than ``older_than_ms`` before ``now_ms``: a
     younger one may be between two steps.
     """
     suspects = [
@@ -253,7 +253,7 @@ def hanging(
         reason = why_hanging(row, transaction)
         if reason is not None:
             found.append((row, transaction, reason))
-    # Leader and coordinator were asked one after the other: what has ended meanwhile is innocent.
+    # Leader and coordinator were asked one after the other; drop what has ended meanwhile.
     places = sorted({row.place for row, _, _ in found})
     still = {(row.place, row.producer_id, row.start_offset) for row in producers(session, places)}
     return [
@@ -264,9 +264,9 @@ def hanging(
 
 
 def began(session: Session, producer: Producer) -> int | None:
-    """The time of the first record of its open transaction, in ms; None if that record is gone.
+    """Return the time of an open transaction's first record, in ms; None if the record is gone.
 
-    Neither the leader nor, once it hangs, a coordinator tells it; the record itself does.
+    Neither the leader nor, if it hangs, a coordinator reports it; the record itself has it.
     """
     from fencepost.coordinator.cli.queries.reader import headers
     from fencepost.coordinator.wire.client.client import ApiError
@@ -287,10 +287,10 @@ def began(session: Session, producer: Producer) -> int | None:
 
 
 def abort(session: Session, producer: Producer) -> None:
-    """Write the abort marker of the transaction that ``producer`` has open. Raises ApiError.
+    """Write the abort marker of the producer's open transaction. Raises ApiError.
 
-    The marker has the epochs that the leader knows, in the form before KIP-890, whose check an
-    equal epoch passes.
+    The marker has the producer epoch that the leader knows, in the format before KIP-890, whose
+    check accepts an equal epoch.
     """
     answer = session.client.call(
         "WriteTxnMarkers",
@@ -319,12 +319,12 @@ def abort(session: Session, producer: Producer) -> None:
 
 
 def terminate(session: Session, transaction: Transaction) -> tuple[int, int]:
-    """Claim the transactional id, which fences its producer and aborts what that has open.
+    """Claim the transactional id, which fences its producer and aborts its open transaction.
 
-    Returns the producer id and epoch that fence it. They are nobody's: the producer's successor
-    claims the id anew. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort is decided and its
-    markers are not written within the session's time. Source: ``Admin.forceTerminateTransaction``
-    (KIP-939), which does the same.
+    Returns the new producer id and epoch. No client uses them: the producer's successor claims the
+    id again. Raises ApiError; CONCURRENT_TRANSACTIONS if the abort has been decided but its markers
+    are not written within the session's timeout. ``Admin.forceTerminateTransaction`` (KIP-939) does
+    the same, and is the source.
     """
     answer = session.client.call(
         "InitProducerId",

@@ -1,6 +1,7 @@
-"""Where replicas could lie instead: spread over given brokers, with as few moves as that takes.
+"""Assignments of replicas to brokers with as few moves as possible.
 
-Kafka's own tool draws a new assignment, which moves nearly all; here what lies well stays.
+Kafka's own tool generates a new assignment, which moves nearly all replicas; here well-placed ones
+stay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Replicas = tuple[int, ...]
 
 
 class TooFewBrokers(ValueError):  # noqa: N818 - it says what is wrong
-    """More replicas are asked for than there are brokers."""
+    """More replicas are requested than there are brokers."""
 
 
 def spread(
@@ -23,11 +24,11 @@ def spread(
     racks: Mapping[int, str | None],
     factor: int | None = None,
 ) -> dict[Partition, Replicas]:
-    """An assignment of all partitions to the brokers that ``racks`` names.
+    """Return an assignment of all partitions to the brokers in ``racks``.
 
-    Each partition gets ``factor`` replicas, or as many as it has, on different racks as far as
-    there are so many. Brokers hold, and lead, as nearly the same number as can be. What is on one
-    of the brokers stays there unless that one would hold too many. Raises TooFewBrokers.
+    Each partition gets ``factor`` replicas, or as many as it has, on different racks if there are
+    enough. Brokers hold, and lead, nearly the same number of partitions. A replica on one of the
+    brokers stays there unless that broker would hold too many. Raises TooFewBrokers.
     """
     wanted = {tp: factor or len(replicas) for tp, replicas in current.items()}
     most = max(wanted.values(), default=0)
@@ -44,7 +45,7 @@ def spread(
 
 
 class _Plan:
-    """The assignment in the making."""
+    """An assignment under construction."""
 
     def __init__(
         self, current: Mapping[Partition, Replicas], racks: Mapping[int, str | None]
@@ -56,7 +57,7 @@ class _Plan:
         self.nodes: dict[Partition, list[int]] = {}
 
     def keep(self, tp: Partition, count: int) -> None:
-        """Leave what is on the brokers, of each rack one as far as there are racks."""
+        """Keep replicas that are on the brokers, one per rack if there are enough racks."""
         kept: list[int] = []
         for node in self._current[tp]:
             if len(kept) < count and node in self._held and self._fits(node, kept, count):
@@ -65,13 +66,13 @@ class _Plan:
         self.nodes[tp] = kept
 
     def _fits(self, node: int, others: list[int], count: int) -> bool:
-        """Whether the rack is no other's, where there are as many racks as replicas."""
+        """Return whether a node's rack is free, or there are fewer racks than replicas."""
         if self._rack_count < count:
             return True
         return self._racks[node] not in {self._racks[one] for one in others}
 
     def fill(self, tp: Partition, count: int) -> None:
-        """Add brokers that hold least."""
+        """Add the brokers that hold the fewest replicas."""
         nodes = self.nodes[tp]
         while len(nodes) < count:
             used = {self._racks[node] for node in nodes}
@@ -83,7 +84,7 @@ class _Plan:
             self._held[node][tp] = None
 
     def level(self) -> bool:
-        """Move one replica from a broker that holds too many; False where nothing is to gain."""
+        """Move one replica off an overloaded broker; return False if no move would help."""
         by_load = sorted(self._held, key=lambda one: len(self._held[one]))
         for most in reversed(by_load):
             for least in by_load:
@@ -99,7 +100,7 @@ class _Plan:
         return False
 
     def _cheapest(self, most: int, least: int) -> Partition | None:
-        """The partition whose move costs the fewest copies; None if none can move."""
+        """Return the partition whose move copies the least; None if none can move."""
         best: tuple[int, Partition] | None = None
         for tp in self._held[most]:
             nodes, there = self.nodes[tp], self._current[tp]
@@ -112,7 +113,7 @@ class _Plan:
 
 
 def _with_leaders(replicas: Mapping[Partition, Replicas]) -> dict[Partition, Replicas]:
-    """Each with the one in front that is to lead: who is there already, unless it leads enough."""
+    """Put each leader first: the current first replica, unless it leads enough partitions."""
     leads = Counter[int]()
     most = ceil(len(replicas) / max(1, len({node for row in replicas.values() for node in row})))
     found: dict[Partition, Replicas] = {}

@@ -1,4 +1,4 @@
-"""The records of a topic, as a reader of either isolation level sees them."""
+"""The records of a topic, as a consumer of either isolation level receives them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fencepost.logcore.batch import (
 )
 
 MAX_WAIT_MS = 500
-"""How long a broker may wait with its answer for something new, over all partitions."""
+"""Total time that brokers may wait for new records in one round of fetches, in milliseconds."""
 
 
 class Reader:
-    """Fetches partition by partition, and leaves out what a read_committed reader may not see."""
+    """Fetches partition by partition, and filters the records of aborted transactions."""
 
     def __init__(self, session: Session, topic: str, *, committed: bool) -> None:
         self._session = session
@@ -37,13 +37,14 @@ class Reader:
         self._floors: dict[int, int] = {}
         self._bounds: dict[int, tuple[int, int]] = {}
         self.notes: list[str] = []
-        """Where the topic does not have what ``seek`` was asked for, in a sentence each."""
+        """A sentence for each place of ``seek`` that the topic does not have."""
         self.is_early = False
-        """Whether ``seek`` was asked for a time from which on no partition has a record yet."""
+        """Whether ``seek`` asked for a time at or after which no partition has a record yet."""
         self.has_more = False
-        """Whether the last Fetch has records behind those that :meth:`rounds` yielded last."""
+        """Whether the last Fetch has records after those that :meth:`rounds` yielded last."""
         self.pins: dict[int, int] = {}
-        """Partition → its last stable offset, where the last Fetch saw one below the end."""
+        """Partition → its last stable offset, if the last Fetch reported one below the high
+        watermark."""
 
     @property
     def places(self) -> list[Partition]:
@@ -60,8 +61,8 @@ class Reader:
     ) -> None:
         """Find the first and the last offset to read of each partition, or of those ``wanted``.
 
-        Without ``follow`` the end of now is the last of all. Raises click.ClickException for an
-        unknown partition.
+        Without ``follow`` reading stops at the present end at the latest. Raises
+        click.ClickException for an unknown partition.
         """
         indexes = list(self._session.topics([self._topic])[0].partitions)
         unknown = sorted({*wanted, *begin.offsets, *until.offsets} - set(indexes))
@@ -72,7 +73,7 @@ class Reader:
         self._bounds = {index: (first[index], last[index]) for index in wanted}
         self._ends = self._stops(until, last, follow=follow)
         times = self._offsets(wanted, begin.time) if begin.time is not None else first
-        # An answer of -1 is a partition without a record as late as that.
+        # An offset of -1 stands for a partition without a record at or after that time.
         self.is_early = begin.time is not None and begin.time >= 0 and max(times.values()) < 0
         for index in wanted:
             at = begin.offset_of(index)
@@ -86,7 +87,7 @@ class Reader:
                 self._go(index, times[index] if times[index] >= 0 else last[index])
 
     def move(self, index: int, at: int) -> None:
-        """Go on from offset ``at`` of a partition that is read; a note says if it has none."""
+        """Continue a partition at offset ``at``; a note says if the partition does not have it."""
         first, last = self._bounds[index]
         if at < first:
             self._tell(index, f"begins at {first}, nothing is left at {at}")
@@ -96,7 +97,7 @@ class Reader:
 
     def _go(self, index: int, at: int) -> None:
         first, last = self._bounds[index]
-        # Beyond the end a broker refuses to read; what is there before the place is left out.
+        # Brokers refuse to fetch beyond the end; records below the floor are filtered out.
         self._floors[index] = at
         self._positions[index] = min(max(at, first), last)
 
@@ -108,7 +109,7 @@ class Reader:
     def _stops(
         self, until: Where, last: Mapping[int, int], *, follow: bool
     ) -> dict[int, int | None]:
-        """Partition → the offset before which to stop; None if there is none."""
+        """Return partition → the offset at which to stop; None if there is none."""
         if until is END:
             return dict.fromkeys(last) if follow else {**last}
         if until.last is not None or (follow and until.time is not None):
@@ -130,7 +131,7 @@ class Reader:
         return stops
 
     def _tail(self, index: int, count: int, first: int, end: int) -> int:
-        """Where the last ``count`` visible records begin; offsets may have gaps between them."""
+        """Return the offset of the ``count``-th visible record from the end; offsets have gaps."""
         seen: list[int] = []
         low, step = end, max(count, 1)
         while len(seen) < count and low > first:
@@ -155,13 +156,13 @@ class Reader:
         return {index: offset for (_, index), offset in found.items()}
 
     def records(self) -> Iterator[tuple[int, LogRecord]]:
-        """Each record with its partition."""
+        """Yield each record with its partition."""
         for index, records in self.rounds():
             for record in records:
                 yield index, record
 
     def rounds(self) -> Iterator[tuple[int, list[LogRecord]]]:
-        """The records of one partition after the other, as they come; none where none came."""
+        """Yield the records of one partition after the other; an empty list for an empty fetch."""
         while True:
             pending = [
                 index
@@ -174,7 +175,7 @@ class Reader:
                 yield from ((index, shown) for shown in self._round(index, len(pending)))
 
     def _round(self, index: int, pending: int) -> Iterator[list[LogRecord]]:
-        """Yield the records of one Fetch, in chunks; an empty list alone where it has none."""
+        """Yield the records of one Fetch in chunks, or a single empty list if it has none."""
         end, floor, position = self._ends[index], self._floors[index], self._positions[index]
         last: list[LogRecord] = []
         for records, behind in self._read(index, position, MAX_WAIT_MS // pending):
@@ -206,14 +207,14 @@ class Reader:
 
 
 def aborted_of(row: Any) -> list[tuple[int, int]]:
-    """The (first offset, producer id) of each aborted transaction that a Fetch answer names."""
+    """Return (first offset, producer id) of each aborted transaction in a Fetch response."""
     return [(entry.first_offset, entry.producer_id) for entry in row.aborted_transactions or ()]
 
 
 def visible(
     data: bytes, position: int, aborted: list[tuple[int, int]]
 ) -> tuple[list[LogRecord], int]:
-    """Return all records of ``data`` that :func:`visible_chunks` yields, and where to go on."""
+    """Return all records that :func:`visible_chunks` yields, and the next offset."""
     seen: list[LogRecord] = []
     for records, behind in visible_chunks(data, position, aborted):
         seen += records
@@ -224,10 +225,10 @@ def visible(
 def visible_chunks(
     data: bytes, position: int, aborted: list[tuple[int, int]]
 ) -> Iterator[tuple[list[LogRecord], int]]:
-    """Yield the records of ``data`` that a reader at ``position`` may see, with where to go on.
+    """Yield the records of ``data`` visible to a consumer at ``position``, with the next offset.
 
-    They come in chunks: a batch of some kilobytes may hold more than fits in memory. The last chunk
-    is empty. ``aborted`` is that of :func:`readable`.
+    They are yielded in chunks, since a compressed batch of some kilobytes may hold more than fits
+    in memory. The last chunk is empty. ``aborted`` is that of :func:`readable`.
     """
     for at, header in readable(data, aborted):
         for chunk in record_chunks(data, at, header):
@@ -240,10 +241,10 @@ def visible_chunks(
 def readable(
     data: bytes, aborted: Iterable[tuple[int, int]] = ()
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches of a Fetch answer that hold records for a reader, each with where it begins.
+    """Yield the batches of a Fetch response with records for a consumer, each with its position.
 
     ``aborted`` holds (first offset, producer id) of aborted transactions: from its first offset to
-    its abort marker a producer's transactional batches are left out.
+    its abort marker a producer's transactional batches are skipped.
     """
     dead: set[int] = set()
     waiting = sorted(aborted)
@@ -251,7 +252,7 @@ def readable(
         while waiting and waiting[0][0] <= header.last_offset:
             dead.add(waiting.pop(0)[1])
         if header.is_control:
-            # Compaction may have left the header alone.
+            # Compaction may have removed the marker's record, leaving an empty batch.
             marker = first_control(data, at, header)
             if marker is not None and marker.type == ControlType.ABORT:
                 dead.discard(header.producer_id)
@@ -260,7 +261,7 @@ def readable(
 
 
 def headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches of a Fetch answer and where each begins; at its end, half a batch may stand."""
+    """Yield the batches of a Fetch response with their positions; the last may be incomplete."""
     at = 0
     while at + HEADER_SIZE <= len(data):
         header = parse_header(data, at)
@@ -271,6 +272,6 @@ def headers(data: bytes) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def batches(data: bytes) -> Iterator[tuple[BatchHeader, list[LogRecord]]]:
-    """The batches of a Fetch answer with their records."""
+    """Yield the batches of a Fetch response with their records."""
     for at, header in headers(data):
         yield header, decode_records(data, at, header)

@@ -1,4 +1,4 @@
-"""Where the replicas of partitions are, who leads, and what is not as it should be.
+"""Replicas, leaders and health of partitions; brokers and the controller quorum; elections.
 
 Source: DescribeTopicPartitions (KIP-966), Metadata, DescribeCluster (KIP-700, KIP-919),
 DescribeQuorum (KIP-595), ElectLeaders (KIP-183, KIP-460).
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
 
 NOBODY = -1
-"""The leader of a partition that has none."""
+"""The leader id of a partition without a leader."""
 
 PARTITIONS_PER_ANSWER = 2_000
 PREFERRED, UNCLEAN = 0, 1
-"""Kinds of elections."""
+"""Election types of ElectLeaders."""
 
 METADATA_TOPIC = "__cluster_metadata"
 
 
 class PartitionState(NamedTuple):
-    """One partition. ``elr`` is None where the brokers don't tell: before Kafka 4.0."""
+    """One partition. ``elr`` is None if the brokers do not report it: before Kafka 4.0."""
 
     topic: str
     partition: int
@@ -45,7 +45,7 @@ class PartitionState(NamedTuple):
 
     @property
     def preferred(self) -> int:
-        """Who is to lead: the first of the assignment."""
+        """The preferred leader: the first replica of the assignment."""
         return self.replicas[0] if self.replicas else NOBODY
 
     @property
@@ -55,7 +55,7 @@ class PartitionState(NamedTuple):
 
 
 def partition_states(session: Session, topics: Iterable[str] | None = None) -> list[PartitionState]:
-    """The partitions of ``topics``, or of all topics, by name and index. Raises ApiError."""
+    """Return the partitions of ``topics``, or all, by topic and index. Raises ApiError."""
     known = session.topics(topics)
     versions = session.client.versions()
     told = {}
@@ -85,7 +85,7 @@ _Eligible = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _eligible(session: Session, topics: Sequence[str]) -> dict[Partition, _Eligible]:
-    """The eligible leader replicas of each partition, and those last known."""
+    """Return the eligible leader replicas of each partition, and the last known ones."""
     found: dict[Partition, _Eligible] = {}
     cursor: Any = None
     while topics:
@@ -121,7 +121,7 @@ def _ask_partitions(make: Any, topics: Sequence[str], cursor: Any) -> Any:
 
 
 class BrokerState(NamedTuple):
-    """One broker. ``fenced`` is None where the brokers don't tell: before Kafka 4.0, or not us."""
+    """One broker. ``fenced`` is None if not reported: before Kafka 4.0, or for lack of rights."""
 
     broker: int
     host: str
@@ -131,7 +131,7 @@ class BrokerState(NamedTuple):
 
 
 def brokers(session: Session) -> list[BrokerState]:
-    """All registered brokers, those that are fenced with them where the cluster tells that.
+    """Return all registered brokers, including fenced ones if the cluster reports them.
 
     Raises ApiError.
     """
@@ -165,7 +165,7 @@ def _brokers_of_metadata(session: Session) -> list[BrokerState]:
 
 
 class Quorum(NamedTuple):
-    """Who decides: the active controller, since which epoch, and how far each node has read."""
+    """The controller quorum: the active controller, its epoch, and the log end of each node."""
 
     controller: int
     epoch: int
@@ -175,12 +175,12 @@ class Quorum(NamedTuple):
 
 
 def is_elected_of_brokers(session: Session) -> bool:
-    """Whether the controller is one of the brokers, elected on ZooKeeper: there is no quorum."""
+    """Return whether the brokers elect the controller on ZooKeeper, so that there is no quorum."""
     return ApiKey.DESCRIBE_QUORUM not in session.client.versions()
 
 
 def quorum(session: Session) -> Quorum | None:
-    """The quorum of controllers; None where there is none, or where it may not be seen."""
+    """Return the controller quorum; None if there is none, or this user may not describe it."""
     if is_elected_of_brokers(session):
         return None
     answer = session.client.call(
@@ -207,9 +207,9 @@ def quorum(session: Session) -> Quorum | None:
 
 
 def active_controller(session: Session, known: Quorum | None) -> int | None:
-    """The id of the active controller; None where this user may not see the quorum.
+    """Return the id of the active controller; None if this user may not describe the quorum.
 
-    Metadata names a broker that forwards to it, any one, where controllers are a quorum.
+    With a quorum, the controller id in Metadata is a random broker that forwards requests.
     """
     if known is not None:
         return known.controller
@@ -220,9 +220,9 @@ def active_controller(session: Session, known: Quorum | None) -> int | None:
 
 
 def problems(state: PartitionState, min_isr: int, adding: Collection[int] = ()) -> list[str]:
-    """What is wrong with a partition, the worst first, in Kafka's words.
+    """Return the problems of a partition, the worst first, in Kafka's words.
 
-    Replicas that a reassignment is ``adding`` are not missing yet.
+    Replicas that a reassignment is ``adding`` do not count as missing.
     """
     found = []
     if state.leader == NOBODY:
@@ -240,7 +240,7 @@ def problems(state: PartitionState, min_isr: int, adding: Collection[int] = ()) 
 def elect(
     session: Session, kind: int, partitions: Collection[Partition]
 ) -> dict[Partition, tuple[ErrorCode, str | None]]:
-    """Have leaders elected; what came of each. Raises ApiError where nothing was tried."""
+    """Elect leaders and return the result of each. Raises ApiError if the request fails."""
     indexes: dict[str, list[int]] = {}
     for topic, index in partitions:
         indexes.setdefault(topic, []).append(index)
@@ -270,7 +270,7 @@ def elect(
 
 
 def unregister(session: Session, broker: int) -> None:
-    """Have the cluster forget a broker. Raises ApiError."""
+    """Unregister a broker. Raises ApiError."""
     answer = session.client.call(
         "UnregisterBroker",
         to_node=session.controller,

@@ -1,7 +1,7 @@
-"""What the commands ask of a cluster, in plain Python values.
+"""Requests of the commands to a cluster, with results as plain Python values.
 
-Everything here goes over the wire with the versions both sides know, so it works against any
-Kafka broker. Shapes: a partition is a ``(topic, index)`` pair; offsets and timestamps are ints.
+Each request uses the highest version known to both sides, so it works against any Kafka broker.
+A partition is a ``(topic, index)`` pair; offsets and timestamps are ints.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fencepost.coordinator.wire.client.requests import (
 from fencepost.coordinator.wire.client.security import PLAINTEXT, Security
 
 MAX_FETCH_BYTES = 4 * 1024 * 1024
-"""Of one answer; memory stays bounded whatever the topic holds."""
+"""Bytes of one response, which bounds the memory of a fetch."""
 
 NO_EPOCH = -1
-"""The leader epoch of a commit that has none."""
+"""The leader epoch of a commit without one."""
 
 
 class Position(NamedTuple):
-    """What a commit says of one partition; ``metadata`` is the client's own text."""
+    """A committed offset of one partition; ``metadata`` is the client's own text."""
 
     offset: int
     leader_epoch: int = NO_EPOCH
@@ -44,7 +44,7 @@ class Position(NamedTuple):
 
 
 class Session:
-    """A connection to a cluster for the length of one command."""
+    """A connection to a cluster for the duration of one command."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Session:
         )
 
     def limit(self, timeout_s: float) -> None:
-        """Let each request take so long from now on, repetitions included."""
+        """Set the timeout of each later request, including its retries."""
         self.timeout_ms = int(timeout_s * 1000)
         self.client.limit(self.timeout_ms)
 
@@ -74,17 +74,17 @@ class Session:
 
     @property
     def controller(self) -> int:
-        """The broker that changes topics; any will do while it is -1."""
+        """The broker that changes topics; any will do if it is -1."""
         return self.client.metadata().controller_id
 
     @property
     def some_broker(self) -> int:
-        """A broker that can tell of itself, the controller where one is known."""
+        """A broker to ask about itself: the controller if it is known."""
         known = self.client.metadata()
         return known.controller_id if known.controller_id in known.brokers else min(known.brokers)
 
     def topics(self, names: Iterable[str] | None = None) -> list[TopicMetadata]:
-        """Describe ``names``, or all topics, sorted; an unknown one raises :class:`ApiError`."""
+        """Describe ``names``, or all topics, sorted. Raises ApiError for an unknown name."""
         known = self.client.metadata(refresh=True).topics
         found = []
         for name in sorted(known) if names is None else names:
@@ -103,7 +103,7 @@ class Session:
         replication_factor: int = -1,
         validate_only: bool = False,
     ) -> Any:
-        """Create a topic and return its row of the answer; -1 is the broker's default.
+        """Create a topic and return its row of the response; -1 is the broker's default.
 
         Raises :class:`ApiError`.
         """
@@ -147,7 +147,7 @@ class Session:
         return found
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, list[Partition]]:
-        """The partitions that each node leads. Raises :class:`ApiError` for an unknown one."""
+        """Group partitions by leader. Raises :class:`ApiError` for an unknown partition."""
         cluster = self.client.metadata()
         found: dict[int, list[Partition]] = defaultdict(list)
         for topic, index in partitions:
@@ -170,9 +170,9 @@ class Session:
         max_wait_ms: int = 0,
         max_bytes: int = MAX_FETCH_BYTES,
     ) -> Any:
-        """One Fetch of one partition; raises :class:`ApiError` unless it was served.
+        """Fetch from one partition. Raises :class:`ApiError` if the broker returns an error.
 
-        The first batch comes whole, whatever ``max_bytes`` says.
+        The first batch is returned whole, even if it exceeds ``max_bytes``.
         """
         answer = self.client.call(
             "Fetch",
@@ -194,12 +194,12 @@ class Session:
         return row
 
     def everywhere(self, api: str, **fields: Any) -> list[Any]:
-        """Ask every broker; groups and transactions are listed by their own coordinators."""
+        """Ask every broker; each lists the groups and transactions that it coordinates."""
         nodes = self.client.metadata().brokers
         return [self.client.call(api, to_node=node, **fields) for node in sorted(nodes)]
 
     def groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[Any]:
-        """The groups of all brokers in one of ``states`` and of one of ``types``, by name."""
+        """Return the groups of all brokers with any of ``states`` and ``types``, by name."""
         found: list[Any] = []
         for answer in self.everywhere("ListGroups", states_filter=states, types_filter=types):
             check(answer.error_code, "ListGroups")
@@ -207,7 +207,7 @@ class Session:
         return sorted(found, key=lambda row: str(row.group_id))
 
     def committed(self, group: str) -> dict[Partition, Position]:
-        """All committed offsets of ``group``, sorted by partition."""
+        """Return all committed offsets of ``group``, sorted by partition."""
         found = self._offset_fetch(group, None, require_stable=False)
         check(getattr(found, "error_code", 0), "OffsetFetch", group)
         positions = {
@@ -221,7 +221,7 @@ class Session:
         return dict(sorted(positions.items()))
 
     def has_pending_offsets(self, group: str, partitions: Collection[Partition]) -> bool:
-        """Whether an open transaction carries offsets of ``group`` for one of ``partitions``."""
+        """Return whether ``group`` has transactional offsets pending for ``partitions``."""
         found = self._offset_fetch(group, partitions, require_stable=True)
         codes = [row.error_code for _, row in rows_of(found)]
         codes.append(getattr(found, "error_code", ErrorCode.none))
@@ -230,12 +230,12 @@ class Session:
     def _offset_fetch(
         self, group: str, partitions: Collection[Partition] | None, *, require_stable: bool
     ) -> Any:
-        """The part of an OffsetFetch answer that is about ``group``; None asks for all."""
+        """Return the part of an OffsetFetch response about ``group``; None is all partitions."""
         answer = self.client.call(
             "OffsetFetch",
             at_most=NAMED["OffsetFetch"],
             to_group=group,
-            # An unstable offset is an answer, not a reason to ask again.
+            # UNSTABLE_OFFSET_COMMIT is a result here, not a reason to retry.
             check=not require_stable,
             entity=lambda f: offset_fetch(f, group, partitions, require_stable=require_stable),
         )

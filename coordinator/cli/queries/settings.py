@@ -1,4 +1,4 @@
-"""The settings of topics, brokers and groups: what they are, whence, and how they change.
+"""The settings of topics, brokers and groups: values, sources and changes.
 
 Source: ``ConfigCommand`` of Kafka; DescribeConfigs and IncrementalAlterConfigs.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fencepost.coordinator.cli.queries.session import Session
 
 KINDS = {"topic": 2, "broker": 4, "group": 32}
-"""What has settings, by the names of commands; the numbers are DescribeConfigs'."""
+"""Resource types by the names of commands; the numbers are DescribeConfigs'."""
 
 SOURCES = {
     1: "topic",
@@ -28,10 +28,10 @@ SOURCES = {
     7: "client metrics",
     8: "group",
 }
-"""Where a value comes from; ``broker`` and ``cluster`` are dynamic, for one broker and for all."""
+"""Sources of values; ``broker`` and ``cluster`` are dynamic, for one broker and for all."""
 
 EVERY_BROKER = ""
-"""The name of the resource that holds what all brokers have dynamically."""
+"""The name of the resource with the dynamic defaults of all brokers."""
 
 SET, DELETE = 0, 1
 
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
 def described(
     session: Session, resources: Sequence[Resource], keys: Sequence[str] | None = None
 ) -> list[Setting]:
-    """The settings of ``resources``, all or those of ``keys``, sorted by key. Raises ApiError."""
+    """Return the settings of ``resources``, all or ``keys``, sorted by key. Raises ApiError."""
     found: list[Setting] = []
     names = {number: kind for kind, number in KINDS.items()}
     for node, mine in _by_node(resources).items():
@@ -83,7 +83,7 @@ def described(
 
 
 def _by_node(resources: Iterable[Resource]) -> dict[int, list[Resource]]:
-    """What each node is asked for: a broker tells its own settings only, -1 is any node."""
+    """Group resources by node: a broker reports only its own settings; -1 is any node."""
     found: dict[int, list[Resource]] = defaultdict(list)
     for kind, name in resources:
         is_one_broker = kind == "broker" and name != EVERY_BROKER and name.isdecimal()
@@ -103,10 +103,10 @@ def _describe(make: Any, wanted: Sequence[Resource], keys: Sequence[str] | None)
 
 
 def known_keys(session: Session, resource: Resource) -> set[str]:
-    """The keys that ``resource`` may have. Raises ApiError."""
+    """Return the keys that ``resource`` may have. Raises ApiError."""
     kind, name = resource
     if kind == "broker" and name == EVERY_BROKER:
-        # What is described of all brokers is only what is set for them.
+        # The description of all brokers has only the keys that are set.
         name = str(session.some_broker)
     return {one.key for one in described(session, [(kind, name)])}
 
@@ -119,7 +119,7 @@ def alter(
     *,
     execute: bool,
 ) -> None:
-    """Change settings, or only ask whether they could be. Raises ApiError with the reason."""
+    """Change settings, or only validate the change. Raises ApiError with the reason."""
     kind, name = resource
     ((node, _),) = _by_node([resource]).items()
 

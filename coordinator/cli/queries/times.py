@@ -1,6 +1,6 @@
-"""The times that people write on the command line; all commands read them here.
+"""Parsing of times on the command line, for all commands.
 
-What has no zone is UTC, as everything is that the commands print.
+A time without a zone is UTC, like all times that the commands print.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ FORMS = (
     "02:13, -10m, -2h, yesterday, 2026-01-31, 2026-01-31T12:00+01:00, or milliseconds since 1970"
     " as @1769860800000"
 )
-"""What an error and a help text name."""
+"""The forms of a time, for errors and help texts."""
 
 MIN_BARE_MS = 10**11
 """Milliseconds need no ``@`` from 1973 on: shorter numbers are seconds, dates or typing errors."""
 
 MAX_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999, which nothing here can print a later one of."""
+"""The last millisecond of the year 9999, the last year that can be printed."""
 
 _AGO = re.compile(f"-({PARTS})")
 _CLOCK = re.compile(r"(?:(today|yesterday)(?:[ T]|$))?(\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?")
@@ -28,15 +28,15 @@ _DAYS = {"today": 0, "yesterday": 1}
 
 
 class TimeError(ValueError):
-    """A text is no time; the message says what would be."""
+    """A text is not a time; the message lists the valid forms."""
 
 
 def milliseconds(text: str, now: dt.datetime | None = None) -> int:
-    """The instant that ``text`` means, in milliseconds since 1970, never negative.
+    """Return the time ``text`` in milliseconds since 1970, never negative.
 
-    A time of day is the last one that has been; ``-1h30m`` is so long before ``now`` (an aware
-    datetime; the clock if None); ``today`` and ``yesterday`` begin at midnight UTC and may be
-    followed by a time of day. Raises :class:`TimeError`.
+    A time of day is its last occurrence; ``-1h30m`` is that long before ``now`` (an aware datetime;
+    None is the clock's); ``today`` and ``yesterday`` begin at midnight UTC and may be followed by a
+    time of day. Raises :class:`TimeError`.
     """
     now = dt.datetime.now(dt.UTC) if now is None else now.astimezone(dt.UTC)
     text = text.strip()
@@ -58,7 +58,7 @@ def milliseconds(text: str, now: dt.datetime | None = None) -> int:
 
 
 def _moment(text: str, now: dt.datetime) -> dt.datetime:
-    """A day or a time of day by the clock, or ISO 8601. Raises ValueError."""
+    """Parse a day or time of day, or ISO 8601. Raises ValueError."""
     clock = _CLOCK.fullmatch(text) if text else None
     if clock is None:
         at = dt.datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""Errors about names that a cluster does not have, with the nearest one that it has."""
+"""Errors about names that a cluster does not have, with the most similar existing name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unknown_topic(name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def unknown_group(name: str, listed: Callable[[], Iterable[str]]) -> UnknownNameError:
-    """Return the error about a group; without a nearest name where groups cannot be listed."""
+    """Return the error about a group; without a suggestion if groups cannot be listed."""
     code = ErrorCode.group_id_not_found
     return UnknownNameError(code, "DescribeGroups", "group", name, _known(listed))
 

@@ -1,4 +1,4 @@
-"""Places in a topic as people write them: an end of it, an offset, a time, so many from the end."""
+"""Places in a topic as people write them: earliest, latest, an offset, a time, or a tail."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BY_PARTITION = re.compile(r"\d{1,9}=\d{1,18}(?:,\d{1,9}=\d{1,18})*")
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """One of these; ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`.
+    """A place, of one kind; ``time`` is in ms since 1970, or :data:`EARLIEST` or :data:`LATEST`.
 
-    ``offsets`` are those of single partitions; the others are read whole. ``last`` counts the
-    records of each partition that the reader can see.
+    ``offsets`` are by partition; other partitions are read whole. ``last`` is the number of records
+    at the end of each partition that the consumer can see.
     """
 
     time: int | None = None
@@ -31,7 +31,7 @@ class Where:
     last: int | None = None
 
     def offset_of(self, index: int) -> int | None:
-        """The offset in one partition, if this is one."""
+        """Return the offset in one partition; None if the place has none for it."""
         return self.offsets.get(index, self.offset)
 
 
@@ -41,7 +41,7 @@ PLACES = {"earliest": BEGINNING, "latest": END, "end": END}
 
 
 def read_where(text: str) -> Where:
-    """What ``text`` means. A number is an offset here. Raises :class:`TimeError`."""
+    """Parse a place; a number is an offset. Raises :class:`TimeError`."""
     text = text.strip()
     if text in PLACES:
         return PLACES[text]

@@ -26,7 +26,7 @@ SCREENSHOTS = Path(os.environ.get("CONSOLE_SCREENSHOTS", "build/console-screensh
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's; Playwright downloads none."""
+    """Yield Debian's Chromium, since Playwright downloads none here."""
     if not Path(CHROMIUM).exists():
         unavailable("it needs Debian's", "Chromium")
     with sync_playwright() as playwright:
@@ -36,7 +36,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Tab:
-    """One page, the console's words in it, and all that went wrong in it."""
+    """One page, and the errors of its scripts and its console."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -47,7 +47,7 @@ class Tab:
         page.on("console", lambda told: self._told(told.type, told.text))
 
     def _told(self, kind: str, text: str) -> None:
-        # A server that is gone, or refuses, is what some scenarios are about.
+        # Some scenarios have a server that is down or refuses requests.
         if kind == "error" and not re.search("Failed to load resource|net::ERR", text):
             self.problems.append(text)
 
@@ -57,27 +57,27 @@ class Tab:
         return self
 
     def go(self, view: str, **params: object) -> Tab:
-        """Go to a view by its address."""
+        """Open a view by its address."""
         self.page.goto(f"{self.url}#/{view}{'?' if params else ''}{urlencode(params)}")
         return self
 
     def reads(self, text: str | re.Pattern[str], within: str = "main") -> None:
-        """Wait until it is written there."""
+        """Wait until the text is shown."""
         self.page.locator(within).filter(has_text=text).first.wait_for()
 
     def count(self, name: str) -> int:
-        """A number that the page shows under an id."""
+        """Return the number that the page shows under an id."""
         return int(self.page.locator(f"#{name}").inner_text().replace(",", "").replace("–", "-1"))
 
     def keep(self, name: str) -> None:
-        """A screenshot among the run's artefacts."""
+        """Save a screenshot among the run's artefacts."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
 
 @contextlib.contextmanager
 def tab(browser: Browser, url: str, **how: str) -> Iterator[Tab]:
-    """A page of its own profile; whatever its scripts complain of fails the test."""
+    """Yield a page in a profile of its own; any error of its scripts fails the test."""
     context = browser.new_context(viewport=SIZE, **how)  # type: ignore[arg-type]
     shown = Tab(context.new_page(), url)
     try:

@@ -1,4 +1,4 @@
-"""What happens on a broker while somebody looks at it, and the console in a thread."""
+"""Events on a broker for tests of the console, and the console in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKUP = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
 @contextlib.contextmanager
 def running(bootstrap: str, **settings: Any) -> Iterator[str]:
-    """A console on a loop and in a thread of its own; its URL without the token."""
+    """Run a console in a thread with its own loop; yield its URL without the token."""
     started, stop = threading.Event(), threading.Event()
     found: list[str | BaseException] = []
 
@@ -59,7 +59,7 @@ def running(bootstrap: str, **settings: Any) -> Iterator[str]:
 def open_transaction(
     bootstrap: str, topic: str, values: Sequence[str] = ("open",), *, partition: int = 0
 ) -> Iterator[tuple[str, confluent_kafka.Producer]]:
-    """A transaction with ``values``, aborted at the end unless it has ended before."""
+    """Open a transaction with ``values``; it is aborted at the end unless the test ends it."""
     name = unique("pipeline")
     conf = {"transactional_id": name, "client_id": f"{name}-client"}
     with confluent_producer(bootstrap, **conf) as producer:
@@ -82,7 +82,7 @@ def write(
     key: bytes | str | None = None,
     headers: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Plain records."""
+    """Write records without a transaction."""
     with confluent_producer(bootstrap) as producer:
         for value in values:
             producer.produce(
@@ -91,14 +91,14 @@ def write(
 
 
 def commit(bootstrap: str, group: str, topic: str, offset: int, partition: int = 0) -> None:
-    """Have ``group`` have read so far, without members."""
+    """Commit an offset for ``group``, which needs no members."""
     with confluent_consumer(bootstrap, group_id=group) as consumer:
         place = TopicPartition(topic, partition, offset)
         consumer.commit(offsets=[place], asynchronous=False)
 
 
 def fence(bootstrap: str, topic: str, name: str) -> None:
-    """Two producers of one id: the first is shut out in its transaction."""
+    """Run two producers of one id: the second fences the first during its transaction."""
     conf = {"transactional_id": name, "client_id": "the-zombie"}
     shut_out = contextlib.suppress(confluent_kafka.KafkaException)
     with shut_out, confluent_producer(bootstrap, **conf) as first:
@@ -115,7 +115,7 @@ def fence(bootstrap: str, topic: str, name: str) -> None:
 def stuck_rebalance(
     bootstrap: str, group: str, topic: str, protocol: str = "classic"
 ) -> Iterator[None]:
-    """A group that waits for the member ``polls-no-more``, which has all partitions."""
+    """Run a group that waits for the member ``polls-no-more``, which has all partitions."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
 
@@ -149,7 +149,7 @@ def stuck_rebalance(
 def members(
     bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic"
 ) -> Iterator[None]:
-    """Members of a group that have their partitions, and poll all the time."""
+    """Run group members that have their partitions and poll all the time."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         consumers = []

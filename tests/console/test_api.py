@@ -1,4 +1,4 @@
-"""The console's answers, from a real server that asks a real broker."""
+"""The console's responses, from a real server connected to a real broker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def events(response: Any) -> AsyncIterator[tuple[str, Any]]:
 
 
 async def search(console: TestClient, topic: str, **params: Any) -> tuple[list[Any], Any]:
-    """The rows of a search, and what its end says."""
+    """Return the rows of a search and its final event."""
     rows: list[Any] = []
     async with console.get("/api/messages", params={"topic": topic, **params}) as response:
         assert response.status == 200, await response.text()
@@ -73,7 +73,7 @@ def values(rows: list[Any]) -> list[str]:
     return [row["value"]["text"] for row in rows if row["value"]]
 
 
-# --- who may ask ---
+# --- access ---
 
 
 @pytest.mark.parametrize("view", ["about", "overview", "messages", "record", "nothing"])
@@ -120,7 +120,7 @@ async def test_the_page_is_given_to_anybody_and_nothing_beside_it(console):
     async with console.get("/", headers=headers) as answer:
         page = await answer.text()
         assert answer.status == 200
-    # Nothing in it is a script or a style of its own: the policy would not run it.
+    # The page has no inline script or style, which the content security policy would block.
     assert "<script>" not in page
     assert "style=" not in page
     for name in ("server.py", "..%2fserver.py", "__init__.py"):
@@ -327,7 +327,7 @@ async def test_a_history_that_begins_while_it_runs_is_found(tmp_path, headers):
         async with TestClient(TestServer(app), headers=headers) as client:
 
             async def all_of_them(view: str) -> list[Any]:
-                """As many at a time as there are sessions."""
+                """Send as many requests at a time as there are sessions."""
                 asked = (get(client, view) for _ in range(limits.MAX_CALLS))
                 return [row["kept"] for row in map(_history, await asyncio.gather(*asked))]
 
@@ -357,7 +357,7 @@ async def test_lag_is_of_records_that_a_reader_can_get(console, bootstrap, topic
         assert (total["lag"], total["held_back"]) == (0, 2)
         producer.commit_transaction(60)
         assert (await get(console, "group", id=group))["total"]["lag"] == 2
-        # Behind the last record there is still the marker, which nobody can read.
+        # The marker follows the last record, and is no record to be read.
         commit(bootstrap, group, topic, 2)
         found = await get(console, "group", id=group)
         assert found["offsets"][0]["end"] == 3
@@ -547,7 +547,7 @@ async def test_a_search_counts_what_it_looks_at(console, bootstrap, cluster):
     assert end["why"] == "end"
     for asked in ({"value": "GRÖSSE"}, {"value": "größe"}, {"key": "B"}, {"header": "race"}):
         rows, end = await search(console, topic, **{"from": "earliest"}, **asked)
-        # Folding of case is that of Unicode, in which ß is ss.
+        # Case folding follows Unicode, which folds ß to ss.
         assert values(rows) == ["Größe 299"], asked
     assert rows[0]["headers"] == [["trace", {"size": 2, "cut": False, "base64": "AP8="}]]
 
@@ -593,7 +593,7 @@ async def test_a_search_follows_and_ends_with_its_reader(console, bootstrap, top
                 break
     app = console.app
     assert app is not None
-    # A new search may begin at once: the one before is over.
+    # A new search may start at once, as the previous one has ended.
     await search(console, topic)
 
 
@@ -661,7 +661,7 @@ async def test_who_watches_the_same_shares_one_question(monkeypatch):
         await one.aclose()
         await anext(two)
         await two.aclose()
-        # Nobody watches: nobody is asked.
+        # Without watchers the broker gets no requests.
         before = asked
         await asyncio.sleep(0)
         third = watches.follow(("v",), look, lambda error: {"message": str(error)})
@@ -755,11 +755,11 @@ async def test_silent_brokers_are_told_while_a_view_takes_long(monkeypatch):
     watches = live.Watches(feel)
     frames = watches.follow(("v",), look, lambda error: {"message": str(error)})
     async with asyncio.timeout(20):
-        # A good answer is told as well: a page may have heard of silence on an earlier stream.
+        # A good answer is sent as well: an earlier stream may have told the page of silence.
         assert '"silent": []' in await anext(frames)
         beat = {"silent": [2], "away": None}
         assert json.loads((await anext(frames)).partition("data: ")[2]) == beat
-        # A page that is opened later hears of it as well.
+        # A page opened later gets the state as well.
         late = watches.follow(("w",), look, lambda error: {"message": str(error)})
         assert '"silent": [2]' in await anext(late)
         beat = live.ALL_WELL
@@ -816,7 +816,7 @@ async def test_streams_and_searches_are_bounded(console, topic, monkeypatch):
     await until_async(free, "the streams have ended")
 
 
-# --- what the console may take ---
+# --- the console's resource limits ---
 
 
 async def test_a_search_is_bounded_in_bytes(console, bootstrap, topic, monkeypatch):

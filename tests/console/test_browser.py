@@ -1,4 +1,4 @@
-"""What a person sees: the console in a real Chromium, on a real broker."""
+"""The console as a user sees it: in a real Chromium, on a real broker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def page(browser, url) -> Iterator[Tab]:
 
 @pytest.fixture
 def another(browser) -> Iterator[Callable[..., Tab]]:
-    """Further pages, of another console or another taste."""
+    """Yield a function that opens further pages, with other consoles or preferences."""
     with ExitStack() as stack:
         yield lambda url, **how: stack.enter_context(tab(browser, url, **how))
 
@@ -119,7 +119,7 @@ def test_lag_reaches_zero_after_a_commit(page, bootstrap, topic):
         page.reads("3 records held back")
         producer.commit_transaction(60)
         expect(lag).to_have_text("3")
-        # The marker behind them has an offset, and nobody can read it.
+        # The marker after them has an offset, but is no record to be read.
         commit(bootstrap, group, topic, 3)
         expect(lag).to_have_text("0")
     page.keep("lag")
@@ -207,7 +207,7 @@ def test_a_search_counts_and_can_be_stopped(page, bootstrap, topic):
     page.page.get_by_role("button", name="Search").click()
     page.reads("too late", ".messages")
 
-    # What is typed into several fields stays while pages are drawn anew, and is one search.
+    # Input in several fields survives redraws of the page, and forms one search.
     page.go("topic", name=topic)
     page.page.get_by_label("Key has").fill("K")
     page.page.get_by_label("Value has").fill("value 2998")
@@ -384,7 +384,7 @@ TOO_WIDE = """
   .filter((one) => !one.closest(".table-wrap, nav"))
   .map((one) => `${one.tagName}.${one.className}`)
 """
-"""The elements that make a page scroll sideways; tables and tabs scroll by themselves."""
+"""Elements that make the page scroll sideways; tables and tabs scroll by themselves."""
 
 
 @pytest.mark.parametrize("width", [320, 390, 768])
@@ -419,7 +419,7 @@ def test_no_page_is_wider_than_a_narrow_screen(page, bootstrap, cluster, width):
 
 def test_a_foreign_name_of_this_machine_is_refused(another, url):
     page = another(url.replace("127.0.0.1", "127.0.0.2")).page
-    # Chromium may not reach it at all where nothing listens; by name it reaches us.
+    # Chromium may not reach an address without a listener; by this name it reaches the console.
     name = url.replace("127.0.0.1", "console.localhost")
     answer = page.goto(name)
     assert answer.status == 421
@@ -471,7 +471,7 @@ def test_everything_goes_by_keys_alone(page, cluster, bootstrap):
     keys.press("Enter")
     page.reads("found", ".drawer")
     keys.press("Escape")
-    # From the top, Tab goes through all in the order in which it is seen.
+    # From the top, Tab visits all elements in visual order.
     page.page.reload()
     page.reads("found", ".messages")
     keys.press("Tab")
@@ -529,7 +529,7 @@ def test_a_broker_that_does_not_answer_is_noticed_within_three_seconds(another, 
     daemon = Daemon(tmp_path / "data").start()
     assert daemon.child is not None
     try:
-        with running(daemon.bootstrap, timeout_s=10.0) as url:  # as the command has it
+        with running(daemon.bootstrap, timeout_s=10.0) as url:  # the command's timeout
             page = another(url).enter()
             page.reads("live", ".foot")
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who comes to the console's socket: with TLS and without, with the token and without."""
+"""Clients of the console's socket: with and without TLS, with and without the token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @contextlib.asynccontextmanager
 async def console(bootstrap: str, keystore: Path | None = None) -> AsyncIterator[tuple[str, int]]:
-    """A console that listens; its URL without the token, and its port."""
+    """Run a console; yield its URL without the token, and its port."""
     context = None
     if keystore is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -49,7 +49,7 @@ async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Whether the other side has ended the connection; waits for that."""
+    """Wait for the next byte and return whether the connection was closed instead."""
     async with asyncio.timeout(20):
         try:
             return await reader.read(1) == b""
@@ -93,7 +93,7 @@ async def test_strangers_are_few_and_the_oldest_go_first(
         strangers: list[Any] = [await connect(port) for _ in range(3)]
         late = await connect(port)
         assert await is_closed(strangers[0][0])
-        # The one with the token is none of them, and its connection is the one from before.
+        # The client with the token is not counted, and keeps its earlier connection.
         async with client.get(f"{url}api/about", ssl=context) as answer:
             assert answer.status == 200
         for _, writer in (*strangers[1:], late):
@@ -128,7 +128,7 @@ async def test_who_shows_no_token_goes_soon(
                 while await reader.read(65_536):
                     pass
         writer.close()
-        # Who has shown it stays.
+        # The client that presented it stays connected.
         assert await stream.content.readany()
 
 

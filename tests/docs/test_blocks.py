@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to run, runs."""
+"""The documentation's commands run as written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = frozenset(
         "testing/README.md",
     }
 )
-"""Pages that take more than two seconds; README, the first that a stranger reads, is none."""
+"""Pages that take more than two seconds; README, a reader's first page, must not be one."""
 
 PAGES = [(Page(path), shown(path)) for path in pages()]
 
@@ -49,7 +49,7 @@ def test_the_blocks_of_a_page_run(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name) for page, name in PAGES])
 def test_a_block_says_what_it_is(page: Page) -> None:
-    """Without a language nobody could tell output from commands."""
+    """Without a language, output could not be told from commands."""
     known = RUN_LANGUAGES | SHOWN_LANGUAGES
     assert [str(block) for block in page.blocks if block.language not in known] == []
     empty = [str(block) for block in page.blocks if block.words.get("not run") == ""]

@@ -1,4 +1,4 @@
-"""The generated parts of the documentation say what the code says."""
+"""The generated parts of the documentation match the code."""
 
 from __future__ import annotations
 

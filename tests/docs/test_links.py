@@ -1,4 +1,4 @@
-"""Links of all pages lead somewhere."""
+"""The links of all pages lead to existing targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def complaint(link: Link, root: Path) -> str | None:
-    """What is wrong with a link; hosts are not asked."""
+    """Return the problem with a link, or None; hosts are not contacted."""
     parts = urlsplit(link.target)
     if parts.scheme in {"http", "https"}:
         return None if parts.hostname and "." in parts.hostname else "names no host"

@@ -1,4 +1,4 @@
-"""The matrix of clients and features says what was run, and nothing else."""
+"""The matrix of clients and features reports exactly the recorded runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_failure_of_several_is_told() -> None:
 
 
 def test_every_scenario_of_the_matrix_is_there() -> None:
-    """A test that was renamed would leave its cell at what it was."""
+    """The cell of a renamed test would keep its old result."""
     wire = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests/wire").glob("test_*.py"))
     runs = json.loads((ROOT / "docs/compatibility.json").read_text("utf-8"))
     for run in runs:

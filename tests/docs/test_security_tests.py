@@ -13,7 +13,7 @@ from tests.support.pages import ROOT
 TEXT = (ROOT / "docs" / "security-tests.md").read_text(encoding="utf-8")
 
 LETTERS: dict[str, str] = {}
-"""Files that the page names by a letter, up to where the letter is given to another."""
+"""Files by the letter that stands for them on the page; a letter may be reused further down."""
 
 
 def named_tests() -> Iterator[tuple[str, str]]:

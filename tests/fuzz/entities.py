@@ -1,4 +1,4 @@
-"""Random messages of any kio class, within what its field types can hold."""
+"""Random messages of any kio class, within the ranges of its field types."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TEXTS = ["", "a", "topic-1", "ß€𝄞", "x" * 127, "y" * 128, "z" * 300]
 
 
 def random_entity(cls: type, rng: random.Random, width: int = 3) -> Any:
-    """An instance of ``cls``; about a third of the fields keep their default."""
+    """Return an instance of ``cls``; about a third of the fields keep their default."""
     values = {}
     for field in all_fields(cls):
         if field.tag is not None and rng.random() < 0.4:
-            # Left to the class, so that kio sees its own default object too.
+            # Left to the class, so that kio's own default object is tested too.
             if rng.random() < 0.5 or field.default is None:
                 continue
             values[field.name] = typed_default(field)
@@ -44,7 +44,7 @@ def random_entity(cls: type, rng: random.Random, width: int = 3) -> Any:
 
 
 def required(cls: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Values for the fields that the class itself has no default for."""
+    """Return values for the fields without a default in the class."""
     import dataclasses
 
     missing = {
@@ -56,7 +56,7 @@ def required(cls: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def typed_default(field: FieldInfo) -> Any:
-    """The default in kio's own type, where ours is a plain number."""
+    """Return the default in kio's own type, where the field's is a plain number."""
     if field.is_array or field.struct is not None:
         return field.default
     if field.kafka_type in {"timedelta_i32", "timedelta_i64"} and isinstance(field.default, int):
@@ -67,7 +67,7 @@ def typed_default(field: FieldInfo) -> Any:
 
 
 def random_value(field: FieldInfo, rng: random.Random, width: int) -> Any:
-    """One value, or one element, of ``field``."""
+    """Return one value, or one element, of ``field``."""
     if field.nullable and field.tag is None and not field.is_array and rng.random() < 0.3:
         return None
     if field.struct is not None:
@@ -76,7 +76,7 @@ def random_value(field: FieldInfo, rng: random.Random, width: int) -> Any:
 
 
 def random_leaf(field: FieldInfo, rng: random.Random) -> Any:
-    """A value of the field's type, whatever the field means."""
+    """Return a value of the field's type, regardless of the field's meaning."""
     kind = field.kafka_type
     if kind in INTEGERS:
         low, high = INTEGERS[kind]

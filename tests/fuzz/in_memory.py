@@ -1,4 +1,4 @@
-"""A connection of the broker without a socket: bytes go in as they are cut, answers come out."""
+"""A connection of the broker without a socket: bytes arrive in fragments, responses are kept."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Link(asyncio.Transport):
         self._out = bytearray()
         self._changed = asyncio.Event()
         self.sent: list[bytes] = []
-        """Whole frames that the client has sent, without their length."""
+        """Complete frames that the client has sent, without their length."""
         self.messages = 0
-        """What the client has sent, one by one, whole or not."""
+        """The number of messages that the client has sent, complete or not."""
         self._stream = bytearray()
         self.answers: list[bytes] = []
-        """Whole frames of the broker, likewise; none where it encrypts."""
+        """Complete frames of the broker, without their length; none with encryption."""
         self.encrypted = bytearray()
-        """What it has sent where it encrypts, for the client to take."""
+        """Encrypted bytes of the broker, for the client to take."""
         self.is_closed = False
         self.most_held = 0
-        """The most bytes that were kept of this client at a time, before it has logged in."""
+        """The most bytes that the broker held for this client at a time before its login."""
         self.connection = Connection(server, listener)
         self._tls = server._encrypted(self.connection) if listener.is_tls else None
         self._protocol: asyncio.BufferedProtocol = self._tls or self.connection
@@ -49,7 +49,7 @@ class Link(asyncio.Transport):
     # --- the client ---
 
     def send(self, data: bytes) -> None:
-        """Send bytes, whatever they are."""
+        """Send arbitrary bytes."""
         self.messages += 1
         self._inbox += data
         self._stream += b"" if self._tls else data
@@ -62,7 +62,7 @@ class Link(asyncio.Transport):
         self._pump_soon()
 
     async def heard(self, count: int, timeout_s: float = 20) -> bool:
-        """Wait for so many answers in all; False if the broker has closed before."""
+        """Wait for so many responses in total; return False if the broker closed before."""
         async with asyncio.timeout(timeout_s):
             while len(self.answers) < count and not self.is_closed:
                 self._changed.clear()
@@ -70,7 +70,7 @@ class Link(asyncio.Transport):
         return len(self.answers) >= count
 
     async def drained(self, turns: int = 200_000) -> None:
-        """Wait until the broker has read all, or has closed, but no more turns of the loop."""
+        """Wait until the broker has read all or has closed; fail after so many turns."""
         for _ in range(turns):
             if not self._inbox or self.is_closed:
                 return
@@ -78,7 +78,7 @@ class Link(asyncio.Transport):
         raise AssertionError("not read")
 
     def leave(self) -> None:
-        """Close, as a client does."""
+        """Close the connection as a client does."""
         if not self.is_closed and not self._protocol.eof_received():
             self.close()
 
@@ -90,7 +90,7 @@ class Link(asyncio.Transport):
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Deliver as much as one read of a socket would, or less."""
+        """Deliver at most as much as one read of a socket would."""
         self._is_pumping = False
         if not self._is_reading or self.is_closed:
             return
@@ -104,7 +104,7 @@ class Link(asyncio.Transport):
         self._pump_soon()
 
     def measure(self) -> None:
-        """Look at what is kept."""
+        """Record the bytes that the broker holds."""
         connection = self.connection
         if connection.session.principal != ANONYMOUS:
             return

@@ -1,4 +1,4 @@
-"""Figures at every bound in files that commands take over: refused in a sentence, or harmless."""
+"""Extreme numbers in files that commands import: refused with a message, or harmless."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ INT16, INT32, INT64 = 1 << 15, 1 << 31, 1 << 63
 
 
 def near(limit: int) -> list[int]:
-    """Values at both ends of a signed field, at half of it, and around zero."""
+    """Return values at both ends of a signed field, at half of it, and around zero."""
     ends = [-limit, -limit + 1, -2, -1, 0, 1, limit // 2 - 1, limit // 2, limit - 2, limit - 1]
     return [*ends, limit - 2_000] if limit > INT16 else ends
 
@@ -69,13 +69,13 @@ FIELDS = {
     "base sequence": (53, ">i", INT32),
     "record count": (57, ">i", INT32),
 }
-"""Where a batch has its figures, and the first value that their fields cannot hold."""
+"""The offset and format of each number in a batch, and the first value above its range."""
 
 CHECKPOINTS = (LOG_START_CHECKPOINT, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
 
 
 def set_field(data: bytes, name: str, value: int) -> bytes:
-    """Return a batch with another figure, and the CRC that fits."""
+    """Return a batch with another number in a field and a valid CRC."""
     position, form, _ = FIELDS[name]
     changed = bytearray(data)
     struct.pack_into(form, changed, position, value)
@@ -84,7 +84,7 @@ def set_field(data: bytes, name: str, value: int) -> bytes:
 
 
 def source(home: Path, *batches: bytes, topic: str = "t") -> Path:
-    """A partition's directory as a stopped broker leaves it."""
+    """Return a partition's directory as a stopped broker leaves it."""
     path = home / f"{topic}-0"
     path.mkdir(parents=True)
     (path / f"{0:020}.log").write_bytes(b"".join(batches))
@@ -96,7 +96,7 @@ def whole() -> bytes:
 
 
 def taken_over(target: Path, path: Path) -> bool:
-    """Import ``path``; whether that was done. A refusal leaves the target as it was."""
+    """Import ``path``; return whether that succeeded. A refusal must leave the target unchanged."""
     store = storage(target)
     known = sorted(one.name for one in target.iterdir())
     following = store.metadata.image.next_producer_id
@@ -115,7 +115,7 @@ def taken_over(target: Path, path: Path) -> bool:
 
 
 def goes_on(target: Path, topic: str = "t") -> None:
-    """Several starts later there are epochs, offsets and producer ids."""
+    """Check that several restarts later leader epochs, offsets and producer ids still advance."""
     for _ in range(3):
         store = storage(target)
         partition = store.logs.partition(topic, 0)
@@ -177,7 +177,7 @@ def test_offsets_of_messages_of_an_older_format_are_bounded(tmp_path: Path, magi
 
 
 def look(data: Path) -> None:
-    """Read and repair the files by every command; none ends by an exception of its own."""
+    """Read and repair the files with every command; none may end with an unexpected exception."""
     path = next(one for one in sorted(data.iterdir()) if one.is_dir())
     logs = [str(one) for one in sorted(path.iterdir()) if one.is_file()]
     for words in (
@@ -233,7 +233,7 @@ def test_offsets_in_names_of_files(tmp_path: Path, base: int, suffix: str) -> No
 
 
 def transaction(field: str, value: int) -> Record:
-    """A record of ``__transaction_state`` with one figure of its own."""
+    """Return a record of ``__transaction_state`` with one chosen number."""
     figures = {"producer_id": 7, "producer_epoch": 0, "timeout_ms": 60_000, "time": 1}
     figures[field] = value
     key = FieldWriter(0, flexible=False)
@@ -246,7 +246,7 @@ def transaction(field: str, value: int) -> Record:
 
 
 def group(field: str, value: int) -> Record:
-    """A record of ``__consumer_offsets`` with one figure of its own."""
+    """Return a record of ``__consumer_offsets`` with one chosen number."""
     if field == "generation":
         made = records.GroupMetadataValue("consumer", value, None, None, 1, ())
         return records.group_metadata("g", made)
@@ -359,7 +359,7 @@ def test_leader_epoch_that_is_handed_over_is_bounded(tmp_path: Path, epoch: int)
 
 
 def assert_handed_over(directory: Path, expected: bool) -> None:
-    """Whether ``cluster promote`` and ``stand-alone`` take these metadata."""
+    """Check whether ``cluster promote`` and ``stand-alone`` accept this metadata."""
     at = f"{directory}/{METADATA_TOPIC}-0"
     if expected:
         assert read_stopped(OsFileSystem(), at) is not None

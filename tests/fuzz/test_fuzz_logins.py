@@ -1,7 +1,7 @@
-"""Whatever strangers send: an answer or an end, nothing served, nobody let in, little kept.
+"""Arbitrary bytes before a login: a response or a close, nothing served, no login, little memory.
 
-Each script is one connection that is fed in memory. It is drawn from the seed and its number, so
-one that fails can be repeated. More of them: ``--inputs 1000000 --seed 7 -o timeout=0``.
+Each script is one connection fed in memory. It is drawn from the seed and its number, so a failing
+one can be repeated. For more of them: ``--inputs 1000000 --seed 7 -o timeout=0``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from tests.unit.coordinator.logging_in import scram_mechanisms, users_in
 from tests.unit.coordinator.services import Services
 
 SCRIPTS = 1_000
-"""Without ``--inputs``."""
+"""The number of scripts without ``--inputs``."""
 AT_A_TIME = 50
 MAX_HELD_BYTES = 131_072
-"""Of one connection before its login."""
+"""The memory limit of one connection before its login."""
 MAX_ANSWERED_BYTES = 8_192
-"""What a stranger is sent at most: ApiVersions, a list of mechanisms, the steps of one login."""
+"""The most bytes of responses before a login: ApiVersions, the mechanisms, one exchange."""
 
 NOW_MS = 1_700_000_000_000
 USER, PASSWORD = "alice", "the right one, which nobody guesses"
@@ -62,11 +62,11 @@ ISSUER, STRANGER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 _HEADER = struct.Struct(">hhih")
 
 
-# --- what strangers say ---
+# --- requests before a login ---
 
 
 def frame(key: int, version: int, body: bytes, client_id: bytes | None = b"fuzz") -> bytes:
-    """A request without its length."""
+    """Return a request without its length."""
     size = -1 if client_id is None else len(client_id)
     return _HEADER.pack(key, version, 7, size) + (client_id or b"") + body
 
@@ -97,7 +97,7 @@ def authenticate(rng: random.Random, token: bytes) -> bytes:
 
 
 def other(rng: random.Random) -> bytes:
-    """A request of any other API, at any version."""
+    """Return a request of any other API, at any version."""
     api = rng.choice(list(APIS.values()))
     return frame(
         api.key, rng.randint(api.min_version, api.max_version), rng.randbytes(rng.randrange(30))
@@ -105,7 +105,7 @@ def other(rng: random.Random) -> bytes:
 
 
 def bent(data: bytes, rng: random.Random) -> bytes:
-    """The same, a little different."""
+    """Return the data with a few random changes."""
     found = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 6))):
         at = rng.randrange(len(found) + 1)
@@ -132,7 +132,7 @@ def bent(data: bytes, rng: random.Random) -> bytes:
 
 
 def framed(data: bytes, rng: random.Random) -> bytes:
-    """With a length in front, which may be wrong."""
+    """Return the data with a length in front, which is sometimes wrong."""
     size = len(data)
     if rng.random() < 0.03:
         size = rng.choice(
@@ -147,23 +147,23 @@ def salted(mechanism: ScramMechanism, password: str, salt: bytes, iterations: in
 
 
 class Script:
-    """One connection of a client that does not know the password, or that bends what it says."""
+    """One connection of a client that lacks the password, or that alters its messages."""
 
     def __init__(self, link: Link, rng: random.Random) -> None:
         self.link, self.rng = link, rng
         self.knows = False
-        """Whether it has used what only the user knows."""
+        """Whether the script has used the user's password or a valid token."""
         self._is_bare = False
 
     async def play(self) -> None:
-        """Say everything, and go."""
+        """Send all messages and close."""
         rng = self.rng
         part = rng.choice(
             (self._login, self._login, self._login, self._login, self._jumble, self._noise)
         )
         await part()
         if self.link.connection.session.principal == ANONYMOUS:
-            # Whatever is whole has an answer, or was the end.
+            # Every complete frame gets a response or closes the connection.
             await self.link.heard(len(self.link.sent))
         self.link.leave()
 
@@ -173,7 +173,7 @@ class Script:
         self.link.send(framed(data, self.rng))
 
     async def _ask(self, data: bytes) -> bytes | None:
-        """The answer, None where there will be none."""
+        """Send a request and return the response, or None if there will be none."""
         count = len(self.link.sent)
         self._say(data)
         if len(self.link.sent) == count or not await self.link.heard(len(self.link.sent)):
@@ -187,7 +187,7 @@ class Script:
             self.link.send(framed(data, rng) if rng.random() < 0.7 else data)
 
     async def _jumble(self) -> None:
-        """All kinds of requests, in any order, without waiting for an answer."""
+        """Send all kinds of requests, in any order, without waiting for responses."""
         rng = self.rng
         for _ in range(rng.randint(1, 12)):
             match rng.randrange(5):
@@ -214,7 +214,7 @@ class Script:
         return rng.choice(makers)()
 
     async def _login(self) -> None:
-        """A login from its beginning to its end, bent here and there."""
+        """Run a whole login with random alterations."""
         rng = self.rng
         for _ in range(rng.choice((0, 1, 1, 2))):
             await self._ask(versions(rng))
@@ -325,7 +325,7 @@ def other_signature() -> str:
 
 
 def claims(rng: random.Random) -> dict[str, Any]:
-    """What a token may say, some of it strange."""
+    """Return the claims of a token, some with odd values."""
     strange: tuple[Any, ...] = (
         None,
         -1,
@@ -349,7 +349,7 @@ def claims(rng: random.Random) -> dict[str, Any]:
 
 
 def forged(rng: random.Random) -> str:
-    """Signed by somebody else, or by nobody, or for another user."""
+    """Return a token with another issuer's signature, none, or claims of another user."""
     header: dict[str, Any] = {
         "alg": rng.choice(("ES256", "ES256", "none", "HS256", "RS256", "", None, [], {}, 7)),
         "kid": rng.choice(("one", "one", "two", None, [], 1)),
@@ -400,7 +400,7 @@ LISTENERS = {
     name: ListenerConfig(name, protocol=SecurityProtocol.SASL_PLAINTEXT)
     for name in ("STRICT", "SLOW", "OPEN")
 }
-"""SLOW holds the answer to a failed login back, OPEN believes tokens."""
+"""SLOW delays the response to a failed login, OPEN accepts unsigned tokens."""
 
 
 @asynccontextmanager
@@ -431,7 +431,7 @@ async def serving(home: Path) -> AsyncIterator[Server]:
 
 @contextmanager
 def failures() -> Iterator[list[Any]]:
-    """What is logged as an error of the broker, or reaches the loop's own handler."""
+    """Yield a list of errors that the broker logs or that reach the loop's exception handler."""
     found: list[Any] = []
 
     def look(_logger: object, level: str, event: Any) -> Any:
@@ -443,7 +443,7 @@ def failures() -> Iterator[list[Any]]:
     loop.set_exception_handler(lambda _loop, context: found.append(context))
     before = structlog.get_config()["processors"]
     kept = before.copy()
-    before[:] = [look]  # in place: loggers that are there hold this list
+    before[:] = [look]  # in place, as existing loggers hold this list
     try:
         yield found
     finally:
@@ -451,7 +451,7 @@ def failures() -> Iterator[list[Any]]:
 
 
 async def check(server: Server, seed: int, number: int, seen: Counter[str]) -> None:
-    """Play a script, and look at what came of it."""
+    """Play a script and check the outcome."""
     rng = random.Random(f"{seed}/{number}")
     name = rng.choices(list(LISTENERS), (8, 1, 3))[0]
     link = Link(server, LISTENERS[name], rng)
@@ -503,7 +503,7 @@ async def test_whatever_strangers_say(tmp_path: Path, request: pytest.FixtureReq
 @pytest.mark.parametrize("more_bytes", [0, 1])
 @pytest.mark.parametrize("what", ["name", "nonce", "extension"])
 async def test_what_is_kept_between_two_steps(tmp_path: Path, what: str, more_bytes: int) -> None:
-    """All that is in memory, with the longest message that SCRAM may begin with, and a longer."""
+    """Measure memory with the longest accepted first message of SCRAM, and with a longer one."""
     size = MAX_TOKEN_BYTES - len(b"n,,n=a,r=b,x=c") + 1 + more_bytes
     name, nonce, value = (
         "n" * size if what == one else one[0] for one in ("name", "nonce", "extension")

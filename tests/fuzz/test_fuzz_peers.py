@@ -1,8 +1,8 @@
-"""Whatever a controller or a leader answers: a broker of theirs goes on once it makes sense again.
+"""Spoiled responses of a controller or a leader: a broker recovers once they are valid again.
 
-Answers pass through a proxy that spoils them for a while: bytes at random, cut off, lengths and
-numbers that are absurd, answers to other requests. What is spoiled is drawn from the seed. More of
-it: ``--inputs 20 --seed 7 -o timeout=0``.
+Responses pass through a proxy that spoils them for a while: random bytes, truncation, absurd
+lengths and numbers, responses to other requests. The choices are drawn from the seed. For more of
+them: ``--inputs 20 --seed 7 -o timeout=0``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.unit.coordinator.test_members import controller, create, fenced, lead
 pytestmark = pytest.mark.slow
 
 SPOILED = 150
-"""Answers of each run, or as many as come in SPOILED_S."""
+"""Spoiled responses of each run, unless SPOILED_S is over before."""
 SPOILED_S = 3
 
 MAX_A_SECOND = 400
-"""Requests of one broker to a peer that it can not make sense of."""
+"""The most requests per second of one broker to a peer with invalid responses."""
 
 MAX_GROWTH_BYTES = 64 << 20
 
@@ -76,7 +76,7 @@ SPOILERS: tuple[Callable[[random.Random, bytes], bytes], ...] = (
 
 
 class SpoilingProxy:
-    """Passes on what goes to ``target``, and spoils its answers while it is told to."""
+    """A proxy to ``target`` that spoils the responses while ``spoils`` is set."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -144,7 +144,7 @@ async def proxy(seed: int) -> AsyncIterator[SpoilingProxy]:
 
 
 async def spoil(through: SpoilingProxy, meanwhile: Callable[[], Awaitable[object]]) -> None:
-    """Spoil so many answers, or as many as there are in a while."""
+    """Spoil so many responses, or as many as come in a while, and check the resources used."""
     loop, kept = asyncio.get_running_loop(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began, through.spoils = loop.time(), True
     while through.spoiled < SPOILED and loop.time() < began + SPOILED_S:
@@ -222,7 +222,7 @@ def test_a_leader_that_makes_no_sense(tmp_path: Path, seeds: range) -> None:
                 copy = other.services.logs.partition("t", 0)
                 await until_true(lambda: copy.log_end_offset == count, "all of it there")
                 await until_true(lambda: isr(one, "t")() == {101, 102}, "it is in sync")
-                # It may have been told that the log begins later, and can not know better.
+                # A spoiled response may have raised its log start offset, which it has to believe.
                 start = copy.log_start_offset
                 assert content(copy, start) == content(log, start)
             finally:

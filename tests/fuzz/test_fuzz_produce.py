@@ -1,4 +1,4 @@
-"""Whatever is let into a log can be read to its end: the decoder of consumers is the judge."""
+"""Consumers' decoder can read every batch that a log accepts, to the end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_is_let_in_is_read_to_the_end(tmp_path: Path) -> None:
 
 
 def read_to_the_end(cluster: Cluster, topic: str) -> int:
-    """The offset behind the last record; each has the one that follows the last."""
+    """Read all records, check that their offsets are consecutive, and return the end offset."""
     expected = 0
     while part := cluster.fetch(topic, offset=expected)["records"]:
         for position, header in iter_headers(part):

@@ -1,6 +1,6 @@
-"""Whatever strangers send to a listener that encrypts: a handshake or an end, and little is kept.
+"""Arbitrary bytes at a listener with TLS: a handshake or a close, and little memory.
 
-Each script is one connection that is fed in memory, as in `test_fuzz_logins.py`.
+Each script is one connection fed in memory, as in `test_fuzz_logins.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.support.stalls import watched_loop
 from tests.unit.coordinator.services import Services
 
 TLS_SCRIPTS = 100
-"""Without ``--inputs``."""
+"""The number of scripts without ``--inputs``."""
 
 
 class TlsScript:
-    """A client that shakes hands as far as it likes, and bends its records."""
+    """A client that runs part of a handshake and alters its TLS records."""
 
     def __init__(self, link: Link, rng: random.Random, context: ssl.SSLContext) -> None:
         self.link, self.rng = link, rng
@@ -37,7 +37,7 @@ class TlsScript:
         self._cipher = context.wrap_bio(self._in, self._out, server_hostname="localhost")
 
     async def play(self) -> None:
-        """Bend one of the flights, or what follows them."""
+        """Alter one of the handshake's flights, or the data after them."""
         rng = self.rng
         bent_at = rng.randrange(4)
         for step in range(3):
@@ -64,7 +64,7 @@ class TlsScript:
                 data += record + rng.randbytes(2) + rng.randbytes(rng.choice((0, 40, 70_000)))
         self._send_raw(data)
         await self.link.drained()
-        for _ in range(3):  # handshakes take their turns
+        for _ in range(3):  # handshakes take several turns
             await asyncio.sleep(0)
         self._in.write(self.link.encrypted)
         self.link.encrypted.clear()

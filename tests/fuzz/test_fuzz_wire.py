@@ -1,4 +1,4 @@
-"""Whatever arrives: a request, or one of the two permitted errors, within bounded memory.
+"""Arbitrary frames: a request, or one of the two permitted errors, within bounded memory.
 
 The cases are seeded and counted, so a failure can be repeated. Noise is made from valid frames of
 all APIs and versions, because pure noise never gets past the header.
@@ -27,7 +27,7 @@ from fencepost.coordinator.wire.writer import uvarint
 from tests.fuzz.entities import random_entity
 
 CASES = 20_000
-"""Of each kind of noise."""
+"""The number of cases of each kind of noise."""
 MAX_OBJECTS = 2_000
 SERVED = {key: (api.min_version, api.max_version) for key, api in APIS.items()}
 
@@ -59,7 +59,7 @@ def insert(frame: bytearray, rng: random.Random) -> bytes:
 
 
 def big_numbers(frame: bytearray, rng: random.Random) -> bytes:
-    """Counts and lengths in both forms, from a little too large to absurd."""
+    """Insert a count or length in one of its encodings, from slightly too large to absurd."""
     value = rng.choice((len(frame), 1000, 2**15 - 1, 2**20, 2**31 - 1, 2**32 - 1))
     number = rng.choice(
         (uvarint(value), struct.pack(">I", value), b"\xff" * 4, b"\x80\0\0\0", b"\xff" * 6)
@@ -70,7 +70,7 @@ def big_numbers(frame: bytearray, rng: random.Random) -> bytes:
 
 
 def splice(frame: bytearray, rng: random.Random) -> bytes:
-    """The header of one version over the body of whatever else."""
+    """Put the header of a random API and version over the body."""
     key = rng.choice(list(SERVED))
     frame[0:4] = struct.pack(">hh", key, rng.randint(*SERVED[key]))
     return bytes(frame)

@@ -23,7 +23,7 @@ from tests.support.targets import SETTINGS
 OURS = "fencepost."
 CONFIG = {
     **SETTINGS,
-    # The APIs of ACLs are served too, and no client has to log in.
+    # With an authorizer the ACL APIs are served too, and no client needs a login.
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
@@ -31,7 +31,7 @@ CONFIG = {
 REQUESTS = 100
 REQUEST_BYTES = 400_000
 LONG_REQUEST_BYTES = 2_000_000
-"""The largest that the slow test sends: 100 of them to each API take minutes."""
+"""The largest requests of the slow test: 100 of them to each API take minutes."""
 
 ZSTD = 4
 RECORD_BYTES = 100_000
@@ -39,12 +39,14 @@ INFLATED_BYTES = 5_000_000
 LONG_INFLATED_BYTES = 25_000_000
 
 LEFT_BYTES = 32 << 20
-"""Growth of resident memory after a client with a hundred requests has gone. At most 19 MiB were
-measured, with requests of 4 MB; some of it is the allocator's."""
+"""The allowed growth of resident memory after a client with a hundred requests has gone.
+
+The measured maximum was 19 MiB, with requests of 4 MB; the allocator keeps some of it.
+"""
 
 
 def prepare(bootstrap: str) -> None:
-    """Make the topic and the transactional id that requests name."""
+    """Create the topic and the transactional id that requests name."""
     with RawClient(bootstrap) as client:
         topic = {"name": KNOWN, "num_partitions": 2, "replication_factor": 1}
         client.call("create_topics", 5, topics=[topic], timeout=10_000)
@@ -55,7 +57,7 @@ def prepare(bootstrap: str) -> None:
 
 @pytest.fixture(scope="module")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker of this process with a topic and a transactional id."""
+    """Yield the address of a broker in this process with a topic and a transactional id."""
     with Broker.in_thread(tmp_path_factory.mktemp("data"), config=CONFIG) as broker:
         with RawClient(broker.bootstrap) as client:
             topic = {"name": KNOWN, "num_partitions": 2, "replication_factor": 1}
@@ -64,15 +66,15 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             client.call("find_coordinator", 3, key=KNOWN, key_type=1)
             client.call("init_producer_id", 2, transactional_id=KNOWN, transaction_timeout=60_000)
         gc.collect()
-        gc.freeze()  # what there is by now is not looked at again and again
+        gc.freeze()  # existing objects need no further collection
         yield broker.bootstrap
         gc.unfreeze()
 
 
 @pytest.mark.parametrize("api_key", sorted(APIS), ids=lambda key: APIS[key].name)
 def test_large_request_leaves_no_cycle(bootstrap: str, api_key: int) -> None:
-    """Reference counts alone free it: the collector may come late, or have set it aside."""
-    send_large(bootstrap, api_key, 5, 100_000, random.Random(api_key))  # what is made once
+    """Reference counts alone free it: the collector may run late, or have frozen it."""
+    send_large(bootstrap, api_key, 5, 100_000, random.Random(api_key))  # one-time objects
     gc.collect()
     gc.disable()
     try:
@@ -98,7 +100,7 @@ def _described(one: object) -> str:
 
 
 def refused_batches(inflated_bytes: int) -> dict[str, bytes]:
-    """Small batches that inflate, each refused for another reason, by the topic that refuses it."""
+    """Return small batches that inflate, by topic; each one is refused for another reason."""
     records = batch([bytes(RECORD_BYTES)] * (inflated_bytes // RECORD_BYTES))[HEADER.size :]
     count = inflated_bytes // RECORD_BYTES
     zstd = bytes(cramjam.zstd.compress(records))
@@ -147,13 +149,13 @@ def send_refused_batches(bootstrap: str, topic: str, data: bytes) -> None:
 def test_large_requests_leave_no_memory(
     tmp_path: Path, request_bytes: int, inflated_bytes: int
 ) -> None:
-    """A hundred requests to each API, each hundred from a client of its own."""
+    """Send a hundred requests to each API, each hundred from a client of its own."""
     daemon = Daemon(tmp_path, CONFIG).start()
     child = daemon.child
     assert child is not None
     try:
         prepare(daemon.bootstrap)
-        for api_key in APIS:  # what is made once
+        for api_key in APIS:  # one-time objects
             send_large(daemon.bootstrap, api_key, REQUESTS // 10, 1_000, random.Random(api_key))
         began = child.resident_bytes
         left = {}

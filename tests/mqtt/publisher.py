@@ -1,4 +1,4 @@
-"""A sensor gateway: publishes real weather and flights, and repeats what was not acknowledged."""
+"""A sensor gateway: it publishes real weather and flights, and repeats unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_FLIGHT = 500
 
 
 def messages(directory: Path, count: int) -> Iterator[Message]:
-    """The first ``count`` of: hourly weather of three airports, then flights."""
+    """Yield the first ``count`` messages: hourly weather of three airports, then flights."""
     fetch(directory)
 
     def readings() -> Iterator[tuple[str, dict[str, str]]]:
@@ -38,7 +38,7 @@ def messages(directory: Path, count: int) -> Iterator[Message]:
 
 
 class Publisher:
-    """paho in its own thread; reconnects by itself and sends unacknowledged messages again."""
+    """paho in its own thread; it reconnects by itself and sends unacknowledged messages again."""
 
     def __init__(self, port: int, qos: int, *, with_ids: bool) -> None:
         self._qos = qos
@@ -62,7 +62,7 @@ class Publisher:
             self.acknowledged += 1
 
     def publish(self, batch: list[Message], first: int) -> None:
-        """Send a batch and wait until the broker has acknowledged all of it."""
+        """Send a batch and wait until the MQTT broker has acknowledged all of it."""
         goal = self.acknowledged + len(batch)
         for number, (topic, payload) in enumerate(batch, first):
             properties = Properties(PacketTypes.PUBLISH)

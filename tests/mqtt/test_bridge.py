@@ -1,4 +1,4 @@
-"""What each level of QoS promises, and what a bridge does that cannot keep up."""
+"""The guarantees of each level of QoS, and a bridge that cannot keep up."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_full_queue_pauses_the_socket_and_loses_nothing(
 ) -> None:
     wanted = [b"%d" % number for number in range(100)]
     async with gateway.running(gateway.bridge()):
-        pass  # the session is there, and subscribed
+        pass  # creates the session and the subscription
     await gateway.publish(*wanted)
     bridge = gateway.bridge(max_queued=max_queued)
     async with gateway.running(bridge):
@@ -80,7 +80,7 @@ async def test_large_messages_pause_the_socket_before_they_are_many(gateway: Gat
 
 
 async def test_a_message_too_large_for_a_record_comes_in_parts(gateway: Gateway) -> None:
-    """Just fits, and one byte more; and one that without a dead-letter topic ends the bridge."""
+    """One just fits, one is a byte larger; without a dead-letter topic a larger one is fatal."""
     empty = Output(
         gateway.topic,
         b"",
@@ -162,7 +162,7 @@ async def test_properties_of_mqtt_5_become_headers(
             MessageExpiryInterval=3_600,
             UserProperty=[("unit", "°C"), ("unit", "K")],
         )
-        # Nothing but its correlation data tells a request from the one before.
+        # Only its correlation data distinguishes a request from the previous one.
         await gateway.publish(b"{}", CorrelationData=b"")
         await gateway.written(b"plain", b"{}", b"{}")
     headers = await headers_of(gateway, 3)
@@ -211,7 +211,7 @@ async def test_the_ledger_is_compacted_before_it_is_long(gateway: Gateway) -> No
 
 
 async def test_messages_wait_in_the_broker_until_they_are_committed(gateway: Gateway) -> None:
-    """A stopped bridge has acknowledged nothing that it has not written."""
+    """A stopped bridge has acknowledged only messages that it has written."""
     wanted = [b"%d" % number for number in range(200)]
     async with gateway.running(gateway.bridge()):
         publishing = asyncio.create_task(gateway.publish(*wanted))
@@ -222,7 +222,7 @@ async def test_messages_wait_in_the_broker_until_they_are_committed(gateway: Gat
 
 
 async def test_routes_that_cover_each_other_are_one_subscription(gateway: Gateway) -> None:
-    """Also in a session that a bridge with the narrower route alone has left."""
+    """Also in a session left by a bridge that only had the narrower route."""
     narrow, wide = Route("a/b", gateway.topic), Route("a/#", gateway.topic)
     async with gateway.running(gateway.mapped_bridge(Mapped((narrow,)))):
         await gateway.publish(b"1")
@@ -233,7 +233,7 @@ async def test_routes_that_cover_each_other_are_one_subscription(gateway: Gatewa
 
 
 async def test_a_retained_message_and_a_second_connection(gateway: Gateway) -> None:
-    """MQTT 5 can ask for it with new subscriptions only; 3.1.1 sends it again, flagged."""
+    """MQTT 5 can request it for new subscriptions only; 3.1.1 sends it again, flagged."""
     await gateway.publish(b"kept", retain=True)
     for number in range(2):
         async with gateway.running(gateway.bridge()):

@@ -1,12 +1,11 @@
-"""Kill -9 of bridge, MQTT broker and daemon: nothing lost, nothing doubled.
+"""Kill -9 of bridge, MQTT broker and daemon: no message is lost or duplicated.
 
-QoS 1 is exact by the message's id, QoS 2 by the packet id alone. Bridge and daemon die while
-messages are under way. Mosquitto writes its state down only when told to, so it is told to before
-it is killed, while the publisher waits: what it acknowledged and forgot is no bridge's to save.
-With message ids the bridge goes on meanwhile, so that Mosquitto comes back with less than it had
-been told.
+QoS 1 is exact by message id, QoS 2 by packet id alone. Bridge and daemon die while messages are in
+flight. Mosquitto saves its state only on request, so the test has it save before each kill, while
+the publisher waits: no bridge can restore messages that Mosquitto acknowledged and forgot. With
+message ids the bridge continues after the save, so that Mosquitto restarts with an older state.
 
-``MQTT_MESSAGES``, ``MQTT_STRIKES`` and ``MQTT_SEED`` make it longer, and other.
+``MQTT_MESSAGES`` and ``MQTT_STRIKES`` extend the test, ``MQTT_SEED`` varies it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ TARGETS = ("weather", "flights")
 BATCH = 250
 CACHE = ROOT / ".cache" / "flights"
 QUIET_S = 20.0
-"""When nothing new has come for so long, nothing is under way any more."""
+"""Without a new message for so long, none is in flight."""
 
 
 class Bridge:
@@ -87,7 +86,7 @@ class Rig:
         self.publisher.publish(batch, first)
 
     def publish_under(self, what: str, delay_s: float, batch: list[Message], first: int) -> None:
-        """Publish, and ``delay_s`` later kill ``what`` and start it again."""
+        """Publish a batch, and ``delay_s`` later kill and restart ``what``."""
         if what == "broker":
             self.publish(batch, first)
             self._strike_broker(delay_s)
@@ -96,7 +95,7 @@ class Rig:
 
         def strike() -> None:
             try:
-                time.sleep(delay_s)  # the instant of the kill is what varies
+                time.sleep(delay_s)  # varies the moment of the kill
                 if what == "bridge":
                     self.bridge.restart()
                 else:
@@ -118,7 +117,7 @@ class Rig:
             self.bridge.kill()
         self.broker.save()
         if self._with_ids:
-            time.sleep(delay_s)  # the instant of the kill is what varies
+            time.sleep(delay_s)  # varies the moment of the kill
         self.broker.kill()
         self.broker.start()
         if not self._with_ids:
@@ -141,7 +140,7 @@ class Rig:
 
 
 def settled(rig: Rig, count: int) -> list[int]:
-    """What has arrived when ``count`` have, or when nothing has come for ``QUIET_S``."""
+    """Return the messages when ``count`` have arrived, or after ``QUIET_S`` without a new one."""
     found: list[int] = []
     growth = (0, time.monotonic())
 
@@ -161,7 +160,7 @@ def missing(found: list[int], count: int) -> list[int]:
 
 
 def check(rig: Rig, count: int, told: str) -> None:
-    """Fail with what is lost, stuck or doubled; slow is no failure."""
+    """Fail with lost, stuck or duplicated messages; slowness is no failure."""
     found = settled(rig, count)
     if late := missing(found, count):
         said = rig.bridge.child.tail(20) if rig.bridge.child else ""

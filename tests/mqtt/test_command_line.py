@@ -1,4 +1,4 @@
-"""``python -m fencepost.pipelines.mqtt``: bad options, an orderly end, an end with a reason."""
+"""``python -m fencepost.pipelines.mqtt``: invalid options, an orderly stop, fatal errors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def gateway(bootstrap: str, cluster: Cluster, broker: Mosquitto) -> Gateway:
 
 @pytest.fixture
 def started(gateway: Gateway) -> Iterator[list[Process]]:
-    """Processes to be ended with the test."""
+    """Yield a list of processes to kill after the test."""
     processes: list[Process] = []
     yield processes
     for one in processes:
@@ -131,7 +131,7 @@ async def test_sigterm_while_there_is_no_mqtt_broker(
 async def test_a_message_without_a_topic_ends_it_with_a_reason(
     gateway: Gateway, started: list[Process]
 ) -> None:
-    """Unacknowledged: a bridge with a dead-letter topic gets it."""
+    """It stays unacknowledged, so a bridge with a dead-letter topic can take it."""
     process = Process(gateway, "--route", "a/#=x.{1}")
     started.append(process)
     await process.says("bridge at work")

@@ -1,8 +1,8 @@
 """QoS 2 without message ids, cut at every packet: each message once, by its packet id alone.
 
-The proxy loses one packet, or lets it through and ends the connection right behind it, which is
-what a kill of the bridge at that instant looks like to the broker; the bridge connects anew. The
-broker itself is killed where its file can be made to say what it should.
+The proxy drops one packet, or passes it and closes the connection right after it, which looks to
+the MQTT broker like a kill of the bridge at that instant; the bridge reconnects. The MQTT broker
+itself is killed where its saved state can be controlled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WINDOW = 5
 
 COUNT = 30
 WANTED = [b"%d" % (number // 3) for number in range(COUNT)]
-"""Neighbours have the same content, which digests can't tell apart."""
+"""Neighbours have the same content, so that digests cannot distinguish them."""
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ async def reached(cut: Cut) -> None:
 
 
 async def queued(gateway: Gateway) -> None:
-    """``WANTED`` waits in the session of a bridge that is not there."""
+    """Queue ``WANTED`` in the session of a bridge that is not running."""
     async with gateway.running(gateway.bridge()):
         pass
     await gateway.publish(*WANTED)
 
 
 async def written_once(gateway: Gateway) -> None:
-    """A last message tells that nothing else is to come."""
+    """Check that each message arrives once; a last message marks the end."""
     await gateway.publish(b"last")
     await gateway.written(*WANTED, b"last")
 
@@ -99,7 +99,7 @@ POINTS = [
 async def test_a_connection_that_ends_at_a_packet(
     gateway: Gateway, proxy: MqttProxy, kind: str, to_broker: bool, action: str
 ) -> None:
-    """In the first connection, and in the one that repeats what the first left open."""
+    """Cut the first connection, and the one that repeats its unfinished packets."""
     await queued(gateway)
     nth = 3 if kind.startswith("PUB") else 1
     cut = proxy.cut(kind, nth, action=action, to_broker=to_broker, times=2)
@@ -114,11 +114,12 @@ async def test_a_connection_that_ends_at_a_packet(
 async def test_mosquitto_restores_more_under_way_than_its_window(
     gateway: Gateway, proxy: MqttProxy, stop: bool
 ) -> None:
-    """It publishes again what was beyond ``max_inflight_messages``, and released by it."""
+    """It publishes those beyond ``max_inflight_messages`` again, although it released them."""
     await queued(gateway)
     held = proxy.cut("PUBCOMP", WINDOW + 1, action="hold", to_broker=True)
-    # So long that what is on its way is one transaction: 5 messages, their PUBRELs, 25 messages,
-    # their PUBRELs; and then the first of 25 PUBCOMPs is held back. MQTT 5 takes all 30 at once.
+    # A linger that puts all messages in flight into one transaction: 5 messages, their PUBRELs, 25
+    # messages, their PUBRELs; then the proxy holds the first of 25 PUBCOMPs. With MQTT 5 all 30 are
+    # in flight at once.
     bridge = gateway.bridge(options=BridgeOptions(linger_ms=250))
     async with gateway.running(bridge):
         await reached(held)
@@ -134,7 +135,7 @@ async def test_mosquitto_restores_more_under_way_than_its_window(
 
 
 def connect_packet(client_id: str, version: int) -> bytes:
-    """A CONNECT that keeps the session."""
+    """Return a CONNECT that keeps the session."""
     properties = b"\x05\x11\xff\xff\xff\xff" if version == 5 else b""
     name = client_id.encode()
     fields = (
@@ -148,7 +149,7 @@ def connect_packet(client_id: str, version: int) -> bytes:
 async def test_mosquitto_publishes_again_what_it_could_not_release_again(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """A connection that is dead when its CONNECT is read makes it forget how far it had come."""
+    """Mosquitto forgets its progress if a connection is dead when its CONNECT is read."""
     await queued(gateway)
     held = proxy.cut("PUBCOMP", 1, action="hold", to_broker=True)
     async with gateway.running(gateway.bridge(options=BridgeOptions(linger_ms=250))):
@@ -176,7 +177,7 @@ async def test_mosquitto_publishes_again_what_it_could_not_release_again(
 async def test_a_new_message_under_the_id_of_one_that_the_broker_forgot(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """Mosquitto comes back from an older file and counts its packet ids from there."""
+    """Mosquitto restarts with an older file and counts its packet ids from there."""
     bridge = gateway.bridge()
     async with gateway.running(bridge):
         await asyncio.to_thread(gateway.broker.save)
@@ -199,7 +200,7 @@ async def test_a_new_message_under_the_id_of_one_that_the_broker_forgot(
 async def test_what_mosquitto_had_only_queued_when_it_saved_comes_twice(
     gateway: Gateway, proxy: MqttProxy
 ) -> None:
-    """The limit: killed later, it sends that as new. What was under way is recognised."""
+    """A known limit: Mosquitto sends those as new; messages in flight are recognised."""
     await queued(gateway)
     held = proxy.cut("PUBREC", 1, action="hold", to_broker=True)
     bridge = gateway.bridge()
@@ -240,7 +241,7 @@ async def test_connections_that_end_idle_do_not_add_up_to_no_progress(
 
 
 async def test_two_bridges_of_one_client_id(gateway: Gateway) -> None:
-    """They fence each other, in Kafka and in MQTT, until one gives up; nothing comes twice."""
+    """They fence each other, in Kafka and in MQTT, until one gives up; no message is duplicated."""
     await queued(gateway)
     bridges = [gateway.bridge(), gateway.bridge()]
     tasks = [asyncio.create_task(one.run(handle_signals=False)) for one in bridges]

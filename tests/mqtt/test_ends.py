@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT in every state of the bridge: status 0, in time, and nothing is lost."""
+"""SIGTERM and SIGINT in every state of the bridge: status 0, in time, and no message lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIGNALS = signal.SIGTERM, signal.SIGINT
 BEFORE_WORK = {"Metadata": 3, "FindCoordinator": 10, "CreateTopics": 19, "InitProducerId": 22}
 BEFORE_WORK |= {"Fetch": 1, "ListOffsets": 2}
 AT_WORK = {"Produce": 0, "AddPartitionsToTxn": 24, "EndTxn": 26}
-"""Requests of a bridge until it is connected, and then."""
+"""Requests of a bridge until it is connected, and after that."""
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ async def test_while_kafka_does_not_answer_at_its_work(
 async def test_while_it_waits_for_a_topic(
     gateway: Gateway, started: list[Process], number: int
 ) -> None:
-    """The message stays with the MQTT broker, and so does what is behind it."""
+    """The message stays with the MQTT broker, and so do the messages after it."""
     process = Process(gateway, "--route", "a/no=no-such-topic", *route(gateway))
     started.append(process)
     await process.says("bridge at work")
@@ -184,7 +184,7 @@ async def test_while_the_mqtt_broker_does_not_answer(
 async def test_while_the_mqtt_broker_takes_no_connection(
     gateway: Gateway, started: list[Process]
 ) -> None:
-    """Its queue of connections is full: the next one is not answered at all."""
+    """Its backlog is full, so the next connection attempt gets no answer at all."""
     with socket.socket() as server, socket.socket() as first, socket.socket() as second:
         server.bind(("127.0.0.1", 0))
         server.listen(0)

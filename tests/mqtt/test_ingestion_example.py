@@ -1,4 +1,4 @@
-"""The example's check holds on both MQTT brokers that it may find."""
+"""The example's check passes with both MQTT brokers that it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka has obeyed and its answer is lost: every message is still written once."""
+"""Kafka has carried out a request and its response is lost: every message is written once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 3
 def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, LosingProxy]]:
-    """A broker that tells its clients the address of a proxy; its own address, and the proxy."""
+    """Yield the address of a broker that advertises a proxy's address, and the proxy."""
     with behind_proxy(request, tmp_path_factory.mktemp("lost")) as (started, proxy):
         yield started.bootstrap, proxy
 
@@ -51,7 +51,8 @@ async def test_an_answer_is_lost(
         ids = {"message_id": MessageId.parse("json:id")} if qos == 1 else {}
         wanted: list[bytes] = []
         for number in range(ROUNDS):
-            # Only the start asks for an id, so that one is lost before the bridge runs.
+            # InitProducerId is sent at the start only, so the loss is set up before the bridge
+            # runs.
             proxy.lose(api)
             async with gateway.running(gateway.mapped_bridge(Mapped((route,), **ids))):
                 fresh = [b'{"id": %d}' % (number * 100 + n) for n in range(20)]

@@ -1,4 +1,4 @@
-"""Messages whose Kafka topic does not exist, or cannot: dead letters, or an end with a sentence."""
+"""Messages whose Kafka topic is missing or invalid: dead letters, or an end with a message."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def gateway(asked: tuple[str, Cluster], broker: Mosquitto) -> Gateway:
 
 
 def bridge(gateway: Gateway, stem: str, **options: Any) -> Bridge:
-    """Messages of ``b/NAME`` go to topic ``STEM.NAME``."""
+    """Return a bridge that routes ``b/NAME`` to topic ``STEM.NAME``."""
     routes = (Route("a/#", gateway.topic), Route("b/+", stem + ".{1}"))
     return gateway.mapped_bridge(Mapped(routes), options=BridgeOptions(**options))
 
 
 async def at_work(made: Bridge) -> asyncio.Task[None]:
-    """The bridge's run, which the test expects to end."""
+    """Run the bridge in a task, which the test expects to end."""
     running = asyncio.create_task(made.run(handle_signals=False))
 
     async def is_connected() -> bool:

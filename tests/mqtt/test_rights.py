@@ -1,4 +1,4 @@
-"""The bridge at a Kafka broker with TLS, logins and rules: the least rights, what is refused."""
+"""The bridge with TLS, a login and ACLs at the Kafka broker: minimal rights, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def owner(
 
 
 class Guarded(Gateway):
-    """A bridge of a user's."""
+    """A bridge that runs as a user with few rights."""
 
     def __init__(self, owner: Realm, broker: Mosquitto) -> None:
         super().__init__(owner.bootstrap, owner.operator, broker, 5)
@@ -39,7 +39,7 @@ class Guarded(Gateway):
 
     @property
     def rights(self) -> list[Right]:
-        """All that it needs when its ledger is there; pipelines/README.md lists them."""
+        """All rights that it needs with an existing ledger; pipelines/README.md lists them."""
         ledger = f"mqtt-ledger.{self.client_id}"
         return [
             Right("WRITE", "TOPIC", self.topic),
@@ -78,7 +78,7 @@ async def test_each_right_is_needed_and_all_of_them_suffice(owner: Realm, gatewa
     async with gateway.running(gateway.of(user)):
         await gateway.publish(b"1")
         await gateway.written(b"1")
-    owner.take(user, [gateway.creation])  # the ledger is there now
+    owner.take(user, [gateway.creation])  # the ledger exists now
     await gateway.publish(b"2")
     for right in rights:
         poor = owner.new_user(*(one for one in rights if one != right))
@@ -99,7 +99,7 @@ async def test_a_right_that_is_lost_under_way(owner: Realm, gateway: Guarded) ->
             await gateway.written(b"1")
             owner.take(user, lost)
             await gateway.publish(b"2")
-            await asyncio.wait([task], timeout=60)  # a stop before its end would hide the error
+            await asyncio.wait([task], timeout=60)  # stopping it earlier would hide the error
 
     with pytest.raises(NotAuthorizedError, match="the right WRITE on the topic"):
         await lose()

@@ -26,7 +26,7 @@ VERSION = 5
 
 
 class Secured(Gateway):
-    """Publishers come in the clear; the bridge goes through the listener with TLS."""
+    """Publishers connect without TLS; the bridge connects to the listener with TLS."""
 
     def __init__(self, bootstrap: str, cluster: Cluster, home: Path, version: int, **how: Any):
         self.authority = Authority(home / "certificates")
@@ -62,7 +62,7 @@ class Secured(Gateway):
         return self.bridge(options=options, security=Security.of(self.settings(**more)))
 
     async def refused(self, bridge: Bridge, told: str) -> None:
-        """It ends at its first attempt, with these words and no secret."""
+        """Check that it ends at its first attempt, with this message and without a secret."""
         with pytest.raises(LoginRefusedError, match=told) as error:
             await asyncio.wait_for(bridge.run(handle_signals=False), 60)
         assert bridge.counters.restarts == 0
@@ -70,7 +70,7 @@ class Secured(Gateway):
         assert f"127.0.0.1:{self.port}" in str(error.value)
 
     def logins(self) -> int:
-        """How many clients the broker has turned away."""
+        """Return the number of clients that the MQTT broker has refused."""
         assert self.broker.child is not None
         return sum("not authorised" in line for line in self.broker.child.lines)
 
@@ -85,7 +85,7 @@ def gateway(
 
 
 async def test_messages_come_through_tls_and_a_login(gateway: Secured) -> None:
-    # More than TLS takes at a time, and a socket that is not read in between.
+    # More than one TLS record, and a socket that the bridge pauses in between.
     wanted = [b"%d" % number + b"x" * 1_500 for number in range(60)]
     address = {"security": Security.of(gateway.settings()), "max_queued": 7}
     bridge = gateway.bridge(**address)
@@ -113,7 +113,7 @@ async def test_what_is_refused_ends_the_bridge_with_the_reason(gateway: Secured)
     await gateway.refused(nobody, r"refuses the login \(no user name was given\)")
     stranger = gateway.secured(**{"ssl.truststore.location": str(others.truststore)})
     await gateway.refused(stranger, "signed by nobody who is trusted here")
-    # A broker that hangs up may be one that ends, so that this is no refusal.
+    # A broker that closes the connection may be stopping, so this counts as no refusal.
     gateway.port = gateway.broker.port
     in_the_clear = gateway.secured(BridgeOptions(retry=RetryPolicy(give_up_ms=100)))
     with pytest.raises(GaveUpError, match="during the TLS handshake: does that port speak TLS"):
@@ -174,7 +174,7 @@ async def test_a_client_certificate_is_the_login(
         async with gateway.running(bridge):
             await gateway.publish(b"1")
             await gateway.written(b"1")
-            # The certificate changes under the bridge, and the broker goes for a moment.
+            # The certificate is replaced under the bridge, and the broker restarts.
             replace(store, gateway.authority.issue("later", is_client=True).read_bytes())
             gateway.broker.stop()
             gateway.broker.start()

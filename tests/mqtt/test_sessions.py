@@ -1,4 +1,4 @@
-"""What becomes of packet ids when the MQTT broker has lost the session, or only seems to."""
+"""Packet ids when the MQTT broker has lost the session, or only seems to have."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Gateway:
         self.topic = cluster.create_topic(unique("readings"))
         self.client_id = unique("gateway")
         self.port = broker.port
-        """Where bridges connect to: the broker, or a proxy before it."""
+        """The port to which bridges connect: the broker's, or a proxy's."""
 
     def bridge(self, qos: int = 2, **more: Any) -> Bridge:
-        """``more``: options, and fields of the address."""
+        """Return a bridge; ``more`` has options and fields of the address."""
         return self.mapped_bridge(Mapped((Route("a/#", self.topic, qos=qos),)), **more)
 
     def mapped_bridge(
@@ -76,7 +76,7 @@ class Gateway:
             await asyncio.wait_for(task, 60)
 
     def client(self, client_id: str, *, persistent: bool = False) -> paho.Client:
-        """A raw MQTT client, connected; the caller ends its loop."""
+        """Return a connected raw MQTT client, whose loop the caller stops."""
         version = paho.MQTTv5 if self.version == 5 else paho.MQTTv311
         options: dict[str, Any] = {} if self.version == 5 else {"clean_session": not persistent}
         client = paho.Client(
@@ -99,7 +99,7 @@ class Gateway:
         retain: bool = False,
         **attributes: Any,
     ) -> None:
-        """``attributes``: MQTT 5's properties by paho's names."""
+        """Publish and wait; ``attributes`` are MQTT 5's properties by paho's names."""
         client = self.client(unique("sensor"))
         properties = Properties(PacketTypes.PUBLISH) if attributes else None
         for name, value in attributes.items():
@@ -120,7 +120,7 @@ class Gateway:
         return probe
 
     async def written(self, *wanted: bytes) -> None:
-        """Wait until just these are there."""
+        """Wait until exactly these values are written."""
 
         async def probe() -> bool:
             return len(await self.values()) >= len(wanted)
@@ -134,7 +134,7 @@ class Gateway:
         )
 
     async def remember(self, packets: dict[int, bytes], *, connecting: bool) -> None:
-        """Leave the ledger that a bridge would have left which received ``packets``."""
+        """Write the ledger of a bridge that has received ``packets``."""
         bridge = self.bridge()
         await bridge._create_ledger()
         ledger = Ledger()
@@ -151,7 +151,7 @@ class Gateway:
         await producer.stop()
 
     async def leave_session(self, *, with_message: bytes | None = None) -> None:
-        """A session as a killed bridge leaves it: new and silent, or with a message under way."""
+        """Leave a session as a killed bridge does: a new one, or one with a message in flight."""
         client = self.client(self.client_id, persistent=True)
         arrived: list[int] = []
         client.manual_ack_set(True)
@@ -205,7 +205,7 @@ async def test_a_loss_that_the_predecessor_died_of_is_noticed(gateway: Gateway) 
 
 
 async def test_a_session_that_was_not_lost_keeps_its_packet_ids(gateway: Gateway) -> None:
-    """The predecessor was killed while it connected, but the broker still has everything."""
+    """The predecessor was killed while it connected, but the MQTT broker kept the session."""
     await gateway.remember({1: digest("a/b", b"21.5")}, connecting=True)
     await gateway.leave_session(with_message=b"21.5")
     bridge = gateway.bridge()

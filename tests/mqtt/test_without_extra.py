@@ -1,4 +1,4 @@
-"""``python -m fencepost.pipelines.mqtt`` where the extra is not installed."""
+"""``python -m fencepost.pipelines.mqtt`` without the installed extra."""
 
 from __future__ import annotations
 

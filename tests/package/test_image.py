@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 IMAGE = "fencepost-tests/fencepost"
 PORTS = (9092, 29092)
 LOCKED = ("requirements.txt", "build-requirements.txt")
-"""What comes from an index, with versions and hashes."""
+"""The requirements that come from an index, with versions and hashes."""
 
 
 def run(*command: object, status: int = 0) -> str:
@@ -42,7 +42,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     if missing := engine_missing():
         unavailable(missing, "a container engine")
     context = tmp_path_factory.mktemp("image") / "context"
-    # What tools keep for themselves changes while it is copied, if others run here.
+    # Other tools' caches may change while they are copied.
     hidden = (".git", ".venv", ".*cache", ".hypothesis", "build", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, context, symlinks=True, ignore=shutil.ignore_patterns(*hidden))
     wheels = context / "build" / "wheelhouse"
@@ -54,7 +54,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
         "PIP_OPTIONS": "--no-index --find-links build/wheelhouse",
     }
     options = [word for pair in arguments.items() for word in ("--build-arg", "=".join(pair))]
-    # No host of a registry is asked, and none is needed.
+    # The build needs no registry, and has no network.
     run("docker", "build", "--network", "none", *options, "--tag", IMAGE, context)
     return IMAGE
 

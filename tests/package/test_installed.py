@@ -1,4 +1,4 @@
-"""What is installed is one package, and it works whatever else is installed or lies around."""
+"""The installation is one package, and works next to any other packages and files."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ PROGRAMS = Path(__file__).parent / "programs"
 NO_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ""}
 SHIPPED = ("py", "py.typed", ".css", ".html", ".js", ".svg")
-"""Ends of the names of files that are installed: modules, and the console's page."""
+"""Suffixes of installed files: modules, and the console's page."""
 
 RUN_S = 300.0
-"""Patience for one program of the user's."""
+"""The time limit of one program of the user's."""
 
 HOSTILE = "raise ImportError('another package of this name')\n"
 LIKE_OURS = {"wheel": HOSTILE, "sdist": ""}
-"""What the packages hold that have the names of our parts."""
+"""The contents of packages that are named like Fencepost's parts."""
 
 slowly = pytest.mark.parametrize("user", ["wheel"], indirect=True)
-"""What takes long runs on one of the two: they hold the same files."""
+"""Slow tests run on one of the two, since both have the same files."""
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
 
 
 def distribution(folder: Path, name: str, files: Mapping[str, str], entry_points: str = "") -> Path:
-    """Write a wheel of somebody else."""
+    """Write a wheel of another project."""
     info = f"{name}-1.0.dist-info"
     kept = {
         **files,
@@ -82,15 +82,15 @@ def distribution(folder: Path, name: str, files: Mapping[str, str], entry_points
 
 
 class Built:
-    """A copy of this checkout, and the wheel and the sdist of it."""
+    """A copy of this checkout, and the wheel and the sdist built from it."""
 
     def __init__(self, home: Path) -> None:
         self.source = home / "source"
         shutil.copytree(ROOT, self.source, symlinks=True, ignore=NO_SOURCE)
-        for part in PARTS:  # as an earlier build of theirs left them
+        for part in PARTS:  # as an earlier build left them
             shutil.copytree(self.source / part, self.source / "build" / "lib" / part)
         wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-        # The environment of these tests may have an older one, and does not get another.
+        # The environment of these tests may have an older setuptools, and is not changed.
         tools = home / "tools"
         run(sys.executable, "-m", "pip", "install", "--target", tools, *wanted, cwd=home)
         self.env = {**ENVIRONMENT, "PYTHONPATH": str(tools)}
@@ -111,7 +111,7 @@ class Built:
     def environment(self, home: Path) -> Path:
         """Make a virtual environment and return its Python.
 
-        The packages that ours needs are those of the environment that runs the tests.
+        Required third-party packages come from the environment that runs the tests.
         """
         run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
         (packages(home) / "third-party.pth").write_text(f"{self._third_party}\n")
@@ -135,7 +135,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 class User:
-    """An environment with ours between packages like our parts, and a folder ``groups``."""
+    """An environment with Fencepost, packages named like its parts, and a folder ``groups``."""
 
     def __init__(self, built: Built, kind: str, home: Path) -> None:
         self.home = home
@@ -179,7 +179,7 @@ def user(
 
 @pytest.fixture(scope="session")
 def daemon(user: User) -> Iterator[Daemon]:
-    """It knows an assignor of the user's."""
+    """Yield a daemon that has the user's assignor."""
     started = user.serve(
         user.python, "-m", "fencepost", group_consumer_assignors="uniform,range,backwards"
     )
@@ -339,7 +339,7 @@ def test_a_users_types_are_checked_against_ours(user: User) -> None:
 
 
 def test_the_first_screen_in_a_clean_environment(built: Built, tmp_path: Path) -> None:
-    """The lines `pip install` run as they stand, with the wheel in place of the clone."""
+    """Run the lines with `pip install` unchanged, with the wheel in place of the clone."""
     home = tmp_path / "venv"
     run(sys.executable, "-m", "venv", home, cwd=tmp_path)
     page = Page(ROOT / "README.md")

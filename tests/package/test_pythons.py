@@ -1,4 +1,4 @@
-"""Other versions of Python: what the wheel installs there passes scenarios of machines, clients."""
+"""Other versions of Python: the installed wheel passes scenarios of machines and clients."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CHOSEN = (
     "tests/wire/test_service.py",
     "tests/wire/test_transactions.py",
 )
-"""Pure machines, the bytes of the log, and what real clients see."""
+"""Tests of pure machines, of the log's bytes, and of real clients."""
 
 
 def interpreter(version: str) -> Path | None:
-    """Find Python of that version: on the PATH, or where pyenv keeps its own."""
+    """Find Python of that version: on the PATH, or in pyenv's directory."""
     found = [shutil.which(f"python{version}")]
     found += map(str, sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
     for path in filter(None, found):

@@ -1,4 +1,4 @@
-"""The unit for systemd: its options, its limits, its sandbox, under which the broker works."""
+"""The unit for systemd: its options and limits, and the sandbox in which the broker works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 UNIT = ROOT / "packaging/fencepost.service"
 MAX_EXPOSURE = 15
-"""Tenths of what ``systemd-analyze security`` counts, of 100 in all; sockets are 8 of them."""
+"""The exposure level of ``systemd-analyze security`` in tenths, of at most 100; sockets cost 8."""
 
 BUDGETS = (
     "fencepost.groups.max.bytes",
@@ -65,7 +65,7 @@ def test_unit_starts_the_broker_with_options_that_exist(unit: dict[str, list[str
 def test_memory_limit_is_above_all_that_clients_can_make_it_hold(
     unit: dict[str, list[str]],
 ) -> None:
-    """docs/operating.md says how much the allocator adds to the budgets."""
+    """docs/operating.md documents the allocator's overhead on top of the budgets."""
     budgets = sum(int(str(BROKER_KEYS[name].default)) for name in BUDGETS)
     buffers = sum(int(str(BROKER_KEYS[name].default)) for name in BUFFERS)
     (limit,) = unit["MemoryMax"]
@@ -94,14 +94,14 @@ def test_sandbox_leaves_little_open(analyze: str) -> None:
 
 @pytest.fixture
 def sandboxed(analyze: str) -> tuple[str, ...]:
-    """The words before a command that runs under the unit's system calls."""
+    """Return the command prefix that applies the unit's system call filter."""
     if ctypes.util.find_library("seccomp") is None:
         unavailable("no libseccomp", "the kernel")
     return (sys.executable, "-m", "tests.support.unit_sandbox", str(UNIT))
 
 
 def test_sandbox_refuses_what_it_should(sandboxed: tuple[str, ...]) -> None:
-    """Else the next test shows nothing."""
+    """Otherwise the next test would prove nothing."""
     code = (
         "import mmap, os\n"
         "def failure(call, *arguments):\n"

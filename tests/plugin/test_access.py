@@ -1,4 +1,4 @@
-"""Brokers whose clients log in, encrypt, and may do what rules allow."""
+"""Brokers whose clients log in, use TLS, and are subject to ACLs."""
 
 from __future__ import annotations
 

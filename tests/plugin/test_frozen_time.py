@@ -1,4 +1,4 @@
-"""A broker whose test has frozen the time of its process, with freezegun and with time-machine."""
+"""A broker in a process whose time the test has frozen, with freezegun and time-machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FREEZES: dict[str, Freeze] = {
     "time-machine, ticking": lambda: time_machine.travel(PAST, tick=True),
 }
 
-# A limit on a clock that stands still would never end.
+# A timeout measured by a frozen clock would never expire.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -78,7 +78,7 @@ def test_clients_are_served(frozen: Kafka) -> None:
     )
     consumer.subscribe(["orders"])
     assert consumer.poll(10).value() == b"tea"
-    # The answer to a Fetch that waits for records.
+    # The response to a Fetch that waits for records.
     assert consumer.poll(10).error().code() == KafkaError._PARTITION_EOF
     frozen.wait_for_group("shop", members=1)
     producer.begin_transaction()
@@ -104,7 +104,7 @@ def test_connections_live_through_a_freeze(kafka: Kafka, freeze: Freeze) -> None
     opened = kafka.faults.observe(api="ApiVersions")
     with freeze():
         write()
-        # In this time the broker looks for connections that stand still too long.
+        # During this time the broker checks for idle connections.
         with pytest.raises(TimeoutError):
             kafka.records("orders", at_least=9, timeout=1.2)
         write()

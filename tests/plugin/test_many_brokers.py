@@ -1,4 +1,4 @@
-"""Brokers that come and go leave nothing in the process, and cost little."""
+"""Brokers that start and stop leave nothing in the process, and cost little."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fencepost.testing import Kafka
 FEW, MANY = 50, 1_000
 
 MOST_OBJECTS = 100
-"""That the garbage collector may find more of afterwards; one broker has thousands."""
+"""The allowed growth in objects that the collector tracks; one broker has thousands."""
 
 MOST_MEMORY_BYTES = 16 << 20
-"""By which the process may grow, however many there were."""
+"""The allowed growth of the process in bytes, for any number of brokers."""
 
 
 def objects() -> int:
-    for _ in range(3):  # what a finalizer lets go is collected in the next round
+    for _ in range(3):  # objects freed by a finalizer are collected in the next round
         gc.collect()
     return len(gc.get_objects())
 
@@ -37,18 +37,18 @@ def memory_bytes() -> int:
 
 
 def descriptors() -> set[str]:
-    """What is open, sockets and pipes with their numbers, so that none can take another's place."""
+    """Return the open descriptors, with the inode numbers of sockets and pipes to detect reuse."""
     found = set()
     for path in Path("/proc/self/fd").iterdir():
         try:
             found.add(f"{path.name} {path.readlink()}")
-        except FileNotFoundError:  # the descriptor that lists them
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return found
 
 
 def live() -> float:
-    """The whole life of a broker with some work in it; the seconds that the start took."""
+    """Start, use and stop a broker; return the seconds that the start took."""
     kafka = Kafka()
     begun = time.perf_counter()
     kafka.start()
@@ -61,9 +61,9 @@ def live() -> float:
 
 
 def start_and_stop(count: int) -> None:
-    """In a process that does nothing else: what others have begun comes and goes."""
+    """Run in a process of its own, as background work of other tests would change the counts."""
     home = Path(tempfile.gettempdir())
-    for _ in range(10):  # what is made once for all
+    for _ in range(10):  # one-time objects
         live()
     found, before, threads = objects(), descriptors(), set(threading.enumerate())
     held = memory_bytes()

@@ -1,4 +1,4 @@
-"""What a test can ask of its broker."""
+"""The methods that a test calls on its broker."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_records_waits_for_what_others_write(own: Kafka) -> None:
 
 @contextmanager
 def meanwhile(work: Callable[[], object]) -> Iterator[None]:
-    """Do ``work`` in a thread, a moment later."""
+    """Do ``work`` in a thread after a moment."""
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(lambda: (threading.Event().wait(0.05), work()))
         yield
@@ -238,7 +238,7 @@ def test_the_methods_are_for_all_threads(own: Kafka) -> None:
 
 @contextmanager
 def member(kafka: Kafka, **more: object) -> Iterator[object]:
-    """A consumer that polls in a thread of its own."""
+    """Run a consumer that polls in a thread of its own."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(
@@ -353,7 +353,7 @@ def test_short_session_timeouts_are_allowed(kafka: Kafka) -> None:
 
 
 def test_the_settings_that_differ_are_told(own: Kafka) -> None:
-    """What docs/testing.md says of them is what a client is told by the broker."""
+    """A client gets the same settings from the broker that docs/testing.md lists."""
     from confluent_kafka.admin import AdminClient, ConfigResource
 
     admin = AdminClient({"bootstrap.servers": own.bootstrap})
@@ -423,7 +423,7 @@ def test_several_in_one_process() -> None:
 
 
 def test_a_program_without_pytest() -> None:
-    """Importing the package costs nothing, and pytest is not needed."""
+    """Importing the package is cheap, and pytest is not required."""
     script = (
         "import sys; sys.modules['pytest'] = None\n"
         "import fencepost.testing; assert 'kio' not in sys.modules\n"

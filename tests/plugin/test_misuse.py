@@ -1,4 +1,4 @@
-"""Calls of the plugin's API that cannot be meant: each is told in a sentence, none fails inside."""
+"""Invalid calls of the plugin's API: each raises an error with a sentence at the boundary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def either(request: pytest.FixtureRequest) -> KafkaUnderTest:
     return found
 
 
-# --- the nearest name ---
+# --- suggestions of similar names ---
 
 Call = Callable[[Any], object]
 
@@ -184,7 +184,7 @@ def test_use_after_the_end_is_told() -> None:
         kafka.pause()
         with pytest.raises(RuntimeError, match=r"the broker is paused; kafka.resume\(\)"):
             kafka.records("orders")
-        kafka.clock.advance(seconds=60)  # it does not wait for what stands still
+        kafka.clock.advance(seconds=60)  # it does not wait for a paused broker
         kafka.resume()
         kafka.produce("orders", "tea")
     with pytest.raises(RuntimeError, match=r"the broker is down; kafka.restart\(\)"):
@@ -281,13 +281,13 @@ MEANT: Mapping[str, dict[str, object]] = {
     "partition_network": {"nodes": [1], "others": [2], "one_way": False},
     **{name: {"broker_id": 1} for name in ("kill", "stop", "restart", "pause", "resume")},
 }
-"""A call of each method that is meant; one argument at a time is replaced."""
+"""A valid call of each method; the test replaces one argument at a time."""
 
 ELSEWHERE = frozenset({"acl", "advance_async", "attach", "call", "detach", "remove", "run"}) | {
     "takes",
     "wait_async",
 }
-"""Methods that take rules, which have a table above, and those of a broker's own loop."""
+"""Methods with rules, which the table above covers, and methods for the broker's own loop."""
 
 
 def _subjects(found: KafkaUnderTest) -> list[object]:
@@ -325,10 +325,10 @@ def test_each_argument_of_each_method_is_checked(either: KafkaUnderTest) -> None
 
 
 def _call(method: Any, arguments: dict[str, object], parameter: str) -> str:
-    """What is wrong with the answer to a call; nothing if it worked or was told in a sentence."""
+    """Return the problem with a call's outcome, or "" if it worked or raised a proper error."""
     value = arguments[parameter]
     if parameter == "timeout" and type(value) in {int, float} and 0 < value < math.inf:  # type: ignore[operator]
-        return ""  # such a wait is meant, and long
+        return ""  # a valid but long wait
     try:
         method(**arguments)
     except TOLD as error:

@@ -1,4 +1,4 @@
-"""Whole projects that use the plugin, each run as its owner would run it."""
+"""Whole projects that use the plugin, each run as its owner runs it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def run(
     ini: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, int], str]:
-    """What pytest counted in a project of these samples, and its output."""
+    """Run pytest in a project of these samples; return its counts and its output."""
     for sample in samples.split():
         text = (SAMPLES / f"{sample}.py").read_text(encoding="utf-8")
         (project / f"test_{sample}.py").write_text(text.replace("mark.MARK", f"mark.{mark}"))
     (project / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\n{ini}")
-    # The run that this test is part of tells its workers who they are.
+    # The outer run's variables would pass its worker ids on.
     outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", "base", *options],
@@ -72,7 +72,7 @@ def test_shared_brokers_and_workers(tmp_path: Path) -> None:
     environment = {"ADDRESSES": str(addresses)}
     counted, output = run(tmp_path, "shared", "-n", "2", environment=environment)
     assert counted == {"passed": 6}, output
-    # Each worker has one broker of the session, whose names are the tests' own.
+    # Each worker has one session broker, whose topic names are the tests' own.
     assert len(set(addresses.read_text().split())) == 2, output
 
 
@@ -93,7 +93,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
     down = told["test_fails_without_a_broker"]
     assert "BrokerDownError: the broker is down; kafka.restart() starts it again" in down
     assert re.search(r"-+ Kafka at .* -+\nthe broker is down\ndata directory: ", down), down
-    # Of a broker that was there before, what came before is left out.
+    # Events before the test are left out for a shared broker.
     shared = told["test_fails_with_the_shared_one"]
     assert re.search(r" test_fails_with_the_shared_one-\d+-payments +epoch-bumped ", shared), shared
     assert not re.search(r"test_earlier-\d+-payments +epoch-bumped", shared), shared
@@ -124,7 +124,7 @@ def test_what_fails_tells_why(tmp_path: Path) -> None:
         r"a fault is not used up after 0 requests: api=EndTxn, close=after, times=1\n",
         told["test_fails_with_a_cluster"],
     ), told["test_fails_with_a_cluster"]
-    # The directories of what failed are still there, those of what passed are not.
+    # Directories of failed tests are kept, those from passed tests are removed.
     kept = sorted(path.name for path in (tmp_path / "base").glob("kafka*") if path.is_dir())
     named = {Path(found).name for found in re.findall(r"data directory: (.*)", output)}
     assert named <= set(kept), (named, kept)
@@ -157,7 +157,7 @@ def test_nothing_is_imported_before_its_use(tmp_path: Path) -> None:
         "    others = [one for one in ('kio', 'structlog', 'click') if one in sys.modules]\n"
         "    print('IMPORTED', *names, *others)\n"
     )
-    # hypothesis has a plugin of its own, which imports what it likes when it is asked for.
+    # hypothesis has a plugin of its own with further imports.
     _, output = run(tmp_path, "plain", "--collect-only", "-q", "-s")
     (line,) = (line for line in output.splitlines() if line.startswith("IMPORTED"))
     assert line.split()[1:] == ["fencepost.testing", "fencepost.testing.plugin"], line

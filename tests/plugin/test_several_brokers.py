@@ -1,4 +1,4 @@
-"""``kafka_cluster`` has what ``kafka`` has, and waits through what only a cluster goes through."""
+"""``kafka_cluster`` has the methods of ``kafka``, and waits for changes that only clusters have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @contextmanager
 def member(cluster: Cluster, group: str = "shop", **settings: object) -> Iterator[Consumer]:
-    """A consumer that goes on polling in a thread."""
+    """Run a consumer that polls in a thread."""
     told = {
         "bootstrap.servers": cluster.bootstrap,
         "group.id": group,
@@ -115,7 +115,7 @@ def test_a_clock_that_is_moved_leaves_the_brokers_alive(kafka_cluster: Cluster) 
     before = kafka_cluster.partition("orders")
     fired = kafka_cluster.clock.advance(seconds=120)
     assert ("transaction", "till") in [(one.what, one.who) for one in fired]
-    # A follower that is behind, for less than a minute of real time.
+    # A follower that lags, for less than a minute of real time.
     followers = [one for one in kafka_cluster.brokers if one != before.leader]
     kafka_cluster.partition_network(followers[:1], [before.leader])
     behind = Producer({"bootstrap.servers": kafka_cluster.bootstrap, "acks": 1})
@@ -123,10 +123,10 @@ def test_a_clock_that_is_moved_leaves_the_brokers_alive(kafka_cluster: Cluster) 
     assert behind.flush(30) == 0
     kafka_cluster.clock.advance(seconds=3_600)
     kafka_cluster.brokers[before.leader].call(_check_isr)
-    kafka_cluster.topic("later")  # the controller has heard of what was found before
+    kafka_cluster.topic("later")  # the controller has processed the earlier changes
     assert kafka_cluster.partition("orders") == before, "no broker was fenced, no ISR shrank"
     kafka_cluster.heal()
-    # A broker that stands still is not waited for.
+    # The clock does not wait for a paused broker.
     kafka_cluster.pause(followers[1])
     kafka_cluster.clock.advance(seconds=120)
     kafka_cluster.resume(followers[1])

@@ -1,4 +1,4 @@
-"""A server-side assignor as its author installs it: like range, from the other end."""
+"""A server-side assignor as its author installs it: range in reverse order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's test: two brokers in this process, and nothing imported from anywhere else."""
+"""A user's test: two brokers in this process, with modules of the installed package only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A user's pipeline: ``fill``, ``copy`` (exactly once, to the end of its input) and ``verify``.
 
-The folder ``groups`` beside it is the user's own.
+The folder ``groups`` next to it belongs to the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Coroutines on whatever runs them, without a client for either."""
+"""Coroutines on either of anyio's backends, without a client."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Tests as coroutines; MARK is what the file's runner wants."""
+"""Tests as coroutines; MARK is replaced by the runner's mark."""
 
 import contextlib
 
@@ -24,7 +24,7 @@ async def test_a_consumer_on_the_same_loop(kafka):
         assert (await consumer.getone()).value == b"one"
         await consumer.commit()
         await kafka.aio.assert_committed("shop", {orders: {1: 1}})
-        # A call that blocks stops this loop's clients for a moment, and nothing else.
+        # A blocking call only stops this loop's clients for a moment.
         assert [record.value for record in kafka.records(orders)] == [b"one"]
     assert len(kafka.wait_for_group("shop", members=0).members) == 0
 

@@ -1,4 +1,4 @@
-"""Tests that fail, each in its way."""
+"""Tests that fail in different ways."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Brokers that ask who their clients are, as markers say it."""
+"""Brokers with logins, as configured by markers."""
 
 from __future__ import annotations
 

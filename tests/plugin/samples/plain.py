@@ -13,7 +13,7 @@ def test_nothing_is_shared(kafka, tmp_path):
 
 
 def test_nothing_is_left(kafka):
-    kafka.topic("orders")  # would be there already
+    kafka.topic("orders")  # would exist already
     assert kafka.records("orders") == []
 
 

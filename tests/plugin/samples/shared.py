@@ -15,7 +15,7 @@ def address(kafka_session):
 
 @pytest.fixture
 def application(kafka_session):
-    """What wants its topic before it starts."""
+    """Return the topic of an application that needs it before its start."""
     assert kafka_session.records(kafka_session.name("orders")) == []
     return kafka_session.name("orders")
 

@@ -1,4 +1,4 @@
-"""Crashes, faults and a clock, as a user's tests would have them."""
+"""Crashes, faults and a clock, as users' tests have them."""
 
 import pytest
 

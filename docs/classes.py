@@ -1,6 +1,6 @@
-"""The reference of what programs may import, from the docstrings.
+"""The reference of the public classes and functions, from their docstrings.
 
-The sources are read and not imported: what Spark's side needs may not be installed.
+The sources are parsed and not imported: the dependencies of the Spark modules may be missing.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ PUBLIC: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("fencepost.pipelines.spark.lag", "pipelines/spark/lag.py", ("behind_latest",)),
     ("fencepost.pipelines.spark.java", "pipelines/spark/java.py", ("use_shim", "launch")),
 )
-"""Where a program imports it from, the file that defines it, and its names."""
+"""The module that programs import from, the file of the definitions, and the public names."""
 
 INSIDE = frozenset(
     {"Broker.services", "Broker.storage", "Broker.open", "Broker.prepare_first_contact"}
     | {"Broker.server", "Broker.repeated"}
     | {"ExactlyOnce.on_partitions_revoked", "ExactlyOnce.on_partitions_assigned"}
 )
-"""What has no underscore because other parts of the project, or a client's callbacks, call it."""
+"""Internal methods without an underscore, which other parts or a client's callbacks call."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def class_reference() -> str:
-    """Every public class and function with its signature and its docstring."""
+    """Return the reference of all public classes and functions: signatures and docstrings."""
     parts: list[str] = []
     told = ""
     for module, path, names in PUBLIC:
@@ -106,7 +106,7 @@ def _class(module: str, node: ast.ClassDef) -> Iterator[str]:
 
 
 def _attributes(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
-    """The fields of a class, each with the text that stands below it."""
+    """Yield the fields of a class, each with the docstring below it."""
     for one, below in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(one, ast.AnnAssign):
             text = ""
@@ -121,7 +121,7 @@ def _fields_signature(node: ast.ClassDef) -> str:
 
 
 def _signature(node: _Function, name: str, *, bound: bool = False, width: int = 88) -> str:
-    """How it is called; ``bound`` leaves the first argument out."""
+    """Return the signature of ``node`` under ``name``; ``bound`` omits the first argument."""
     arguments = node.args
     if bound and "staticmethod" not in {ast.unparse(mark) for mark in node.decorator_list}:
         arguments = ast.arguments(
@@ -139,7 +139,7 @@ def _signature(node: _Function, name: str, *, bound: bool = False, width: int = 
 
 
 def _split(arguments: str) -> list[str]:
-    """The arguments one by one: commas inside of brackets part nothing."""
+    """Split ``arguments`` at its commas, except for commas inside brackets."""
     found, depth, begun = [], 0, 0
     for place, letter in enumerate(arguments):
         depth += (letter in "([{") - (letter in ")]}")
@@ -158,7 +158,7 @@ def _call(name: str, arguments: list[str], returns: str, width: int = 88) -> str
 
 
 def _code(text: str) -> str:
-    # Not "python": this is a signature and no program.
+    # Not "python": a signature is not a program.
     return f"```text\n{text}\n```"
 
 
@@ -169,7 +169,7 @@ def _doc(node: ast.ClassDef | _Function) -> Iterator[str]:
 
 
 def _markdown(text: str) -> str:
-    """A docstring as Markdown: names, references and blocks of code."""
+    """Convert a docstring to Markdown: names, cross references and code blocks."""
     text = re.sub(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
     text = re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
     parts = re.split(r"::\n\n((?:(?: {4}.*)?\n?)+)", text)

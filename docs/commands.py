@@ -15,13 +15,13 @@ from fencepost.coordinator.cli.output import EXIT_CODES
 
 _PROGRAM = "fencepost"
 _SHARED_BY = 10
-"""An option that so many commands have, with the same words, is told once."""
+"""An option that at least this many commands have, with the same text, is listed only once."""
 
 _Row = tuple[str, str]
 
 
 def command_reference() -> str:
-    """Every command with its usage, its text and its options."""
+    """Return the reference of every command: usage, help text and options."""
     contexts = list(_commands(main, click.Context(main, info_name=_PROGRAM)))
     counted = Counter(row for ctx in contexts for row in _options(ctx))
     shared = {row: None for row, count in counted.items() if count >= _SHARED_BY}
@@ -40,7 +40,7 @@ def command_reference() -> str:
 
 
 def _commands(command: click.Command, ctx: click.Context) -> Iterator[click.Context]:
-    """The contexts of a command and of all below it."""
+    """Yield the contexts of a command and of all its subcommands."""
     if ctx.parent is not None:
         yield ctx
     if isinstance(command, click.Group):
@@ -75,11 +75,11 @@ def _section(ctx: click.Context, shared: dict[_Row, None]) -> Iterator[str]:
 
 
 def _text(text: str) -> Iterator[str]:
-    """Paragraphs of a command's help; those that click leaves as they are become blocks."""
+    """Yield the paragraphs of a help text; those that click does not rewrap become blocks."""
     for paragraph in text.split("\f", maxsplit=1)[0].split("\n\n"):
         if paragraph.startswith("\b\n"):
             yield f"```text\n{paragraph.removeprefix(chr(8)).strip(chr(10))}\n```"
         elif paragraph:
             flat = " ".join(paragraph.split())
-            # A word in angle brackets would be taken for HTML, and one in stars for an emphasis.
+            # Markdown takes a word in angle brackets for HTML, and one in stars for emphasis.
             yield re.sub(r"<(\w)", r"&lt;\1", flat).replace("*", r"\*")

@@ -1,9 +1,9 @@
-"""The site of the documentation: ``make docs`` builds it from the pages as they are.
+"""The Sphinx configuration of the documentation site, which ``make docs`` builds.
 
 The pages are plain Markdown whose links work in the repository. The source directory of the site is
-therefore the repository itself: the same links lead to the same pages here, those of the folders
-included. Two things are made of a page while it is read: a link to a folder becomes one to its
-README, and the lists of ``docs/index.md`` become the menu.
+therefore the repository itself: the same links lead to the same pages, including the READMEs of the
+folders. Two things change while a page is read: a link to a folder becomes a link to its README,
+and the lists of ``docs/index.md`` become the menu.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
 def _to_a_page(page: Path, match: re.Match[str]) -> str:
-    """A link as the site has it: folders by their README, other files of the code by name."""
+    """Return a link for the site: a folder links to its README, a source file is only named."""
     text, target = match.groups()
     path, hash_sign, anchor = target.partition("#")
     if "://" in target or not path or path.endswith(".md"):
@@ -64,7 +64,7 @@ def _to_a_page(page: Path, match: re.Match[str]) -> str:
 
 
 def _menu(text: str) -> str:
-    """Hidden tables of contents of the index's lists."""
+    """Return ``text`` with hidden tables of contents made of its lists."""
     parts = _SECTION.split(text)
     menus = []
     for caption, body in zip(parts[1::2], parts[2::2], strict=True):
@@ -94,5 +94,5 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Have pages changed while they are read."""
+    """Register :func:`_read`, which changes pages while Sphinx reads them."""
     app.connect("source-read", _read)

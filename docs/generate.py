@@ -1,7 +1,7 @@
-"""Writes the generated parts of the documentation anew (``make readme``).
+"""Write the generated parts of the documentation (``make readme``).
 
-What a page says of settings, commands, APIs and classes comes from their definitions, so the two
-can't drift apart: a test compares each page with what this module would write. Such a part stands
+The reference of settings, commands, APIs and classes comes from their definitions, so the two
+can't drift apart: a test compares each page with the output of this module. Such a part stands
 between ``<!-- name:begin -->`` and ``<!-- name:end -->``; the text around it is written by hand.
 """
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def api_table() -> str:
-    """Every served API with its versions and what a client would need to call it."""
+    """Return the table of served APIs with their versions and the permission that each needs."""
     registry = Registry()
     lines = ["| key | API | versions | permission |", "|---|---|---|---|"]
     for handler in registry.handlers():
@@ -43,11 +43,11 @@ FIRST_FIGURES = (
     "requests: commits of one offset /s",
     "one-record transactions: transactions/s",
 )
-"""What the first page shows of the table of figures: seven rows are read, forty are not."""
+"""The rows of docs/figures.md on the first page; readers take in seven rows, but not forty."""
 
 
 def first_figures() -> str:
-    """The rows of docs/figures.md that the first page shows, as they were measured there."""
+    """Return the first page's table: the rows of docs/figures.md that ``FIRST_FIGURES`` names."""
     lines = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").splitlines()
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
     (told,) = (line for line in lines if "a ratio above 1" in line)
@@ -71,22 +71,22 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/python.md": {"classes": class_reference},
     "docs/metrics.md": {"metrics": own_series, "other-metrics": other_series},
 }
-"""Page → name of a part → what writes it."""
+"""Page → name of a part → function that returns its text."""
 
 
 def between(page: str, name: str, text: str) -> str:
-    """``page`` with ``text`` between the markers of the part ``name``; ValueError without them."""
+    """Return ``page`` with ``text`` between the markers of ``name``; ValueError without them."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, opened, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
         raise ValueError(f"the page has no {begin} … {end}")
-    # Blank lines: what follows a comment at once is a part of it for Markdown.
+    # Blank lines: Markdown takes a line directly after a comment as a part of the comment.
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 def written(name: str) -> str:
-    """The page ``name`` with all its parts as they should be."""
+    """Return the text of the page ``name`` with its generated parts up to date."""
     page = (ROOT / name).read_text(encoding="utf-8")
     for part, write in PARTS[name].items():
         page = between(page, part, write())

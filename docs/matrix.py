@@ -1,9 +1,9 @@
 """The compatibility matrix, from the outcomes of the client scenarios.
 
-``pytest tests/wire --results FILE`` writes what passed with which versions, and ``python -m
-docs.matrix FILE…`` keeps what the matrix needs of it in ``docs/compatibility.json``: of two
-outcomes of a test on the same broker, Python and platform the later one. A cell says what that
-file says, and nothing is assumed.
+``pytest tests/wire --results FILE`` writes the outcomes and the versions, and ``python -m
+docs.matrix FILE…`` keeps the outcomes that the matrix needs in ``docs/compatibility.json``: of two
+outcomes of a test on the same broker, Python and platform the later one. Every cell comes from
+that file; nothing is assumed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "Java": r"test_a_hanging_transaction_is_aborted_by_the_tool",
     },
 }
-"""Feature → client → which scenarios must have passed. No entry: there is no scenario."""
+"""Feature → client → pattern of the scenarios that must have passed; no entry: no scenario."""
 
 BROKERS = {"fencepost": "Fencepost", "kafka": "Apache Kafka"}
 
@@ -94,7 +94,7 @@ def _runs() -> list[dict[str, Any]]:
 
 
 def cell(pattern: str | None, runs: list[dict[str, Any]]) -> str:
-    """What the scenarios of one cell came to, on each broker that they ran on."""
+    """Return the text of one cell: the brokers on which the scenarios of ``pattern`` passed."""
     if pattern is None:
         return "no scenario"
     told, passed = [], 0
@@ -115,7 +115,7 @@ def cell(pattern: str | None, runs: list[dict[str, Any]]) -> str:
 
 
 def matrix() -> str:
-    """Clients by features."""
+    """Return the table of features by clients."""
     runs = _runs()
     rows = (
         (feature, *(cell(patterns.get(client), runs) for client in CLIENTS))
@@ -125,7 +125,7 @@ def matrix() -> str:
 
 
 def run_table() -> str:
-    """What was run where: a row for each run."""
+    """Return the table of runs: broker, Python, platform, clients, outcomes and date of each."""
     rows = (
         (
             BROKERS[run["target"]],
@@ -147,7 +147,7 @@ def _key(run: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def main(files: list[str]) -> None:
-    """Take the results of ``files`` in."""
+    """Merge the results of ``files`` into ``docs/compatibility.json``."""
     kept = {_key(run): run for run in _runs()} if KEPT.exists() else {}
     for name in files:
         run = json.loads(Path(name).read_text(encoding="utf-8"))

@@ -9,12 +9,12 @@ from fencepost.coordinator.metrics.families import Family
 
 
 def own_series() -> str:
-    """Fencepost's own names."""
+    """Return the table of Fencepost's own series."""
     return _table(own.FAMILIES.values())
 
 
 def other_series() -> str:
-    """The names of all other exporters."""
+    """Return the table of the series under the names of other exporters."""
     return _table(
         family for module in (kafka_exporter, kminion, jmx) for family in module.FAMILIES.values()
     )

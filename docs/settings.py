@@ -11,16 +11,16 @@ from fencepost.coordinator.config.key import ConfigKey
 from fencepost.coordinator.config.topic_keys import TOPIC_KEYS
 
 _LIMITS = {-(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 63) - 1}
-"""Bounds that the type has by itself."""
+"""The bounds of the integer types, which a table does not repeat."""
 
 
 def cell(text: str) -> str:
-    """``text`` as the cell of a table."""
+    """Return ``text`` as the cell of a table."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown. The cells are Markdown already."""
+    """Return a Markdown table; the cells are Markdown already."""
     heads = list(columns)
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
@@ -42,7 +42,7 @@ def _bound(value: float) -> str:
 
 
 def _values(key: ConfigKey) -> str:
-    """What a value may be."""
+    """Return the valid values of ``key``: its choices or its bounds."""
     if key.choices:
         return f"of {', '.join(f'`{choice}`' for choice in key.choices)}"
     low = None if key.low is None or key.low in _LIMITS else key.low
@@ -69,7 +69,7 @@ def _rows(
 
 
 def broker_table() -> str:
-    """The broker's keys that have an effect."""
+    """Return the table of the broker's keys that have an effect."""
     rows = [
         _row(key, _default(key), "while it runs" if key.updatable else "")
         for key in sorted(BROKER_KEYS.values(), key=lambda key: key.name)
@@ -79,7 +79,7 @@ def broker_table() -> str:
 
 
 def topic_table() -> str:
-    """The keys of a topic that have an effect."""
+    """Return the table of the topic keys that have an effect."""
 
     def default(key: ConfigKey) -> str:
         return ", ".join(f"`{synonym.name}`" for synonym in key.synonyms) or "not set"
@@ -88,13 +88,13 @@ def topic_table() -> str:
 
 
 def group_table() -> str:
-    """The keys that a single consumer group may have."""
+    """Return the table of the keys that can be set for a single consumer group."""
     rows = _rows(GROUP_OWN_KEYS.values(), lambda key: f"`group.{key.name}`")
     return table(("key", "default: the broker's", "meaning"), rows)
 
 
 def inert_table() -> str:
-    """The keys that are accepted without an effect or refused with advice, and why."""
+    """Return the table of keys that are accepted without effect or refused, with the reasons."""
     rows = []
     for where, keys in (("broker", BROKER_KEYS), ("topic", TOPIC_KEYS), ("group", GROUP_OWN_KEYS)):
         reasons: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Which broker the scenarios judge, and the fixtures they share."""
+"""The options of the test suite, and the fixtures that all folders share."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ for name, is_repeatable in (("repeatable", True), ("explore", False)):
     settings.register_profile(
         name,
         derandomize=is_repeatable,
-        # How long an example takes depends on what else the machine does.
+        # The time of an example depends on the load of the machine.
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,
     )
 
 MOST_DESCRIPTORS = 400
-"""At the end of a worker; the most in a run of everything is about a hundred."""
+"""The limit at the end of a worker; a run of all tests reaches about a hundred."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,9 +81,9 @@ def _part(text: str) -> tuple[int, int]:
     return number, count
 
 
-@pytest.hookimpl(trylast=True)  # after -m has left out what it does
+@pytest.hookimpl(trylast=True)  # after -m has deselected its tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the files of the parts that another run has."""
+    """Deselect the test files that do not belong to the part of ``--part``."""
     number, count = config.getoption("--part")
     files = sorted({item.path for item in items})
     chosen = set(files[number - 1 :: count])
@@ -94,11 +94,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # What a shell runs in the background ignores SIGINT, and so would all that the tests start.
+    # A background job of a shell ignores SIGINT, and the child processes would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The examples of a run are those of the run before, unless others are asked for, with
-    # --hypothesis-profile explore or a --hypothesis-seed: what breaks a test is then a change.
+    # Every run has the same examples, so that only a change of the code breaks a test;
+    # --hypothesis-profile explore or a --hypothesis-seed draws others.
     if not config.getoption("--hypothesis-profile", None):
         seeded = config.getoption("--hypothesis-seed", None) is not None
         settings.load_profile("explore" if seeded else "repeatable")
@@ -106,25 +106,25 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.support.results import Results
 
         config.pluginmanager.register(Results(path, config.getoption("--target")))
-    # kafka-python loads its schemas in a way that Python 3.11 already calls old.
+    # kafka-python loads its schemas with functions that Python 3.11 deprecates.
     config.addinivalue_line(
         "filterwarnings", "ignore:(read_text|open_text) is deprecated:DeprecationWarning"
     )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """What has to be downloaded is on no test's time, nor does every worker do it."""
+    """Download Apache Kafka's jars once, before the workers and outside any test's timeout."""
     if os.environ.get("REQUIRE_ORACLE") != "1" or hasattr(session.config, "workerinput"):
         return
     from tests.support.kafka import OracleMissingError, jars
 
-    with contextlib.suppress(OracleMissingError):  # whoever needs them tells
+    with contextlib.suppress(OracleMissingError):  # the fixtures that need the jars report it
         jars()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def descriptors_stay_few() -> Iterator[None]:
-    """What tests leave open adds up in a worker, and paho's select() bears 1,024 at most."""
+    """Fail if the tests leak descriptors: paho's select() supports no number above 1,023."""
     yield
     gc.collect()
     assert len(list(Path("/proc/self/fd").iterdir())) < MOST_DESCRIPTORS
@@ -132,7 +132,7 @@ def descriptors_stay_few() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fencepost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One daemon for the whole session."""
+    """Yield one daemon for the whole session."""
     from tests.support.daemon import Daemon
 
     daemon = Daemon(tmp_path_factory.mktemp("fencepost")).start()
@@ -142,7 +142,7 @@ def fencepost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """One Apache Kafka, and one JVM, for the whole session."""
+    """Yield one Apache Kafka broker in one JVM for the whole session."""
     from tests.support.kafka import Kafka, served
 
     yield from served(Kafka(tmp_path_factory.mktemp("kafka")))
@@ -150,7 +150,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
-    """One for all: each cluster has a path of its own there."""
+    """Yield one ZooKeeper for the whole session; each cluster has a chroot path of its own."""
     from tests.support.kafka import served
     from tests.support.zookeeper import ZooKeeper
 
@@ -159,7 +159,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
 
 @pytest.fixture(scope="session")
 def container() -> Iterator[KafkaInContainer]:
-    """One Apache Kafka in a container for the whole session."""
+    """Yield one Apache Kafka in a container for the whole session."""
     from tests.support.container import KafkaInContainer
     from tests.support.kafka import OracleMissingError, unavailable
 
@@ -175,7 +175,7 @@ def container() -> Iterator[KafkaInContainer]:
 
 @pytest.fixture(scope="session")
 def target(request: pytest.FixtureRequest) -> Target:
-    """The broker that ``--target`` names."""
+    """Return the broker that ``--target`` names."""
     broker: Target = request.getfixturevalue(request.config.getoption("--target"))
     return broker
 
@@ -189,7 +189,7 @@ def bootstrap(target: Target) -> str:
 def secured(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
-    """A broker of the kind that ``--target`` names, which asks its clients who they are."""
+    """Yield a broker of the kind that ``--target`` names, with listeners that authenticate."""
     from tests.support import secured
     from tests.support.kafka import required
 
@@ -207,7 +207,7 @@ def secured(
 
 @pytest.fixture(scope="session")
 def java_tools() -> Path:
-    """The folder of Apache Kafka's jars, for its command-line tools."""
+    """Return the folder of Apache Kafka's jars, for its command-line tools."""
     from tests.support.kafka import jars, required
 
     with required():
@@ -216,7 +216,7 @@ def java_tools() -> Path:
 
 @pytest.fixture
 def cluster(bootstrap: str) -> Iterator[Cluster]:
-    """A raw connection to the target."""
+    """Yield a raw connection to the target."""
     from tests.support.cluster import Cluster
 
     with Cluster(bootstrap) as connected:

@@ -1,4 +1,4 @@
-"""Rules about the code's shape that no linter knows. Every rule is first shown to bite."""
+"""Structural rules that no linter has. A test first shows that each rule finds a violation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kio.schema.index import api_key_map
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("cluster", "console", "coordinator", "groups", "logcore", "pipelines", "testing", "txn")
-"""What the package ``fencepost`` is made of; its folder links to them."""
+"""The parts of the package ``fencepost``, whose folder has a symbolic link to each of them."""
 
 PACKAGES = ("fencepost", "pyspark_fencepost", *PARTS)
 SHIPPED = (*PACKAGES, "bench", "docs", "examples")
@@ -22,7 +22,7 @@ EVERYTHING = (*SHIPPED, "tests")
 FUNCTION_LINES, MODULE_LINES, LINE_LENGTH = 70, 600, 100
 
 _ROOM = "coordinator/"
-# The format of a record batch is defined once, and needed on the user's side as well.
+# The format of a record batch is defined once, and client-side code needs it as well.
 _BATCHES = (
     "coordinator.wire",
     *(f"logcore.{name}" for name in ("batch", "compression", "errors", "printable", "varint")),
@@ -34,7 +34,7 @@ _BESIDE_MACHINES = tuple(
         *("steps", "tracebacks", "values"),
     )
 )
-# So is what a topic may be called, which a client had better know before it sends.
+# So is the check of topic names, which a client should make before it sends a request.
 _TOPIC_NAMES = ("cluster.topic_names", "logcore.machine")
 ALLOWED_IMPORTS = {
     "fencepost": ("coordinator.daemon", "coordinator.cli"),
@@ -42,7 +42,7 @@ ALLOWED_IMPORTS = {
     "txn": ("txn", *_BESIDE_MACHINES),
     "cluster": ("cluster", *_BESIDE_MACHINES),
     "logcore": ("logcore",),
-    # Client-side assignors are pure functions, which are needed on the user's side as well.
+    # Assignors are pure functions, which client-side code needs as well.
     "pipelines": (
         "pipelines",
         "groups.assignors",
@@ -50,10 +50,10 @@ ALLOWED_IMPORTS = {
         *_BATCHES,
         *_TOPIC_NAMES,
     ),
-    # Spark's side works without aiokafka, which the rest needs.
+    # The Spark modules work without aiokafka, which the other pipelines need.
     "pipelines/spark": ("pipelines.spark", *_BATCHES, *_TOPIC_NAMES),
     "pyspark_fencepost": ("pipelines.spark",),
-    # A client of any broker, as the commands are.
+    # A client of any Kafka broker, like the commands.
     "console": (
         "console",
         "coordinator.cli.queries",
@@ -68,7 +68,7 @@ ALLOWED_IMPORTS = {
         "logcore.batch",
     ),
     "testing": ("testing", "coordinator", "cluster", "groups.errors", "txn.errors", "logcore"),
-    # The rooms of the daemon. What lies in its root is for all of them.
+    # The folders of the daemon. All of them may import the modules of its root.
     "coordinator": (
         "coordinator",
         "cluster",
@@ -85,7 +85,7 @@ ALLOWED_IMPORTS = {
     f"{_ROOM}config": (
         "coordinator.config",
         "coordinator.errors",
-        # A listener that fails is logged as everything unexpected is.
+        # It logs a failing config listener in the same way as other unexpected errors.
         "coordinator.runtime.background",
         "groups.consumer_commands",
         "logcore",
@@ -98,7 +98,7 @@ ALLOWED_IMPORTS = {
         "coordinator.runtime",
         "logcore",
     ),
-    # The controller role: the active controller of a quorum of one, and what brokers ask of it.
+    # The controller role: the active controller of a single-voter quorum, and brokers' requests.
     f"{_ROOM}controller": (
         "coordinator.controller",
         "cluster",
@@ -109,7 +109,7 @@ ALLOWED_IMPORTS = {
         "coordinator.wire",
         "logcore",
     ),
-    # Ways to other brokers and to controllers.
+    # Connections to other brokers and to controllers.
     f"{_ROOM}replication": (
         "coordinator.replication",
         "cluster",
@@ -124,7 +124,7 @@ ALLOWED_IMPORTS = {
         "txn",
         "logcore",
     ),
-    # A cluster whose controller is elected on ZooKeeper: sessions, znodes, who is told what.
+    # A cluster whose controller is elected on ZooKeeper: sessions, znodes, requests to brokers.
     f"{_ROOM}zookeeper": (
         "coordinator.zookeeper",
         "cluster",
@@ -251,7 +251,7 @@ ALLOWED_IMPORTS = {
     f"{_ROOM}cli": (
         "console",
         "cluster",
-        # The option --test-hooks of serve alone.
+        # Only for the option --test-hooks of serve.
         "testing.hooks",
         "coordinator.cli",
         "coordinator.daemon",
@@ -301,7 +301,7 @@ ALLOWED_IMPORTS = {
         "logcore",
     ),
 }
-"""What of our own code each folder may import; the longest matching folder decides."""
+"""Folder → our own modules that it may import; the longest matching folder decides."""
 
 IMPURE = frozenset(
     {
@@ -318,18 +318,23 @@ IMPURE = frozenset(
         "uuid",
     }
 )
-"""A state machine has no clock, no randomness and no I/O: it is told."""
+"""Modules that a state machine must not import: its inputs replace clock, randomness and I/O."""
 
 UUID = "uuid.UUID"
-"""The value is what topics, directories and incarnations are called; ``uuid4`` draws one."""
+"""The machines of ``cluster/`` may import it for ids of topics, directories and incarnations.
+
+``uuid.uuid4`` remains excluded, because it is random.
+"""
 
 DOORS = {
     "logcore/fs.py": frozenset({"os", "shutil", "mmap", "fcntl", "resource"}),
     "logcore/clock.py": frozenset({"time"}),
     "logcore/flush.py": frozenset({"threading"}),
 }
-"""The log's only ways to the operating system, so that a simulator can stand behind them. The third
-has a lock and no more: whose thread a flush runs in is not decided there."""
+"""The log's only access to the operating system, which a simulator can therefore replace.
+
+``flush.py`` only has a lock: its callers choose the thread in which a flush runs.
+"""
 
 BEHIND_DOORS = frozenset.union(*DOORS.values()) | {
     "asyncio",
@@ -345,27 +350,27 @@ CLOCKS = frozenset(
     for module, name in (("time.", "time"), ("time.", "monotonic"), ("time.", "perf_counter"))
     for ns in ("", "_ns")
 ) | {"datetime.now", "datetime.utcnow", "dt.datetime.now"}
-"""What a test that freezes time replaces (see ``logcore/clock.py``)."""
+"""The clocks that a test with frozen time replaces (see ``logcore/clock.py``)."""
 
 BESIDE_TESTS = ("logcore/", "coordinator/", "testing/")
-"""What runs in the process of a test; commands have a process of their own."""
+"""Code that runs in the process of a test; commands have a process of their own."""
 
 ON_ITS_OWN = frozenset({"create_task", "ensure_future", "call_later", "call_at"})
-"""What begins something that nobody waits for."""
+"""Calls that start background work, which no caller awaits."""
 
 MAY_BEGIN = (
     "coordinator/runtime/background.py",
-    # A request, which is answered whatever becomes of it.
+    # The task of a request, which sends a response in any case.
     "coordinator/net/connection.py",
-    # Of the client side.
+    # Client-side code.
     "coordinator/cli/",
     "coordinator/wire/",
 )
-"""Where it may stand in the daemon."""
+"""The files and folders that may use the calls of ``ON_ITS_OWN``."""
 
 PRINTING = "coordinator/cli/printing.py"
 PRINT_ONLY_BY_PRINTING = ("coordinator/cli/", "coordinator/tools/", "console/", "pipelines/mqtt/")
-"""Where control characters in names of clients would reach a terminal."""
+"""Code whose output goes to a terminal, where clients' names may contain control characters."""
 
 WAYS_TO_PRINT = frozenset(
     {
@@ -385,15 +390,15 @@ STREAMS = tuple(
 )
 
 API_NAMES = frozenset(api_key_map.values())
-"""What a handler module may be called; others in that folder are what handlers share."""
+"""The valid names of handler modules; other modules in that folder are shared by handlers."""
 
 DROPS = "without_traceback"
-"""Makes an error fit to be kept: ``logcore/tracebacks.py``."""
+"""The function that makes an exception safe to store: see ``logcore/tracebacks.py``."""
 
 KEEPERS = frozenset(
     {"add", "append", "appendleft", "partial", "put", "put_nowait", "set_result", "setdefault"}
 )
-"""Calls that keep what they are given, as constructors do."""
+"""Calls that store their arguments, as constructors do."""
 
 SHORT_LIVED = (
     "bench/",
@@ -404,10 +409,10 @@ SHORT_LIVED = (
     "testing/",
     "tests/",
 )
-"""What a command or a user's program keeps ends with it."""
+"""Code of short-lived processes: an exception that it stores ends with the process."""
 
 MAKERS = ("fencepost.cluster.records", "fencepost.cluster.image_records")
-"""Where the types of metadata records come from, and what makes one of a partition."""
+"""The modules of the metadata record types and of the function that makes a PartitionRecord."""
 
 _OF_ZNODES = "says in records what znodes hold, which others have written"
 RECORDS_ELSEWHERE: Mapping[str, str] = {
@@ -420,8 +425,10 @@ RECORDS_ELSEWHERE: Mapping[str, str] = {
     "coordinator/zookeeper/elected.py": _OF_ZNODES,
     "coordinator/zookeeper/loading.py": _OF_ZNODES,
 }
-"""The only modules outside the controller that make records of metadata, and why they may: none of
-them decides anything."""
+"""The only modules outside the controller that make metadata records, with the reason.
+
+None of them makes a decision.
+"""
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 
@@ -431,8 +438,8 @@ Rule = Callable[[str, str], Iterator[str]]
 
 @lru_cache(maxsize=1)
 def _parsed(source: str) -> ast.Module:
-    # What the collector ends meanwhile may tell of an exception with its lines, for which Python
-    # 3.11 parses as well; the outer one then fails with "AST constructor recursion depth mismatch".
+    # A finalizer may print an exception with its source lines, for which Python 3.11 parses too;
+    # the outer parse then fails with "AST constructor recursion depth mismatch".
     gc.disable()
     try:
         return ast.parse(source)
@@ -442,12 +449,12 @@ def _parsed(source: str) -> ast.Module:
 
 @lru_cache(maxsize=1)
 def _nodes(source: str) -> list[ast.AST]:
-    """All of a file, which every rule asks for before the next file comes."""
+    """Return all nodes of a file; cached, since all rules check one file before the next."""
     return list(ast.walk(_parsed(source)))
 
 
 def _imported(source: str, path: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import, wherever in the file it stands."""
+    """Yield (line, dotted module) of every import of a file, on every level."""
     package = PurePosixPath(path).parent.parts
     if package[0] in PARTS:
         package = ("fencepost", *package)
@@ -562,7 +569,7 @@ def kept_errors_drop_their_traceback(path: str, source: str) -> Iterator[str]:
 def _kept(
     path: str, part: ast.stmt, names: frozenset[str], *, returned: bool = True
 ) -> Iterator[str]:
-    """Complain of places where an error of one of these names outlives its handler."""
+    """Yield a complaint for each place where an exception of ``names`` outlives its handler."""
     for node in ast.walk(part):
         values: list[ast.expr | None] = []
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
@@ -582,7 +589,7 @@ def _kept(
 
 
 def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
-    """The expressions whose values an expression has, or holds in a display."""
+    """Yield the expressions whose values ``node`` may evaluate to, or holds in a display."""
     match node:
         case ast.IfExp():
             inner: list[ast.expr] = [node.body, node.orelse]
@@ -608,7 +615,7 @@ def _alternatives(node: ast.expr | None) -> Iterator[ast.expr]:
 
 
 def _called(node: ast.expr) -> str:
-    """The last part of the name of what is called; empty if nothing is."""
+    """Return the last part of the called function's name; empty if ``node`` is not a call."""
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -620,7 +627,7 @@ def _is_class(name: str) -> bool:
 
 
 def _is_error(annotation: ast.expr | None) -> bool:
-    """Whether an argument is an exception, or None instead."""
+    """Return whether ``annotation`` only names exceptions, or None besides."""
     return annotation is not None and all(
         one.endswith(("Error", "Exception")) or one == "None"
         for one in ast.unparse(annotation).split(" | ")
@@ -637,14 +644,14 @@ def functions_are_short(path: str, source: str) -> Iterator[str]:
 
 def modules_are_short(path: str, source: str) -> Iterator[str]:
     length = len(source.splitlines())
-    # Tables of cases may be as long as they are.
+    # Tables of test cases may have any length.
     if length > MODULE_LINES and not path.startswith("tests/"):
         yield f"{path} has {length} lines (most: {MODULE_LINES})"
 
 
 def lines_are_short(path: str, source: str) -> Iterator[str]:
     for number, line in enumerate(source.splitlines(), 1):
-        # A linter's directive has to stand in its line, whatever its length.
+        # A linter's directive must stay in its line and does not count.
         length = len(line.split("  # type: ignore")[0].split("  # noqa")[0])
         if length > LINE_LENGTH:
             yield f"{path}:{number} has {length} characters (most: {LINE_LENGTH})"
@@ -701,7 +708,7 @@ def the_controller_makes_the_records(path: str, source: str) -> Iterator[str]:
 
 
 def records_made(source: str) -> Iterator[int]:
-    """The lines in which records of metadata are made."""
+    """Yield the lines of ``source`` that make a metadata record."""
     called, modules = set[str](), set[str]()
     for node in _nodes(source):
         if isinstance(node, ast.ImportFrom):
@@ -838,7 +845,7 @@ RULES: dict[Rule, tuple[tuple[str, str], ...]] = {
         ),
     ),
 }
-"""Every rule, with snippets that it must complain of."""
+"""Every rule, with snippets that violate it."""
 
 GOOD: dict[str, str] = {
     "groups/good.py": (
@@ -888,13 +895,13 @@ GOOD: dict[str, str] = {
     "txn/line.py": "# " + "x" * (LINE_LENGTH - 2),
     "tests/unit/good.py": "def test_it():\n    assert True",
 }
-"""What every rule must let pass, at its very limit where it has one."""
+"""Snippets without a violation of any rule, exactly at the limit where a rule has one."""
 
 
 def circles(modules: Mapping[str, str]) -> list[list[str]]:
-    """Modules that import each other, at once or over others, by path to source text.
+    """Return the import cycles among ``modules``, which maps paths to source texts.
 
-    Lazy imports and those for the type checker count as well: they say who knows whom.
+    Lazy imports and imports for the type checker count as well: they are dependencies too.
     """
     paths = {
         f"fencepost.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}": path
@@ -911,7 +918,7 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
     }
     found = []
     while knows:
-        # What nobody left here knows, or knows nobody left here, is in no circle.
+        # A module that imports no remaining module, or that none imports, is in no cycle.
         known = set().union(*knows.values())
         outside = [
             path for path, names in knows.items() if path not in known or not names & knows.keys()
@@ -927,7 +934,7 @@ def circles(modules: Mapping[str, str]) -> list[list[str]]:
 
 @cache
 def complaints() -> Mapping[Rule, list[str]]:
-    """What each rule has against the code; every file is read and parsed once for all of them."""
+    """Return the complaints of each rule; every file is read and parsed once for all rules."""
     found: dict[Rule, list[str]] = {rule: [] for rule in RULES}
     for path, source in sources():
         for rule in RULES:
@@ -937,7 +944,7 @@ def complaints() -> Mapping[Rule, list[str]]:
 
 def sources() -> Iterator[tuple[str, str]]:
     for folder in EVERYTHING:
-        # Links are not followed: each file is read once, where it lies.
+        # rglob does not follow links, so each file is read once.
         for file in sorted((ROOT / folder).rglob("*.py")):
             yield file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
 
@@ -987,7 +994,7 @@ def test_modules_that_may_make_records_do_so() -> None:
 
 
 def test_no_two_test_files_outside_packages_have_one_name() -> None:
-    """pytest imports them by their names alone, and can not collect both in one run."""
+    """pytest imports such files by their bare names, and cannot collect two of one name."""
     first: dict[str, str] = {}
     for path, _ in sources():
         folder, _, name = path.rpartition("/")

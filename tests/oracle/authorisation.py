@@ -1,9 +1,9 @@
-"""The words of the authorisation matrix: requests, the rights that matter to them, and all cases.
+"""The vocabulary of the authorization matrix: requests, the rights they depend on, and all cases.
 
 A :class:`Request` names the rights that it needs, as in ``"write x, read t"``: an operation, and
-the slot of a resource. What is in a slot is there or not, or is internal; its cases are the same
-request by a client with every set of those rights, with others, and with the same rights given in
-other words or taken back.
+the slot of a resource. The resource in a slot exists or not, or is internal. The cases of a request
+are the same request by a client with every subset of those rights, with other rights, and with the
+same rights granted by other rules or denied again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fencepost.cluster.acl import (
 )
 
 STEM: Final = "m-"
-"""What all names of the matrix begin with."""
+"""The prefix of all names of the matrix."""
 
 SLOTS: Final = {
     **dict.fromkeys("tuvw", ResourceType.TOPIC),
@@ -33,8 +33,11 @@ SLOTS: Final = {
     **dict.fromkeys("xy", ResourceType.TRANSACTIONAL_ID),
     "cluster": ResourceType.CLUSTER,
 }
-"""The type of what is in a slot. ``k`` is a group of consumers, ``c`` a classic one with a member,
-``x`` an open transaction, ``w`` a topic that is written to."""
+"""Slot → type of its resource.
+
+``k`` is a group of consumers, ``c`` a classic group with a member, ``x`` has an open transaction,
+and ``w`` is a topic that the request writes to.
+"""
 
 HERE, ABSENT, INTERNAL, UNNAMED = "here", "absent", "internal", "unnamed"
 INTERNALS: Final = {"t": "__consumer_offsets", "u": "__transaction_state"}
@@ -48,48 +51,48 @@ OPERATIONS: Final = {
     ResourceType.TRANSACTIONAL_ID: "write describe two_phase_commit",
 }
 ME: Final = "User:me"
-"""Stands in a rule for whoever asks."""
+"""A placeholder in a rule for the principal of the client."""
 
 Body = dict[str, Any]
 
 
 class Names(Protocol):
-    """What the resources of one case are called on one broker."""
+    """The names and ids of one case's resources on one broker."""
 
     def __getitem__(self, slot: str) -> str: ...
 
     def id(self, slot: str) -> uuid.UUID:
-        """Of a topic; one that nobody has where it is not there."""
+        """Return the id of a topic; for a missing topic an id that no topic has."""
 
     def producer(self, slot: str) -> tuple[int, int]:
-        """(id, epoch) of a transactional id."""
+        """Return (producer id, epoch) of a transactional id."""
 
     @property
     def member(self) -> str:
-        """The id of the member of the groups that have one."""
+        """Return the member id of the groups that have a member."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request, at several versions, and the rights that matter to it."""
+    """One request, at several versions, and the rights that it depends on."""
 
     api: str
     versions: Sequence[int]
-    """Every case is tried at the last one, the sets of rights at all."""
+    """All cases run at the last version, the sets of rights at every version."""
     rights: str
     body: Callable[[Names], Body]
     title: str = ""
     kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What may be in a slot; without, something that is there."""
+    """Slot → kinds of resources that it may hold; by default an existing one."""
     others: str = ""
-    """Rights that may stand for those of ``rights``."""
+    """Rights that may replace the rights of ``rights``."""
     is_fresh: bool = False
-    """Whether every case has resources of its own, for the request changes them."""
+    """Whether every case needs its own resources, because the request changes them."""
     is_silent: bool = False
-    """Whether there is no answer, so that only the end of the connection tells."""
+    """Whether the request has no response, so that only a closed connection shows an error."""
 
     is_idle: bool = False
-    """Whether nothing depends on the rights, as with what anybody may."""
+    """Whether the response does not depend on rights, because every client may send it."""
 
     @property
     def slots(self) -> list[str]:
@@ -106,7 +109,7 @@ class Case:
     kinds: Mapping[str, str]
     title: str
     rules: Sequence[Acl]
-    """Resources are given by their slots, in :attr:`names`."""
+    """The ACLs, whose resource names come from :attr:`names`."""
     names: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -121,7 +124,7 @@ def _parsed(rights: str) -> list[tuple[str, str]]:
 
 
 def rule(operation: str, resource_type: ResourceType, name: str) -> Acl:
-    """The plainest rule that allows this to whoever asks."""
+    """Return the simplest rule that allows ``operation`` to the client."""
     return Acl(
         resource_type,
         PatternType.LITERAL,
@@ -134,7 +137,7 @@ def rule(operation: str, resource_type: ResourceType, name: str) -> Acl:
 
 
 def cases_of(request: Request, number: Iterator[int]) -> Iterator[Case]:
-    """All cases of a request. ``number`` makes names of resources that are one case's own."""
+    """Yield all cases of a request; ``number`` makes the names of a case's own resources."""
     slots = [slot for slot in request.slots if slot != "cluster"]
     choices = [request.kinds.get(slot, (HERE,)) for slot in slots]
     for version in request.versions:
@@ -156,7 +159,7 @@ def _named(request: Request, kinds: Mapping[str, str], number: int) -> Iterator[
 
 
 def all_but_one(request: Request, number: Iterator[int]) -> Iterator[Case]:
-    """The plainest case, and those in which one of the rights is missing."""
+    """Yield the case with all rights, and the cases in which one right is missing."""
     rights = _parsed(request.rights)
     kinds = {
         slot: request.kinds.get(slot, (HERE,))[0] for slot in request.slots if slot != "cluster"
@@ -170,7 +173,7 @@ def all_but_one(request: Request, number: Iterator[int]) -> Iterator[Case]:
 
 
 def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[Case, Case]]:
-    """The same request without any right, about a resource that is there and one that is not."""
+    """Yield pairs of the same request without rights, for an existing and a missing resource."""
     slots = [slot for slot in request.slots if slot != "cluster"]
     for version, slot in itertools.product(request.versions, slots):
         if ABSENT in request.kinds.get(slot, ()):
@@ -183,7 +186,7 @@ def here_and_absent(request: Request, number: Iterator[int]) -> Iterator[tuple[C
 
 
 Make = Callable[[Mapping[str, str]], list[Acl]]
-"""The rules for resources of these names, by slot."""
+"""Slot → name of its resource, to the rules for these resources."""
 
 
 def _variants(request: Request, *, is_main: bool) -> Iterator[tuple[str, Make]]:
@@ -225,7 +228,7 @@ def _subsets(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
 
 
 def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Make]]:
-    """All the rights, in other words."""
+    """Yield variants that grant all the rights by other rules."""
 
     def each(change: Callable[[Acl], Acl]) -> Make:
         return lambda names: [change(one) for one in _plain(rights)(names)]
@@ -255,7 +258,7 @@ def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, M
         "in other letters": lambda acl: replace(acl, principal=ME.upper().replace("USER", "User")),
     }
     for title, change in changes.items():
-        # The cluster has one name only.
+        # The cluster resource has only one name.
         def unless_cluster(acl: Acl, change: Callable[[Acl], Acl] = change) -> Acl:
             changed = change(acl)
             if acl.resource_type is ResourceType.CLUSTER:
@@ -283,7 +286,7 @@ def _given_otherwise(rights: Sequence[tuple[str, str]]) -> Iterator[tuple[str, M
 def _one_right_otherwise(
     rights: Sequence[tuple[str, str]], right: tuple[str, str]
 ) -> Iterator[tuple[str, Make]]:
-    """All the rights, but one of them instead is another, or taken back."""
+    """Yield variants in which ``right`` is replaced by another right, or is denied again."""
     operation, slot = right
     kind = SLOTS[slot]
     rest = [one for one in rights if one != right]
@@ -325,7 +328,7 @@ def _one_right_otherwise(
         )
 
 
-# --- cases by chance -----------------------------------------------------------------------------
+# --- random cases --------------------------------------------------------------------------------
 
 MOST_RULES: Final = 6
 HOSTS: Final = ("*", "*", "*", "127.0.0.1", "127.0.0.2")
@@ -333,7 +336,7 @@ PRINCIPALS: Final = (ME, ME, ME, "User:other")
 
 
 def drawn_cases(requests: Sequence[Request], seed: int, count: int) -> Iterator[Case]:
-    """Requests with any rules about what they name, and about what is called alike."""
+    """Yield requests with random rules for their resources and for similar names."""
     draw = random.Random(seed)
     for number in range(count):
         request = draw.choice(requests)
@@ -354,7 +357,7 @@ def drawn_cases(requests: Sequence[Request], seed: int, count: int) -> Iterator[
 
 
 DRAWN_FROM: Final = 1_000_000
-"""The numbers of drawn cases are no others'."""
+"""The first number of random cases, above the numbers of all others."""
 
 
 def _drawn_rule(draw: random.Random, operation: str, slot: str, names: Mapping[str, str]) -> Acl:

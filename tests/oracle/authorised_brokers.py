@@ -1,4 +1,4 @@
-"""Two brokers that ask who a client is, and what the cases of the matrix need on each of them."""
+"""Two brokers with authentication, and the operations that the cases of the matrix need on each."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from tests.support.waits import until
 T = TypeVar("T")
 
 USERS: Final = 100
-"""Clients at once; each has rules of its own."""
+"""Concurrent clients; each has ACLs of its own."""
 
 PASSWORD: Final = "no secret"
 LISTENER: Final = "clients"
 LONG_MS: Final = 600_000
 PASSING_S: Final = 5.0
 LEFT_S: Final = 20.0
-"""How long what the brokers have left may be another."""
+"""The time within which both brokers must reach the same state."""
 
 SILENT: Final = "no answer"
 ANSWER_S: Final = 20.0
 RULES_AT_ONCE: Final = 1000
 MARKER: Final = f"{STEM}marker"
 NOBODYS: Final = uuid.UUID("aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee")
-"""The id of a topic that there is not."""
+"""A topic id that no topic has."""
 
 ANY: Final = 1
 EVERY_RULE: Final = {
@@ -82,11 +82,11 @@ GUARDED: Final[Mapping[str, str]] = {
         + f' user_admin="{PASSWORD}";'
     ),
 }
-"""Those who come by PLAINTEXT are super users: they set the scene."""
+"""Clients of the PLAINTEXT listener are super users, and prepare the cases."""
 
 
 class GuardedKafka(Kafka):
-    """An Apache Kafka with an authorizer and a second listener, for those who log in."""
+    """An Apache Kafka with an authorizer and a second listener, which uses SASL."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = GUARDED) -> None:
         super().__init__(directory, settings)
@@ -108,7 +108,7 @@ class GuardedKafka(Kafka):
 
 
 class GuardedDaemon(Daemon):
-    """A Fencepost configured the same way."""
+    """A Fencepost with the same configuration."""
 
     def __init__(self, data_dir: Path, settings: Mapping[str, str] = GUARDED) -> None:
         held = [hold_port(), hold_port()]
@@ -123,10 +123,10 @@ class GuardedDaemon(Daemon):
 
 
 class Member(Cluster):
-    """A connection of somebody."""
+    """A connection that logs in as a user."""
 
     def login(self, user: str) -> None:
-        """Authenticate by PLAIN. An AssertionError if that is refused."""
+        """Authenticate by PLAIN; AssertionError if the broker refuses."""
         answer = self.call("sasl_handshake", 1, mechanism="PLAIN")
         assert answer["error_code"] == "none", answer
         token = f"\0{user}\0{PASSWORD}".encode()
@@ -134,14 +134,14 @@ class Member(Cluster):
         assert answer["error_code"] == "none", answer
 
     def tell(self, api: str, version: int, body: Mapping[str, Any]) -> None:
-        """Send what has no answer, and wait until that is clear."""
+        """Send a request without a response, and wait until the broker has processed it."""
         self.send(api, version, **body)
         self._waiting.clear()
         self.call("api_versions", 0)
 
 
 class MatrixMasks(LifeMasks):
-    """What other cases have left behind is no part of an answer."""
+    """Removes the resources of other cases from a response."""
 
     unordered = LifeMasks.unordered | {
         "acls",
@@ -167,13 +167,13 @@ class MatrixMasks(LifeMasks):
         self.names = {("topic", found): f"the id of {name}" for found, name in self._ids.items()}
 
     def answered(self, api: str, answer: Answer | str | None) -> Any:
-        """An answer, or what there was instead of one."""
+        """Return a response, or the text of the error instead of one, with masks applied."""
         if api in self.listing and isinstance(answer, dict):
             rows, name = self.listing[api]
             kept = [row for row in answer[rows] if row[name] in self._known]
             answer = {**answer, rows: sorted(kept, key=lambda row: str(row[name]))}
         if api == "describe_topic_partitions" and isinstance(answer, dict):
-            # Where the list goes on is about topics of other cases.
+            # The cursor's position depends on topics of other cases.
             answer = {**answer, "next_cursor": answer["next_cursor"] is not None}
         return super().answered(api, answer)
 
@@ -191,7 +191,7 @@ class MatrixMasks(LifeMasks):
 
 
 class OnOneBroker:
-    """The names of one case, with what one broker calls them by."""
+    """The names of one case, with their ids on one broker."""
 
     def __init__(self, broker: Broker, names: Mapping[str, str]) -> None:
         self._broker = broker
@@ -212,7 +212,7 @@ class OnOneBroker:
 
 
 class Broker:
-    """One of the two: by whom it is asked, and who asks."""
+    """One of the two brokers, with its administrator's and its users' connections."""
 
     def __init__(self, plain: str, guarded: str) -> None:
         self.guarded = guarded
@@ -228,13 +228,13 @@ class Broker:
             one.close()
 
     def connect(self, user: str) -> Member:
-        """A connection of its own, logged in."""
+        """Return a new connection on which ``user`` is logged in."""
         found = Member(self.guarded, client_id=user, deadline_s=ANSWER_S)
         found.login(user)
         return found
 
     def of(self, user: str) -> Member:
-        """The connection that a user keeps over the whole run, whatever becomes of its rights."""
+        """Return the connection that ``user`` keeps for the whole run while its ACLs change."""
         if user not in self._connections:
             self._connections[user] = self.connect(user)
         return self._connections[user]
@@ -242,7 +242,7 @@ class Broker:
     # --- rules ---
 
     def set_rules(self, rules: Iterable[Acl]) -> None:
-        """Let these be all rules."""
+        """Replace all ACLs by ``rules``."""
         self.admin.call("delete_acls", 3, filters=[EVERY_RULE])
         self._create_rules(list(rules))
         self.await_rules()
@@ -265,9 +265,9 @@ class Broker:
             assert set(errors_in(answer)) == {"none"}, answer
 
     def await_rules(self) -> None:
-        """Wait until the rules of before hold.
+        """Wait until the broker has applied all preceding ACL changes.
 
-        Apache Kafka answers before its brokers know; what it published last, they know last.
+        Apache Kafka responds before its brokers have replayed them; they replay a last marker last.
         """
         marker = f"User:marker-{next(self._markers)}"
         self._create_rules([replace(rule("read", ResourceType.GROUP, MARKER), principal=marker)])
@@ -277,7 +277,7 @@ class Broker:
     # --- resources ---
 
     def prepare(self) -> None:
-        """What all cases share."""
+        """Create the resources that all cases share."""
         admin = self.admin
         for topic, partitions in (("t", 2), ("u", 1), ("v", 1), ("w", 1)):
             admin.create_topic(f"{STEM}{topic}", partitions)
@@ -365,7 +365,7 @@ class Broker:
         )
 
     def make_fresh(self, cases: Sequence[Case]) -> None:
-        """What cases have of their own."""
+        """Create the resources that belong to single cases."""
         own = [
             (SLOTS[slot], case.names[slot])
             for case in cases
@@ -404,19 +404,19 @@ class Broker:
     # --- asking ---
 
     def answer(self, case: Case, user: str) -> Any:
-        """What the broker answers a case, made comparable."""
+        """Return the broker's masked response to a case."""
         answer = self._asked(case, user, self.body(case))
         return MatrixMasks(self, case).answered(case.request.api, answer)
 
     def body(self, case: Case) -> Body:
-        """The request, as this broker gets it."""
+        """Return the request body of a case with the ids of this broker."""
         api = case.request.api
         body = case.request.body(OnOneBroker(self, case.names))
         fitted: Body = _fitting(api, _entity(api, case.version, "request"), body)
         return fitted
 
     def told(self, case: Case, user: str) -> str:
-        """All that an answer says, its wording too, whatever its resources are called."""
+        """Return the full text of a response, its messages included, with slots for the names."""
         told = repr(_in_one_order(self._asked(case, user, self.body(case))))
         for known in (str(NOBODYS), *map(str, self.topic_ids.values())):
             told = told.replace(known, "an id")
@@ -441,7 +441,7 @@ class Broker:
             time.sleep(0.02)
 
     def seen(self, cases: Sequence[Case]) -> dict[str, Any]:
-        """What is there of the cases' own resources."""
+        """Return the state of the resources that belong to single cases."""
         own = {
             f"{slot} of {case}": (SLOTS[slot], name)
             for case in cases
@@ -494,7 +494,7 @@ class Broker:
 
 
 def _in_one_order(value: Any) -> Any:
-    """With its rows sorted: some are told in the order of a hash table."""
+    """Return ``value`` with its rows sorted: some have the order of a hash table."""
     if isinstance(value, Mapping):
         return {name: _in_one_order(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -512,7 +512,7 @@ def _in_transaction(name: str, producer: tuple[int, int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One leaf in which the answers to a case differ."""
+    """One leaf in which the two responses to a case differ."""
 
     api: str
     case: str
@@ -520,14 +520,14 @@ class Difference:
     ours: Any
     theirs: Any
     request: Body
-    """As it was sent to us."""
+    """The body that Fencepost received."""
 
     def __str__(self) -> str:
         return f"{self.case}{self.where}: {self.ours!r} instead of {self.theirs!r}"
 
 
 class Pair:
-    """Both brokers, and what was compared."""
+    """Both brokers, and the comparison of their responses."""
 
     def __init__(self, ours: Broker, theirs: Broker) -> None:
         self.ours, self.theirs = ours, theirs
@@ -546,12 +546,12 @@ class Pair:
             one.close()
 
     def at_once(self, play: Callable[[Broker], T]) -> tuple[T, T]:
-        """Have both do something. What each made of it."""
+        """Call ``play`` for both brokers concurrently; return ours and Apache Kafka's result."""
         ours, theirs = self._threads.map(play, self.both)
         return ours, theirs
 
     def idle_rights(self, request: Request, number: Iterator[int]) -> Iterator[Case]:
-        """Cases in which Apache Kafka does not mind that a right is missing."""
+        """Yield the cases in which a missing permission does not change Apache Kafka's response."""
         cases = list(all_but_one(request, number))
         answers = _led(self.theirs, cases)
         whole, *others = (
@@ -563,7 +563,7 @@ class Pair:
                 yield case
 
     def telling(self, cases: Sequence[tuple[Case, Case]]) -> tuple[list[str], list[str]]:
-        """On either broker, the pairs of cases whose answers are not one and the same."""
+        """Return for each broker the pairs of cases whose two responses differ."""
 
         def told_apart(broker: Broker) -> list[str]:
             broker.make_fresh([case for pair in cases for case in pair])
@@ -577,7 +577,10 @@ class Pair:
         return self.at_once(told_apart)
 
     def _left(self, cases: Sequence[Case]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is there now. Apache Kafka creates topics, and writes markers, after its answer."""
+        """Return both brokers' states once they agree, at the latest after ``LEFT_S`` seconds.
+
+        Apache Kafka creates topics and writes transaction markers after its response.
+        """
         end = time.monotonic() + LEFT_S
         while True:
             here, there = self.at_once(partial(Broker.seen, cases=cases))
@@ -585,7 +588,7 @@ class Pair:
                 return here, there
 
     def differences(self, cases: Iterable[Case]) -> Iterator[Difference]:
-        """Ask both brokers all of these."""
+        """Send all cases to both brokers, and yield the differences between the responses."""
         every = list(cases)
         for at in range(0, len(every), USERS):
             some = every[at : at + USERS]
@@ -621,7 +624,7 @@ def _by(one: Acl, user: str) -> Acl:
 
 @contextlib.contextmanager
 def pair_of_brokers(root: Path, settings: Mapping[str, str] = GUARDED) -> Iterator[Pair]:
-    """Both of them, with an authorizer and a listener that asks for a password."""
+    """Yield both brokers, with an authorizer and a listener with PLAIN."""
     (root / "kafka").mkdir()
     kafka = GuardedKafka(root / "kafka", settings)
     with required():

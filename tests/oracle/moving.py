@@ -1,7 +1,7 @@
-"""Groups with live members and open transactions, in two parts: before a broker is killed, after.
+"""Groups with live members and open transactions, before and after a broker is killed.
 
-The second part runs on whatever stands in the log's place afterwards: Apache Kafka itself, started
-again, or Fencepost on an import. The members and producers are the same, with the ids they had.
+The second part runs on the broker that then has the log: the restarted Apache Kafka, or Fencepost
+with the imported log. The members and producers are the same, with their former ids.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from tests.support.raw import Answer
 from tests.support.waits import until
 
 LONG_MS = 600_000
-"""Sessions and transactions that must outlive the move."""
+"""Timeout of sessions and transactions that must outlive the move."""
 
 SHORT_MS = 20_000
-"""Those that must not; longer than the rest of the first part takes."""
+"""Timeout of those that must expire; longer than the rest of the first part takes."""
 
 State = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One scenario. ``after`` gets what ``before`` returned."""
+    """One scenario; ``after`` gets the state that ``before`` returned."""
 
     before: Callable[[Tracer], State]
     after: Callable[[Tracer, State], None]
     groups: tuple[str, ...] = ()
-    """What administrators look at right before and right after."""
+    """The groups that are described right before and right after the move."""
     is_short: bool = False
-    """Whether somebody is waited for to expire: the broker has short sessions then."""
+    """Whether the scenario waits for a member to expire: the broker then has short sessions."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Move:
 
 
 def looked_at(t: Tracer, groups: tuple[str, ...]) -> None:
-    """What Describe, List and OffsetFetch say of ``groups``."""
+    """Note the responses of Describe, List and OffsetFetch for ``groups``."""
     ready(t, *groups)
     for group in groups:
         t("describe_groups", 6, groups=[group])
@@ -68,14 +68,14 @@ def looked_at(t: Tracer, groups: tuple[str, ...]) -> None:
 
 
 def position(t: Tracer, group: str, member: str, epoch: int) -> Answer:
-    """A member of the consumer protocol asks for its offsets."""
+    """Fetch the offsets of a member of the consumer protocol."""
     topics = [{"name": f"{group}-a", "partition_indexes": [0]}]
     asked = {"group_id": group, "member_id": member, "member_epoch": epoch, "topics": topics}
     return t("offset_fetch", 9, groups=[asked], require_stable=True)
 
 
 def held(joined: Answer) -> dict[str, Any]:
-    """A classic member's place, as its commits name it."""
+    """Return a classic member's id and generation, as its OffsetCommit requests name them."""
     return {
         "generation_id_or_member_epoch": joined["generation_id"],
         "member_id": joined["member_id"],
@@ -83,7 +83,7 @@ def held(joined: Answer) -> dict[str, Any]:
 
 
 def second(t: Tracer, group: str, first: Answer, name: str, *given: tuple[int, ...]) -> Answer:
-    """A second classic member joins, and both are given partitions; the first one leads."""
+    """Join a second classic member, and assign partitions to both; the first one leads."""
     body: dict[str, Any] = {
         "group_id": group,
         "session_timeout": LONG_MS,
@@ -187,7 +187,7 @@ def a_join_phase_is_forgotten(t: Tracer, state: State) -> None:
 
 
 class Consumer:
-    """A member that sends what it was told last: its epoch, and the partitions it has."""
+    """A member that sends its last epoch and assignment in each heartbeat."""
 
     def __init__(self, group: str, member: str, instance: str | None = None) -> None:
         self.group, self.member, self.instance = group, member, instance
@@ -228,7 +228,7 @@ def in_the_middle_of_a_revocation(t: Tracer) -> State:
 
 
 def a_revocation_is_finished_under_a_new_subscription(t: Tracer, state: State) -> None:
-    # The first heartbeat changes what the group reads, so that its epoch moves on any broker.
+    # The first heartbeat changes the subscription, so that every broker raises the group epoch.
     first, other = copy.deepcopy(state)
     other.beats(t, rebalance_timeout=LONG_MS, subscribed_topic_names=["v-con-a", "v-con-b"])
     position(t, "v-con", "m1", first.epoch)
@@ -239,7 +239,7 @@ def a_revocation_is_finished_under_a_new_subscription(t: Tracer, state: State) -
             describe(t, "v-con")
     position(t, "v-con", "m1", first.epoch)
     beat(t, "v-con", "stranger", 3)
-    # A fenced one begins anew, under the same id.
+    # A fenced member joins again under the same id.
     beat(t, "v-con", "m2", other.epoch + 5)
     other.owned = []
     other.enters(t, "v-con-a")
@@ -350,7 +350,7 @@ def members_of_both_kinds(t: Tracer) -> State:
 
 
 def again(t: Tracer, joined: Answer) -> Answer:
-    """The classic member rejoins, for what has become free."""
+    """Rejoin the classic member, to get the partitions that have become free."""
     owned = {"version": 1, "owned": {}}
     place = join(
         *(t, "v-mix", joined["member_id"], "v-mix-a"),
@@ -370,7 +370,7 @@ def members_of_both_kinds_come_back(t: Tracer, state: State) -> None:
     alive(t, "v-mix", classic)
     describe(t, "v-mix")
     commit(t, "v-mix", 7, ("v-mix-a", 0, 3, ""), **held(classic))
-    # The last one of its protocol goes: the group becomes a classic one.
+    # The last member of the consumer protocol leaves: the group becomes a classic one.
     beat(t, "v-mix", "m", -1)
     t("describe_groups", 6, groups=["v-mix"])
     alive(t, "v-mix", classic)
@@ -420,10 +420,10 @@ def offsets(t: Tracer, version: int, name: str, who: Ids, group: str, offset: in
 
 
 def shown(t: Tracer, *partitions: int, is_open: bool = False) -> None:
-    """What readers of committed records see, where they stop, and who is open.
+    """Note the committed records, the last stable offset and the open producers of partitions.
 
-    Unless a transaction is open there, the end of the last one is waited for: Apache Kafka writes
-    the markers after it has answered.
+    Unless a transaction is open, wait for the end of the last one first: Apache Kafka writes the
+    markers after its response.
     """
     for partition in partitions:
         where = {"partition": partition}
@@ -450,11 +450,11 @@ def claimed(t: Tracer, name: str, timeout_ms: int = LONG_MS) -> Ids:
 
 
 def open_transactions(t: Tracer) -> State:
-    """One of each protocol that its producer ends, and one that its time-out ends."""
+    """Open a transaction of TV1 and of TV2 for their producers to end, and one to time out."""
     t.cluster.create_topic("v-txn", 4)
     ready(t, "v-exact")
     old, new = claimed(t, "v-old"), claimed(t, "v-new")
-    # A former transaction of each, so that epochs and sequences are not the first ones.
+    # A former transaction of each producer, so that epochs and sequences do not start at zero.
     sent(t, "v-new", new, 0, b"former", 1)
     ended = end(t, 5, "v-new", new, commit=True)
     new = ended["producer_id"], ended["producer_epoch"]
@@ -482,7 +482,7 @@ def open_transactions_end(t: Tracer, state: State) -> None:
     shown(t, 0, 1, is_open=True)
     asked = [{"name": "v-txn", "partition_indexes": [0]}]
     t("offset_fetch", 7, group_id="v-exact", require_stable=True, topics=asked)
-    # A batch that was sent already, one that leaves a gap, one of an epoch before.
+    # A repeated batch, a batch that leaves a gap, and a batch of a former epoch.
     sent(t, "v-new", new, 0, b"new 1", 1)
     sent(t, "v-new", new, 5, b"gap", 1)
     sent(t, "v-new", (new[0], new[1] - 1), 1, b"late", 1)
@@ -497,7 +497,7 @@ def open_transactions_end(t: Tracer, state: State) -> None:
     sent(t, "v-old", old, 2, b"old 2", 0, 11)
     end(t, 4, "v-old", old, commit=True)
     shown(t, 0, 2)
-    # And so it goes on.
+    # The next batch in sequence is accepted.
     sent(t, "v-new", new, 0, b"new 4", 1)
     end(t, 5, "v-new", new, commit=False)
     shown(t, 1, 3)
@@ -510,7 +510,7 @@ def open_transactions_end(t: Tracer, state: State) -> None:
     shown(t, 3)
 
 
-# --- those that never come back ------------------------------------------------------------------
+# --- members and producers that never return -----------------------------------------------------
 
 
 def silent_members(t: Tracer) -> State:
@@ -556,7 +556,7 @@ def silent_members_are_removed(t: Tracer, state: State) -> None:
 MOVES = (
     Move(two_classic_members, classic_members_come_back, ("v-two",)),
     Move(a_static_member, a_static_member_is_replaced, ("v-static",)),
-    # The join phase itself is in no log, so what is said of the group before is not compared.
+    # The join phase is in no log, so the former description of the group is not compared.
     Move(a_rebalance_under_way, a_join_phase_is_forgotten),
     Move(
         in_the_middle_of_a_revocation,
@@ -568,6 +568,6 @@ MOVES = (
     Move(one_with_an_expression, an_expression_still_holds, ("v-rx",)),
     Move(members_of_both_kinds, members_of_both_kinds_come_back, ("v-mix",)),
     Move(silent_members, silent_members_are_removed, ("v-dead", "v-half"), is_short=True),
-    # The last one, as its time runs from its first record.
+    # This scenario is the last, because its timeout runs from its first record.
     Move(open_transactions, open_transactions_end),
 )

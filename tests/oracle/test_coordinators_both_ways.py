@@ -1,8 +1,8 @@
-"""Coordinators that move between Apache Kafka and Fencepost, and back: nothing is noticed.
+"""Coordinators that move between Apache Kafka and Fencepost, and back, unnoticed by clients.
 
 One partition of ``__consumer_offsets`` has groups of every kind, and one of ``__transaction_state``
-transactions in every state, of clients of both versions. Wherever they go, and however, the new
-coordinator tells the same of all of them, and members and producers go on as if nothing had been.
+transactions in every state, of TV1 and of TV2. After every kind of move the new coordinator
+describes all of them as before, and members and producers continue without an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SESSIONS = {
     for kind in ("consumer", "share", "streams")
     for which in ("max.", "")
 }
-"""Nobody expires while the coordinator is away, however slow the machine."""
+"""No member expires while the coordinator is away, even on a slow machine."""
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield one.start()
     finally:
         one.stop()
-        for node in one.all_nodes:  # for whoever looks into a failure
+        for node in one.all_nodes:  # helps to analyse a failure
             print("\n".join(node.child.lines[-80:]) if node.child else "")
 
 
 @pytest.fixture(autouse=True)
 def _whole(pair: Pair) -> None:
-    """Both are there at first, whatever broke the test before."""
+    """Restart the brokers that a failed test has left stopped."""
     for node_id in set(BOTH) - set(pair.running):
         pair.back(node_id)
 
@@ -76,11 +76,11 @@ MIN_ISR = "min.insync.replicas"
 
 
 class Story:
-    """What lives in the cluster, and goes on through all moves."""
+    """The groups and transactions of the cluster, which continue through all moves."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        # Its coordinator has to know share groups.
+        # Only Apache Kafka's coordinator supports share groups.
         pair.create("__share_group_state", [(KAFKAS,)])
         pair.create(zoo_of_transactions.DATA, [(KAFKAS, OURS), (OURS, KAFKAS)])
         for topic in (zoo_of_groups.TOPIC, zoo_of_groups.TABLE):
@@ -90,7 +90,7 @@ class Story:
         self.foreign = zoo_of_groups.Foreign(pair, "theirs")
         self.strangers = self.foreign.strangers(KAFKAS)
         self.groups = [zoo_of_groups.Zoo(pair, KAFKAS, "theirs")]
-        # A replica that is not heard of any more, in a topic that wants all of them in sync.
+        # A replica that goes silent, in a topic whose min.insync.replicas needs all replicas.
         with closing(Pretender(pair.quorum, PRETENDER, CLUSTER_ID)) as silent:
             silent.join()
             pair.create(STUCK, [(KAFKAS, OURS, PRETENDER)], {MIN_ISR: "3"})
@@ -110,7 +110,7 @@ class Story:
         }
 
     def move(self, way: str, origin: int, target: int) -> None:
-        """Take both coordinators away; the other broker's tell the same, and all go on."""
+        """Move both coordinators to ``target``, compare their descriptions, and continue."""
         pair, self.offset = self.pair, self.offset + 1
         zoo = zoo_of_transactions.Zoo(pair, f"{way}-from-{origin}", STUCK)
         self.transactions.append(zoo)
@@ -135,7 +135,7 @@ class Story:
         if target == KAFKAS:
             self.foreign.go_on()
         if way in {"stop", "kill"}:
-            # That the other comes back is no election: who waits goes on waiting.
+            # The return of the other broker is no election: parked requests stay parked.
             parked = zoo_of_groups.Parked(pair, f"parked-{way}-{target}", target)
             pair.back(origin)
             parked.resume()
@@ -163,7 +163,7 @@ def test_groups_and_transactions_go_on_wherever_their_coordinators_go(pair: Pair
 
 
 def test_every_pairing_of_coordinators_and_leaders(pair: Pair) -> None:
-    """Markers, verification, implicit adds and offsets, whoever has which part."""
+    """Markers, verification, implicit adds and offsets, in every pairing of the two brokers."""
     topic = pair.create("pairs", [(KAFKAS, OURS), (OURS, KAFKAS)])
     answers: dict[str, dict[str, Any]] = {}
     for coordinator in (OURS, KAFKAS):
@@ -186,7 +186,7 @@ def test_every_pairing_of_coordinators_and_leaders(pair: Pair) -> None:
 
 
 def test_clients_go_on_while_coordinators_move(pair: Pair, tmp_path: Path) -> None:
-    """Three kinds of clients write, read in groups, copy in transactions: all, once, in order."""
+    """Three clients write, read in groups and copy in transactions: exactly once, in order."""
     commands = {
         "librdkafka": python_command("librdkafka"),
         "java": java_program(),

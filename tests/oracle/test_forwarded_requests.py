@@ -1,7 +1,7 @@
-"""What the controller decides is answered alike, whichever broker is asked: Apache Kafka's or ours.
+"""Requests for the controller get the same response through a broker of either kind.
 
 Under a controller of either kind the same requests go to both brokers and to the controller itself,
-from somebody who may do all, from somebody who may do nothing, and from one who has a quota.
+from a super user, from a user without rights, and from a user with a quota.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Case = tuple[str, int, dict[str, Any]]
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """Under Apache Kafka's controller, and under ours."""
+    """Yield the two brokers under Apache Kafka's controller, and under ours."""
     one = Pair(
         tmp_path_factory.mktemp("pair"),
         GUARD,
@@ -84,7 +84,7 @@ def rule(name: str, user: str, operation: int = READ, kind: int = TOPIC) -> dict
 
 
 def cases(name: str) -> Iterator[Case]:
-    """All that the controller may be asked, in an order in which one builds on the other."""
+    """Yield all requests to the controller, in an order in which each builds on the former ones."""
     yield from topics_come(name)
     yield from settings_change(name)
     yield from clients_change(name)
@@ -150,7 +150,7 @@ def settings_change(name: str) -> Iterator[Case]:
 
 
 def clients_change(name: str) -> Iterator[Case]:
-    """Quotas, credentials and rules."""
+    """Yield requests that change quotas, credentials and rules."""
     more = f"{name}-more"
     entries = [quota(name, "producer_byte_rate", 1e9), quota(name, "no_such_key", 1)]
     yield "alter_client_quotas", 1, {"entries": entries}
@@ -179,7 +179,7 @@ def clients_change(name: str) -> Iterator[Case]:
 
 
 def partitions_move(name: str) -> Iterator[Case]:
-    """Elections and reassignments, and what is about brokers."""
+    """Yield elections, reassignments and requests about brokers."""
     more, wait = f"{name}-more", WAIT
     asked = [{"topic": name, "partitions": [0]}, {"topic": f"{name}-none", "partitions": [0]}]
     yield "elect_leaders", 2, {**wait, "election_type": 0, "topic_partitions": asked}
@@ -197,7 +197,7 @@ def partitions_move(name: str) -> Iterator[Case]:
 
 
 def told(client: Cluster, name: str) -> list[str]:
-    """What is answered, without what is another each time."""
+    """Return the responses to all cases, without the values that differ in each run."""
     found = []
     for api, version, body in cases(name):
         answer = client.call(api, version, **body)
@@ -214,7 +214,7 @@ def require_same(wanted: list[str], found: list[str]) -> None:
 
 
 def in_order(value: Any) -> Any:
-    """Rows in an order of their own, without what names a connection."""
+    """Return ``value`` with its rows sorted and without the names of connections."""
     if isinstance(value, str) and value.startswith("Request Request("):
         return "Request"
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ def test_who_may_do_nothing_is_refused_alike(pair: Pair) -> None:
 
 
 def test_a_setting_of_all_brokers_is_tried_out_where_it_is_asked_for(pair: Pair) -> None:
-    """No controller of Apache Kafka looks at what only brokers know."""
+    """A controller of Apache Kafka does not validate settings that only brokers know."""
     codes = set()
     for node_id in BOTH:
         for name in ("", str(node_id)):
@@ -256,7 +256,7 @@ def test_a_setting_of_all_brokers_is_tried_out_where_it_is_asked_for(pair: Pair)
 
 
 def test_rights_and_quotas_are_those_of_who_asks(pair: Pair) -> None:
-    """They hold at the controller, which knows the client from the envelope alone."""
+    """The controller applies them, and knows the client only from the envelope."""
     allowed = {"creations": [rule("kafka-cluster", "u1", CREATE, CLUSTER)]}
     assert pair.call(OURS, "create_acls", 3, **allowed)["results"][0]["error_code"] == "none"
 

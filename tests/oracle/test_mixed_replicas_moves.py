@@ -1,6 +1,6 @@
-"""Replicas that move between Apache Kafka and Fencepost, and what a follower does beside copying.
+"""Replicas that move between Apache Kafka and Fencepost, and a follower's duties beside copying.
 
-Each test is asked of both directions: Java leads and Python follows, Python leads and Java follows.
+Each test runs in both directions: Java leads and Python follows, Python leads and Java follows.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ BOTH_WAYS = pytest.mark.parametrize(
 SIDES = "leader", "follower"
 CHUNK = random.Random(3).randbytes(900_000)
 CHUNKS = 12
-"""So many MB take minutes at one byte a second: a fetch brings one MB, and then a window of eleven
-seconds has to pass."""
+"""Size of the topic in MB, which takes minutes to copy at one byte a second.
+
+A fetch returns one MB, and then the quota's window of eleven seconds has to pass.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def acked(answer: Answer, offset: int) -> None:
 
 
 def equal(mixed: ReplicaCluster, name: str) -> None:
-    """Wait until both have the same bytes from the larger log start on."""
+    """Wait until both logs have the same bytes from the later log start offset on."""
 
     def probe() -> bool:
         logs = [mixed.batches(one, name) for one in (JAVA, PYTHON)]
@@ -74,7 +76,7 @@ def equal(mixed: ReplicaCluster, name: str) -> None:
 def test_a_throttled_replica_waits_is_cancelled_and_comes_in_the_end(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """Throttled by its leader, then by itself; in between it is called off, and deletes all."""
+    """The leader throttles it, then itself; in between it is cancelled, and deletes its log."""
     big, small = unique("big"), unique("small")
     both = dict.fromkeys((f"{side}_replication_throttled_replicas" for side in SIDES), "*")
     mixed.create(big, (leader,), **both)
@@ -93,7 +95,7 @@ def test_a_throttled_replica_waits_is_cancelled_and_comes_in_the_end(
         )
         mixed.reassign(big, (leader, follower))
         until(copy.is_dir, f"{follower} has begun")
-        # What is not throttled is copied meanwhile, and by the same fetcher.
+        # The same fetcher meanwhile copies a replica that is not throttled.
         mixed.reassign(small, (leader, follower))
         mixed.settled(small, leader=leader, isr={leader, follower})
         mixed.settled(big, leader=leader, isr={leader}, replicas=(leader, follower))
@@ -113,7 +115,7 @@ def test_a_throttled_replica_waits_is_cancelled_and_comes_in_the_end(
 
 
 def told(mixed: ReplicaCluster, broker: int, key: str) -> str | None:
-    """A config of a broker, as that one has it."""
+    """Return a setting of a broker by its own DescribeConfigs."""
     asked = {"resource_type": BROKER, "resource_name": str(broker)}
     names = [key.replace("_", ".")]
     with mixed.client(broker) as client:
@@ -154,7 +156,7 @@ def test_deleted_records_are_gone_everywhere(
 def test_a_replica_begins_in_the_midst_of_a_batch(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The leader's log begins within its first batch; who is added gets all of that batch."""
+    """The leader's log start offset is inside a batch; the new replica gets the whole batch."""
     name = unique("halved")
     mixed.create(name, (leader,))
     acked(mixed.write(leader, name, *(b"%d" % number for number in range(10))), 0)
@@ -213,7 +215,7 @@ def test_what_is_open_or_aborted_moves_with_the_leadership(
     equal(mixed, name)
 
 
-# --- who reads near by ---
+# --- fetching from the closest replica ---
 
 
 @BOTH_WAYS
@@ -229,7 +231,7 @@ def test_consumers_read_from_the_replica_of_their_rack(
         assert preferred(client, name, f"rack-{leader}") == -1
         assert preferred(client, name, "nowhere") == -1
     assert [one.decode() for one in values] == by_librdkafka(mixed, name, rack, follower)
-    # Java's consumer says where it turns to only at this level.
+    # Java's consumer logs its preferred read replica only at this level.
     config = tmp_path / "log4j2.xml"
     config.write_text(LOG4J.replace('level="warn"', 'level="debug"'))
     command = java_command(
@@ -247,7 +249,7 @@ def test_consumers_read_from_the_replica_of_their_rack(
 
 
 def preferred(client: Cluster, name: str, rack: str) -> int:
-    """Whom a leader sends a consumer of a rack to, -1 if it answers itself."""
+    """Return the preferred read replica for a consumer of ``rack``, -1 for the leader itself."""
     part = {"partition": 0, "fetch_offset": 0, "current_leader_epoch": -1}
     topics = [{"topic": name, "partitions": [{**part, "partition_max_bytes": 1 << 20}]}]
     sizes = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "session_epoch": -1}
@@ -259,7 +261,7 @@ def preferred(client: Cluster, name: str, rack: str) -> int:
 
 
 def by_librdkafka(mixed: ReplicaCluster, name: str, rack: str, follower: int) -> list[str]:
-    """What its consumer reads once its statistics say that it reads from the follower."""
+    """Return the records that a librdkafka consumer reads once it fetches from the follower."""
     seen: list[int] = []
 
     def note(text: str) -> None:
@@ -290,7 +292,7 @@ def by_librdkafka(mixed: ReplicaCluster, name: str, rack: str, follower: int) ->
 def test_compaction_on_both_sides_keeps_the_same(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The leader has cleaned before the other one copies holes; then each cleans by itself."""
+    """The leader compacts before the follower copies the gaps; then each compacts its own log."""
     name = unique("table")
     compacted = {
         "cleanup_policy": "compact",
@@ -319,7 +321,7 @@ def test_compaction_on_both_sides_keeps_the_same(
 
 
 def fill(mixed: ReplicaCluster, leader: int, name: str, begin: int) -> dict[bytes, bytes]:
-    """40 batches of 100 kB with seven keys, and what is the last of each."""
+    """Produce 40 batches of 100 kB with seven keys; return the last value of each key."""
     latest = {}
     with mixed.client(leader) as client:
         for at in range(begin, begin + 40):
@@ -330,7 +332,7 @@ def fill(mixed: ReplicaCluster, leader: int, name: str, begin: int) -> dict[byte
 
 
 def cleaned(mixed: ReplicaCluster, node_id: int, name: str, offset: int) -> None:
-    """Wait until a broker has cleaned that far."""
+    """Wait until a broker's cleaner checkpoint has reached ``offset``."""
     file = mixed.node(node_id).data_dir / "cleaner-offset-checkpoint"
 
     def probe() -> bool:
@@ -341,16 +343,16 @@ def cleaned(mixed: ReplicaCluster, node_id: int, name: str, offset: int) -> None
     until(probe, f"{node_id} has cleaned {name} up to {offset}", deadline_s=120, poll_s=0.1)
 
 
-# --- who is frozen ---
+# --- a suspended broker ---
 
 
 @BOTH_WAYS
 def test_a_frozen_broker_is_left_out_and_its_late_word_is_not_kept(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """SIGSTOP to a follower of one topic that leads another; it wakes up and thinks it still does.
+    """SIGSTOP a follower of one topic that leads another; after SIGCONT it still acts as leader.
 
-    Who waits with acks=all is answered when it is out of the ISR, or in it again.
+    Produce requests with acks=all complete when it has left the ISR, or is in sync again.
     """
     free, bound, lost = (unique(one) for one in ("free", "bound", "lost"))
     mixed.create(free, (leader, follower))
@@ -382,17 +384,17 @@ def test_a_frozen_broker_is_left_out_and_its_late_word_is_not_kept(
         assert client.values(lost) == [b"0", b"1"]
 
 
-# --- who is trusted ---
+# --- unclean shutdown ---
 
 
 @BOTH_WAYS
 def test_who_was_killed_is_not_trusted_to_have_its_last_records(
     mixed: ReplicaCluster, leader: int, follower: int
 ) -> None:
-    """The follower stops in an orderly way; the leader loses its tail, and is the first to return.
+    """The follower shuts down cleanly; the leader loses its log's tail, and is the first to return.
 
-    It must say that it was killed. If the controller took it for whole, it would lead, and the
-    follower would cut what was acknowledged.
+    It must register as uncleanly shut down. Otherwise the controller would elect it, and the
+    follower would truncate acknowledged records.
     """
     name = unique("trusted")
     mixed.create(name, (leader, follower), min_insync_replicas="2")

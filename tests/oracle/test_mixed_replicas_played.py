@@ -1,7 +1,8 @@
 """The scenarios that need an exact step of another broker: the test plays that broker.
 
-A played follower asks a leader of each kind the same; a played leader answers followers of both
-kinds at once. All ways to the controller, Apache Kafka's, go by a proxy that keeps requests back.
+A played follower sends a leader of each kind the same requests; a played leader serves followers of
+both kinds at once. All connections to the controller, which is Apache Kafka's, go through a proxy
+that can hold requests back.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PATIENT_MS = 100_000
 
 
 class Stage:
-    """Real brokers of both kinds, and those that are played."""
+    """Real brokers of both kinds, and the brokers that the test plays."""
 
     def __init__(
         self, cluster: ReplicaCluster, eight: PlayedFollower, nine: PlayedFollower
@@ -53,8 +54,8 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    # A topic of history would have replicas on the played brokers, and changes of its own.
-    # And no request is given up because it is kept back for long.
+    # The history topic would have replicas on the played brokers, and changes of its own.
+    # The long timeout keeps brokers from giving up requests that the proxy holds back.
     alone = {"fencepost.history.enable": "false", "controller.socket.timeout.ms": "240000"}
     with (
         ReplicaCluster(tmp_path_factory.mktemp("played"), "JP", alone, is_proxied=True) as cluster,
@@ -77,13 +78,13 @@ class Led:
         self.epoch = 0
 
     def moved(self, leader: int, epoch: int) -> None:
-        """Go on with another leader."""
+        """Connect to the new leader, and use its epoch from now on."""
         self.client.close()
         self.client = self.stage.cluster.client(leader)
         self.leader, self.epoch = leader, epoch
 
     def isr(self) -> frozenset[int]:
-        """As the leader's metadata have it."""
+        """Return the ISR in the leader's metadata."""
         state = self.stage.cluster.state(self.name, witness=self.leader)
         assert state is not None
         return state.isr
@@ -94,12 +95,12 @@ class Led:
         )
 
     def fetched(self, offset: int, by: PlayedFollower | None = None, **how: int) -> Answer:
-        """What a played follower gets."""
+        """Send a follower's Fetch to the leader; return the partition's response."""
         follower = by or self.stage.nine
         return follower.fetch_replica(self.client, self.topic_id, offset, self.epoch, **how)
 
     def until_joined(self, offset: int, *expected: int, by: PlayedFollower | None = None) -> None:
-        """Fetch at the end until the ISR has this follower."""
+        """Fetch at the log end until the ISR is ``expected``."""
 
         def probe() -> bool:
             part = self.fetched(offset, by, last_epoch=0)
@@ -108,11 +109,11 @@ class Led:
         until(probe, f"the ISR {expected}", deadline_s=120, poll_s=0.1)
 
     def high_watermark(self) -> int:
-        """What a consumer sees."""
+        """Return the high watermark that a consumer sees."""
         return int(self.client.fetch(self.name)["high_watermark"])
 
     def proposes(self, offset: int) -> None:
-        """Fetch there until the leader asks for this follower in the ISR; the proxy keeps it."""
+        """Fetch at ``offset`` until the proxy holds the leader's AlterPartition for the ISR."""
 
         def probe() -> bool:
             part = self.fetched(offset, last_epoch=0)
@@ -121,7 +122,7 @@ class Led:
         until(probe, "the follower is proposed", deadline_s=120, poll_s=0.1)
 
     def commits(self, offset: int) -> None:
-        """Fetch there until consumers see all below it."""
+        """Fetch at ``offset`` until the high watermark reaches it."""
 
         def probe() -> bool:
             self.fetched(offset, last_epoch=0)
@@ -130,14 +131,14 @@ class Led:
         until(probe, f"{offset} is committed")
 
     def end(self) -> int:
-        """The log's end, committed or not."""
+        """Return the log end offset of the leader."""
         asked = {"partition_index": 0, "timestamp": LATEST, "current_leader_epoch": -1}
         topics = [{"name": self.name, "partitions": [asked]}]
         answer = self.client.call("list_offsets", 7, replica_id=NINE, topics=topics)
         return int(answer["topics"][0]["partitions"][0]["offset"])
 
     def close(self) -> None:
-        """Delete it: a follower that is silent would leave its ISR in the midst of other scenes."""
+        """Delete the topic: its silent follower would leave the ISR during other scenarios."""
         self.client.close()
         self.stage.cluster.delete(self.name)
 
@@ -150,7 +151,7 @@ def led(stage: Stage, leader: int, *followers: int, **configs: str) -> Iterator[
 
 @contextmanager
 def asking(stage: Stage, leader: int, led: Led, *values: bytes) -> Iterator[Cluster]:
-    """While it lasts, these values are on their way with acks=all."""
+    """Keep a Produce of these values with acks=all in flight within the context."""
     with stage.cluster.client(leader) as client:
         begin_write(client, led.name, *values, timeout_ms=PATIENT_MS)
         yield client
@@ -178,7 +179,7 @@ def test_a_diverging_fetch_commits_nothing(stage: Stage, leader: int) -> None:
 
 @BY_BOTH
 def test_a_follower_that_says_nothing_leaves(stage: Stage, leader: int) -> None:
-    """The shrink answers who waits, or leaves too few to commit anything."""
+    """The shrink completes waiting produce requests, or leaves the ISR below its minimum."""
     with (
         led(stage, leader, NINE) as one,
         led(stage, leader, NINE, min_insync_replicas="2") as two,
@@ -202,7 +203,7 @@ def test_a_follower_that_says_nothing_leaves(stage: Stage, leader: int) -> None:
 
 
 def test_who_is_fenced_or_of_yesterday_is_not_proposed(stage: Stage) -> None:
-    """Of both kinds of leader at once: it takes the session of the former incarnation to end."""
+    """Both kinds of leader in one test: the former incarnation's session must first expire."""
     nine, proxy, cluster = stage.nine, stage.proxy, stage.cluster
     with led(stage, JAVA, NINE) as first, led(stage, PYTHON, NINE) as second:
         both = first, second
@@ -251,7 +252,7 @@ def test_a_pending_addition_counts_until_it_is_refused(stage: Stage, leader: int
             proxy.release()
 
             def is_refused() -> bool:
-                # Java looks at the high watermark again when something else is appended.
+                # Apache Kafka checks the high watermark again at the next append.
                 assert write(one.client, one.name, b"nudge", acks=1)["error_code"] == "none"
                 return one.high_watermark() > 10
 
@@ -275,7 +276,7 @@ def test_a_lost_answer_is_asked_for_again(stage: Stage, leader: int) -> None:
             until(lambda: one.end() == 11, "it is appended")
             one.commits(11)
             acked(written(waiting), 10)
-        # The next change finds its way, so nothing is pending any more.
+        # The next change gets through, so no change is pending.
         acked(write(one.client, one.name, b"11"), 11)
         one.has_isr(leader)
 
@@ -303,7 +304,7 @@ def test_a_change_that_comes_after_an_election_is_ignored(stage: Stage, leader: 
 
 @BY_BOTH
 def test_who_joins_has_reached_the_start_of_the_leaders_epoch(stage: Stage, leader: int) -> None:
-    """A new leader does not know how much of what it has was committed, up to its election."""
+    """A new leader does not know which records before its epoch's start were committed."""
     cluster, other, proxy = stage.cluster, 3 - leader, stage.proxy
     with led(stage, other, leader, NINE, min_insync_replicas="3") as before:
         name = before.name
@@ -357,7 +358,7 @@ def test_a_reassignment_ends_when_all_of_its_target_are_in(stage: Stage, leader:
 
 
 class Followed:
-    """A topic that is led by the test; a broker of each kind follows."""
+    """A topic that the test leads; a broker of each kind follows."""
 
     def __init__(self, stage: Stage, leader: PlayedLeader, *more: int) -> None:
         self.cluster, self.leader = stage.cluster, leader
@@ -367,25 +368,25 @@ class Followed:
         self.script: Script = leader.leads(self.name, self.topic_id)
 
     def append(self, begin: int, end: int, size: int = 3) -> None:
-        """Batches of so many records each."""
+        """Append the records ``begin`` to ``end`` in batches of ``size`` records each."""
         with self.leader.lock:
             while begin < end:
                 values = [b"%d" % at for at in range(begin, min(begin + size, end))]
                 begin = self.script.has(begin, batch(values))
 
     def copied(self, end: int) -> None:
-        """Wait until both followers ask for that offset."""
+        """Wait until both followers fetch at the offset ``end``."""
         for one in (JAVA, PYTHON):
             what = f"{one} has all below {end}"
             until(lambda one=one: self.script.end_of(one) == end, what, deadline_s=120)
 
     def high_watermark(self, follower: int, offset: int = 0) -> int:
-        """What a consumer of the follower sees that reads there."""
+        """Return the high watermark that a consumer sees which fetches from the follower."""
         with self.cluster.client(follower) as client:
             return int(client.fetch(self.name, offset=offset, version=12)["high_watermark"])
 
     def shown(self, high_watermark: int, offset: int = 0) -> None:
-        """Wait until both show that."""
+        """Wait until both followers show this high watermark."""
         for one in (JAVA, PYTHON):
             until(
                 lambda one=one: self.high_watermark(one, offset) == high_watermark,
@@ -394,7 +395,7 @@ class Followed:
             )
 
     def answer_once(self, *answers: Answer) -> dict[int, int]:
-        """Answer both so; returns how much each of them had asked before."""
+        """Queue these responses for both; return the number of former fetches of each."""
         with self.leader.lock:
             before = {one: len(self.script.asked[one]) for one in (JAVA, PYTHON)}
             for one in before:
@@ -402,7 +403,7 @@ class Followed:
         return before
 
     def after(self, before: dict[int, int], count: int) -> dict[int, Answer]:
-        """The fetch of each that came so many behind ``before``."""
+        """Wait for each follower's fetch number ``before`` + ``count``, and return them."""
         for one, seen in before.items():
             until(
                 lambda one=one, seen=seen: len(self.script.asked[one]) > seen + count,
@@ -414,7 +415,7 @@ class Followed:
 
 @pytest.fixture(autouse=True)
 def each_begins_alike(stage: Stage) -> Iterator[None]:
-    """Whatever the one before has left: nothing is kept back, and who is played is alive."""
+    """After each test release the held requests, and bring the played broker back to life."""
     yield
     stage.proxy.release()
     stage.proxy.lose()
@@ -430,7 +431,7 @@ def played(stage: Stage) -> Iterator[PlayedLeader]:
 
 @pytest.fixture
 def followed(stage: Stage, played: PlayedLeader) -> Iterator[Followed]:
-    """20 records of which 10 are committed; followers have all of them."""
+    """Yield a topic of 20 records, 10 of them committed, which both followers have copied."""
     one = Followed(stage, played)
     with played.lock:
         one.script.high_watermark = 10
@@ -447,7 +448,7 @@ def test_an_empty_answer_leaves_the_last_epoch_and_an_older_mark_is_taken(
     script = followed.script
     for asked in followed.after(followed.answer_once(), 2).values():
         assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (20, 0)
-    script.high_watermark = 7  # another leader, which knew less
+    script.high_watermark = 7  # as from another leader with an older high watermark
     followed.shown(7)
     script.high_watermark = 30
     followed.shown(20)
@@ -469,7 +470,7 @@ def test_a_diverging_answer_moves_no_high_watermark(followed: Followed) -> None:
 
 
 def test_a_batch_of_a_later_epoch_is_not_appended(followed: Followed) -> None:
-    """An answer of an older request that was late over an election."""
+    """A fetch response that arrives after an election contains a batch of the later epoch."""
     late = bytearray(batch([b"late"]))
     late[0:8], late[12:16] = (20).to_bytes(8, "big"), (1).to_bytes(4, "big")
     gate = threading.Event()
@@ -526,7 +527,7 @@ def test_fetchers_care_for_the_leader_epoch_only(stage: Stage, played: PlayedLea
     stage.cluster.settled(followed.name, isr={PLAYED_LEADER, JAVA, PYTHON})
     for asked in followed.after(before, 3).values():
         assert (asked["fetch_offset"], asked["current_leader_epoch"]) == (20, 0)
-    # Who drops a replica raises the epoch, though the leader stays.
+    # Removing a replica raises the leader epoch, although the leader stays.
     stage.cluster.reassign(followed.name, (PLAYED_LEADER, JAVA, PYTHON))
     state = stage.cluster.settled(
         followed.name, leader=PLAYED_LEADER, replicas=(PLAYED_LEADER, JAVA, PYTHON)
@@ -539,7 +540,7 @@ def test_fetchers_care_for_the_leader_epoch_only(stage: Stage, played: PlayedLea
     for one in (JAVA, PYTHON):
         asked = followed.script.asked[one][-1]
         assert (asked["current_leader_epoch"], asked["last_fetched_epoch"]) == (1, 1)
-    # Cut back into the older epoch, over the start of the later one.
+    # Truncate into the older epoch, past the start of the later one.
     told = {"diverging_epoch": {"epoch": 0, "end_offset": 15}}
     for asked in followed.after(followed.answer_once(told), 1).values():
         assert (asked["fetch_offset"], asked["last_fetched_epoch"]) == (15, 0)

@@ -1,8 +1,8 @@
 """Encryption and logins between brokers of Fencepost and of Apache Kafka 3.9 on one ZooKeeper.
 
-Three ways, each with a cluster of its own: a listener for the brokers and another one for the
-controller, by certificates; what `security.inter.broker.protocol` says, by PLAIN and by
-certificates. Whoever comes without a login, on loopback, is the operator.
+Three clusters cover three configurations: a listener for the brokers and another one for the
+controller, with certificates; and `security.inter.broker.protocol`, with PLAIN and with
+certificates. Clients of the PLAINTEXT listener on loopback act as the operator.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def _as_text(certificate: Certificate) -> dict[str, str]:
-    """Settings that have it shown; both of them are passwords."""
+    """Return the settings that present ``certificate``; both have the type PASSWORD."""
     return {
         "ssl.keystore.key": certificate.key,
         "ssl.keystore.certificate.chain": certificate.chain,
@@ -63,7 +63,7 @@ def _as_text(certificate: Certificate) -> dict[str, str]:
 
 
 class Secured(ListeningBrokers):
-    """One broker of each maker, which show certificates of their names."""
+    """One broker of Fencepost and one of Apache Kafka, each with a certificate of its name."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Secured(ListeningBrokers):
         settings: Mapping[str, str],
         jaas: Mapping[str, str] = {},
     ) -> None:
-        """``names`` are listeners and their protocols; ``{}`` in ``jaas`` is a broker's name."""
+        """``names`` maps listeners to protocols; ``{}`` in ``jaas`` stands for a broker's name."""
         names = {"PLAINTEXT": "PLAINTEXT", **names}
         common = {
             **SETTINGS,
@@ -88,7 +88,7 @@ class Secured(ListeningBrokers):
             shown = ((NameOID.COMMON_NAME, name),)
             certificate = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
             logins = {key: text.replace("{}", name) for key, text in jaas.items()}
-            # In a file of properties, a line's end is an escape.
+            # In a properties file a line break is written as an escape.
             shows = {key: text.replace("\n", "\\n") for key, text in _as_text(certificate).items()}
             return {"ssl.keystore.type": "PEM", **shows, **logins}
 
@@ -97,19 +97,19 @@ class Secured(ListeningBrokers):
         self.znodes.ensure_path("/")
 
     def said(self, node_id: int, pattern: str, since: int = 0) -> re.Match[str]:
-        """Wait until a broker has said it."""
+        """Wait until a broker has logged a line that matches ``pattern``."""
         child = self.nodes[node_id].child
         assert child is not None
         return child.wait_for_line(pattern, deadline_s=60, since=since)
 
     def lines(self, node_id: int) -> int:
-        """How many it has said so far."""
+        """Return the number of lines that a broker has logged so far."""
         child = self.nodes[node_id].child
         assert child is not None
         return len(child.lines)
 
     def replicate(self) -> str:
-        """A topic which each of them leads a partition of, and the other copies."""
+        """Create a topic of two partitions, one led by each broker and copied by the other."""
         name = self.create([P, J], [J, P], via=self.controller)
         for index, leader in enumerate((P, J)):
             with self.client(leader) as client:
@@ -154,7 +154,7 @@ def two_listeners(
 
 
 def _sockets(address: str) -> int:
-    """How many connections to a port of this machine there are."""
+    """Return the number of established connections to a port of this machine."""
     port = int(address.rpartition(":")[2])
     rows = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
     to = [row.split()[2] for row in rows if row.split()[3] == "01"]
@@ -162,7 +162,7 @@ def _sockets(address: str) -> int:
 
 
 def test_users_of_either_tool_let_brokers_log_in(two_listeners: Secured):
-    """The controller is reached all the while, on a listener of its own."""
+    """Brokers reach the controller all the time, through a listener of its own."""
     brokers = two_listeners
     name = brokers.create([P, J], [J, P])
     brokers.said(P, "user 'broker-1' can not log in by SCRAM-SHA-512")
@@ -190,7 +190,7 @@ OF_THE_KEY: Final = "listener.name.control.ssl.keystore.key"
 
 
 def _set(brokers: Secured, node_id: int, **values: str) -> tuple[str, str | None]:
-    """Set settings of a broker, which is asked itself; the error, and what is said about it."""
+    """Change settings of a broker through that broker; return the error and its message."""
     configs = [
         {"name": name, "config_operation": 0, "value": value} for name, value in values.items()
     ]
@@ -204,7 +204,7 @@ def _set(brokers: Secured, node_id: int, **values: str) -> tuple[str, str | None
 
 
 def _shown(brokers: Secured, node_id: int, certificate: Certificate) -> str:
-    """The certificate that a broker shows on the controller's listener to who has this one."""
+    """Return the serial number of a broker's certificate on the controller's listener."""
     host, _, port = brokers.listeners[node_id]["CONTROL"].partition(":")
     with (
         socket.create_connection((host, int(port))) as plain,
@@ -223,7 +223,7 @@ def _shows(brokers: Secured, node_id: int, certificate: Certificate) -> None:
 
 
 def _copy(brokers: Secured, source: int, to: int) -> None:
-    """Give a broker the settings of another one, passwords as they stand there."""
+    """Copy the dynamic settings of a broker to another, with the encoded passwords unchanged."""
     data = brokers.znodes.get(f"/config/brokers/{source}")[0]
     brokers.znodes.ensure_path(f"/config/brokers/{to}")
     brokers.znodes.set(f"/config/brokers/{to}", data)
@@ -234,7 +234,7 @@ def _copy(brokers: Secured, source: int, to: int) -> None:
 
 
 def _renewed(authority: Authority, name: str) -> tuple[Certificate, dict[str, str]]:
-    """Another certificate, which either may show, and the settings that have it shown."""
+    """Return a certificate that both brokers may use, and the settings that present it."""
     shown = ((NameOID.COMMON_NAME, f"broker-{J}"),)
     found = authority.sign(name, subject_name=shown, hosts=HERE, is_both=True)
     return found, {f"listener.name.control.{key}": one for key, one in _as_text(found).items()}
@@ -254,10 +254,10 @@ def test_passwords_that_either_has_encoded_are_of_use_to_the_other(
         assert not any("PRIVATE" in one or one.count(":") != 8 for one in map(kept.get, told))
         _copy(brokers, source, to)
         _shows(brokers, to, certificate)
-        # What is not changed stands as it was.
+        # Unchanged settings keep their encoded values.
         assert _set(brokers, source, **{"message.max.bytes": "900000"})[0] == "none"
         _shows(brokers, source, certificate)
-    # Another secret: what stands there is encoded with it when the broker starts.
+    # With another secret, the broker encodes the stored passwords again when it starts.
     member = brokers.nodes[P]
     assert isinstance(member, Member)
     brokers.stop(P)
@@ -305,7 +305,7 @@ def test_brokers_log_in_by_plain(zookeeper: ZooKeeper, authority: Authority, tmp
 def by_certificates(
     zookeeper: ZooKeeper, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Secured]:
-    """Brokers have the right because nobody has said anything about the cluster so far."""
+    """Yield brokers with the cluster's permission, because the cluster has no rules so far."""
     found = Secured(
         tmp_path_factory.mktemp("certificates"),
         zookeeper,
@@ -345,7 +345,7 @@ def _may(node_id: int, permission: Permission) -> dict[str, Any]:
 
 
 def _without_right(brokers: Secured, node_id: int) -> None:
-    """Allow both, and deny it to this one, of which both know."""
+    """Allow ClusterAction to both brokers but deny it to this one, and wait until both know."""
     rules = [_may(P, Permission.ALLOW), _may(J, Permission.ALLOW), _may(node_id, Permission.DENY)]
     with brokers.client(P) as client:
         answer = client.call("create_acls", 3, creations=rules)
@@ -376,7 +376,7 @@ _OF_THE_CLUSTER: Final = {
 
 
 def _take_back(brokers: Secured) -> None:
-    """Nobody says anything about the cluster any more."""
+    """Delete all rules of the cluster."""
     with brokers.client(P) as client:
         answer = client.call("delete_acls", 3, filters=[_OF_THE_CLUSTER])
     assert answer["filter_results"][0]["error_code"] == "none", answer
@@ -384,7 +384,7 @@ def _take_back(brokers: Secured) -> None:
 
 
 def _elect_anew(brokers: Secured, wanted: int) -> None:
-    """Another election, which this one wins, whether or not anybody listens to it."""
+    """Have ``wanted`` win a new election, even if no broker accepts its requests."""
     before = brokers.controller_epoch
     brokers.znodes.delete("/controller")
 
@@ -402,7 +402,7 @@ REFUSALS: Final = {
     P: '"broker": {}, "error": "CLUSTER_AUTHORIZATION_FAILED"',
     J: "[Rr]eceived error .*broker {}",
 }
-"""What a controller of each maker says of a broker that does not listen to it."""
+"""Broker → the line that its controller logs about a broker that refuses its requests."""
 
 
 @pytest.mark.parametrize("controller", [P, J], ids=["ours", "theirs"])

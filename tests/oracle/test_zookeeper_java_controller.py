@@ -1,4 +1,4 @@
-"""Fencepost's brokers under a controller of Apache Kafka 3.9, with brokers of it beside them."""
+"""Brokers of Fencepost under a controller of Apache Kafka 3.9, with Apache Kafka's brokers too."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ J, P, Q, K = 1, 2, 3, 4
 """Two brokers of Apache Kafka, J and K, and two of Fencepost."""
 
 ROTATED = [J, P, Q], [P, Q, K], [Q, K, J], [K, J, P]
-"""Each of them leads a partition."""
+"""Replicas of four partitions, of which each broker leads one."""
 
 TOPIC, BROKER = 2, 4
 """Resources that have settings."""
 
 SESSION_MS = 18_000
-"""Kafka's default, which a machine under load does not run into by itself."""
+"""Kafka's default, long enough that no session ends only because the machine is busy."""
 
 SETTINGS = {
     "zookeeper.session.timeout.ms": str(SESSION_MS),
@@ -42,8 +42,8 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "default.replication.factor": "3",
     "controlled.shutdown.retry.backoff.ms": "2000",
-    # A controller of Apache Kafka that finds its session ended drops the AlterPartition that it
-    # has not looked at yet, without an answer. Who sent it asks again after this time.
+    # When its session expires, a controller of Apache Kafka drops queued AlterPartition requests
+    # without a response. Their senders retry after this time.
     "controller.socket.timeout.ms": "10000",
 }
 
@@ -66,12 +66,12 @@ def everybody_lives(brokers: Brokers) -> None:
 
 
 def everywhere(brokers: Brokers) -> str:
-    """The addresses of all."""
+    """Return the addresses of all brokers, separated by commas."""
     return ",".join(one.bootstrap for one in brokers.nodes.values())
 
 
 def write(brokers: Brokers, topic: str, count: int) -> None:
-    """So many records to each partition, by its leader; all replicas have them."""
+    """Produce ``count`` records to each partition with acks=all, through its leader."""
     for index, leader in enumerate(brokers.leaders(topic)):
         with brokers.client(leader) as client:
             until(lambda: client.leaders(topic) > 0, "it knows of its office")
@@ -81,7 +81,7 @@ def write(brokers: Brokers, topic: str, count: int) -> None:
 
 
 def alter(brokers: Brokers, via: int, kind: int, name: str, values: Mapping[str, str]) -> str:
-    """The error with which a broker changes settings."""
+    """Change settings through the broker ``via``; return the error's name."""
     configs = [{"name": key, "config_operation": 0, "value": one} for key, one in values.items()]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
     with brokers.client(via) as client:
@@ -92,7 +92,7 @@ def alter(brokers: Brokers, via: int, kind: int, name: str, values: Mapping[str,
 
 
 def setting(brokers: Brokers, via: int, kind: int, name: str, key: str) -> str | None:
-    """What a broker says of a setting."""
+    """Return the value of a setting according to a broker, None if it shows none."""
     asked = {"resource_type": kind, "resource_name": name, "configuration_keys": [key]}
     with brokers.client(via) as client:
         (found,) = client.call("describe_configs", 1, resources=[asked])["results"]
@@ -121,7 +121,7 @@ def test_replicas_of_both_makers_are_equal_whoever_leads(brokers: Brokers):
 
 @pytest.mark.parametrize("via", [P, K], ids=["fencepost", "kafka"])
 def test_what_the_controller_decides_is_left_to_it(brokers: Brokers, via: int):
-    """A broker that is none says so, and clients find the one that is, as under Apache Kafka."""
+    """Other brokers answer NOT_CONTROLLER, and Metadata names the controller, as in Kafka."""
     name = unique("asked")
     with brokers.client(via) as client:
         topic = {"name": name, "num_partitions": 1, "replication_factor": 1}
@@ -209,7 +209,7 @@ def test_a_reassignment_moves_replicas_between_the_makers(brokers: Brokers):
 
 
 def keys_of(brokers: Brokers, internal: str, kind: int) -> dict[int, str]:
-    """A key for each broker that coordinates: what it looks after."""
+    """Return for each coordinator a group or transactional id that it is responsible for."""
     found: dict[int, str] = {}
 
     def all_found() -> bool:
@@ -225,7 +225,7 @@ def keys_of(brokers: Brokers, internal: str, kind: int) -> dict[int, str]:
 
 
 class Pairs:
-    """For each broker a transactional producer that it coordinates, and a group of its own."""
+    """For each broker a transactional producer and a group that it coordinates."""
 
     def __init__(self, brokers: Brokers, topic: str) -> None:
         self._topic = topic
@@ -246,10 +246,10 @@ class Pairs:
             consumer.subscribe([topic])
             self._consumers[node_id] = consumer
         self.seen = dict.fromkeys(brokers.nodes, 0)
-        """How many records each group has read."""
+        """Number of records that each group has read."""
 
     def begin(self, value: bytes) -> None:
-        """A transaction of each, with a record for each partition."""
+        """Begin a transaction of each producer, and write one record to each partition."""
         for one in self._producers:
             one.begin_transaction()
             for index in range(len(ROTATED)):
@@ -265,7 +265,7 @@ class Pairs:
             one.abort_transaction(60)
 
     def read(self, count: int) -> None:
-        """Each group reads that many more, and commits where it is."""
+        """Let each group read ``count`` more records, and commit its position."""
         for node_id, one in self._consumers.items():
             expected = self.seen[node_id] + count
 
@@ -287,7 +287,7 @@ class Pairs:
 
 
 def test_groups_and_transactions_stay_whole_when_coordinators_move(brokers: Brokers):
-    """Each broker coordinates a transaction and a group; those of P move, and come back."""
+    """Each broker coordinates a transaction and a group; P's coordinators move and return."""
     name = brokers.create(*ROTATED)
     pairs = Pairs(brokers, name)
     each = len(ROTATED) * len(brokers.nodes)
@@ -312,7 +312,7 @@ def test_groups_and_transactions_stay_whole_when_coordinators_move(brokers: Brok
 
 
 def test_a_broker_asks_more_than_once_to_be_let_go(brokers: Brokers):
-    """What it leads nobody else could: it serves until it has asked as often as it may."""
+    """No other broker can lead its partition: it serves until its shutdown retries run out."""
     name = brokers.create([P, K])
     brokers.stop(K)
     until(lambda: brokers.isrs(name) == [{P}], "it is alone")
@@ -337,14 +337,14 @@ def test_a_broker_asks_more_than_once_to_be_let_go(brokers: Brokers):
 
 
 FAULTS = 6
-"""Brokers that die, stop or sleep while it writes."""
+"""The number of brokers that are killed, stopped or suspended while ``Load`` writes."""
 
 UNANSWERED = 5_000
-"""The most records of a partition that wait for an answer: the client's queue has 100,000."""
+"""The most unacknowledged records of a partition: the client's queue holds 100,000."""
 
 
 class Load(threading.Thread):
-    """Writes to all partitions of a topic until it is told to end."""
+    """Writes to all partitions of a topic until :meth:`end`."""
 
     def __init__(self, brokers: Brokers, topic: str, partitions: int) -> None:
         super().__init__(daemon=True)
@@ -355,8 +355,8 @@ class Load(threading.Thread):
                 "enable.idempotence": True,
                 "max.in.flight.requests.per.connection": 1,
                 "delivery.timeout.ms": 300_000,
-                # What was asked of a broker that sleeps is asked of another one only after this
-                # time. It is by default as long as the patience of the tests.
+                # The client retries a request to a suspended broker on another one only after
+                # this time. The default is as long as the tests' deadlines.
                 "socket.timeout.ms": SESSION_MS + 2_000,
                 "linger.ms": 5,
             }
@@ -364,11 +364,11 @@ class Load(threading.Thread):
         self._ends = threading.Event()
         self.sent = dict.fromkeys(range(partitions), 0)
         self.kept: dict[int, list[bytes]] = {index: [] for index in self.sent}
-        """What was acknowledged, in order."""
+        """The acknowledged values, in order."""
         self.refused: list[str] = []
 
     def run(self) -> None:
-        """See :class:`threading.Thread`."""
+        """Produce until :meth:`end`; see :class:`threading.Thread`."""
         while not self._ends.is_set():
             for index, sent in self.sent.items():
                 if sent - len(self.kept[index]) < UNANSWERED:
@@ -386,7 +386,7 @@ class Load(threading.Thread):
             self.refused.append(f"{message.partition()}: {error}")
 
     def goes_on(self) -> None:
-        """Wait until each partition has taken more."""
+        """Wait until each partition has acknowledged further records."""
         before = {index: len(values) for index, values in self.kept.items()}
 
         def more() -> dict[int, int]:
@@ -404,7 +404,7 @@ class Load(threading.Thread):
             raise
 
     def end(self) -> None:
-        """Write no more; all of it is answered."""
+        """Stop writing, and wait for all acknowledgements."""
         self._ends.set()
         self.join(60)
         assert self._producer.flush(300) == 0
@@ -412,9 +412,9 @@ class Load(threading.Thread):
 
 
 def check_log(brokers: Brokers, topic: str, index: int, leader: int, load: Load) -> None:
-    """All was acknowledged, and is there in order and once, but for librdkafka's own repetitions.
+    """Check that every record was acknowledged, and is in the log in order and exactly once.
 
-    Those are under another epoch of its own; see ``tests/support/epochs.py``.
+    librdkafka's own retries under another epoch do not count; see ``tests/support/epochs.py``.
     """
     where = f"partition {index} of {leader}"
     sent = [b"%d" % number for number in range(load.sent[index])]
@@ -431,11 +431,11 @@ def check_log(brokers: Brokers, topic: str, index: int, leader: int, load: Load)
 
 
 def prefer(brokers: Brokers, topic: str, *, via: int) -> None:
-    """Have the first replicas lead again, by a client that knows this broker.
+    """Elect the preferred leaders, with a client that is connected to the broker ``via``.
 
-    What counts is that they do. The answer may come only when the time of the request is over: an
-    UpdateMetadata that Apache Kafka takes just before the request is on its timer wakes nobody
-    (``hasDelayedElectionOperations`` counts what is on the timer).
+    Only the new leaders count. The response may come as late as the request's timeout: an
+    UpdateMetadata that Apache Kafka handles just before the delayed operation is on its timer does
+    not complete it (``hasDelayedElectionOperations`` counts the operations on the timer).
     """
     with brokers.client(via) as client:
         until(
@@ -455,13 +455,13 @@ def prefer(brokers: Brokers, topic: str, *, via: int) -> None:
 
 
 def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: Brokers):
-    """Java to Java to Fencepost and back, and brokers of both makers, under load."""
+    """Under load, the controller moves between brokers of both kinds, and brokers fail."""
     name = brokers.create(*ROTATED)
     brokers.all_in_sync(name)
     load = Load(brokers, name, len(ROTATED))
     load.start()
     load.goes_on()
-    # An orderly stop: another one leads before it goes.
+    # A controlled shutdown: the leadership moves before the broker stops.
     for node_id in (P, K):
         brokers.stop(node_id)
         assert node_id not in brokers.leaders(name)
@@ -474,7 +474,7 @@ def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: B
         brokers.elect(wanted)
         assert brokers.controller_epoch > epoch
         load.goes_on()
-    # The controller and a broker of Fencepost sleep beyond their sessions.
+    # The controller and a broker of Fencepost are suspended for longer than their sessions.
     brokers.all_in_sync(name)
     before = {one: brokers.registered(one) for one in (J, Q)}
     with brokers.frozen(J), brokers.frozen(Q):
@@ -487,7 +487,7 @@ def test_nothing_is_lost_when_controllers_and_leaders_go_in_every_way(brokers: B
             f"broker {one} has come back with a later epoch",
         )
     brokers.all_in_sync(name)
-    # The controller and a broker of Fencepost die.
+    # The controller and a broker of Fencepost are killed.
     brokers.elect(K)
     for one in (K, P):
         brokers.nodes[one].kill()

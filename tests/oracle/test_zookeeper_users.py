@@ -1,7 +1,7 @@
 """Users, quotas and rules in ZooKeeper, by brokers of Fencepost and of Apache Kafka 3.9 together.
 
-Every broker of the cluster logs in to the others with a credential that Kafka's tool has written
-before there was any.
+Every broker of the cluster logs in to the others with a credential that Kafka's tool wrote to
+ZooKeeper before the first broker started.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
 }
-"""Whoever comes without a login, on loopback, is the operator."""
+"""Clients of the PLAINTEXT listener on loopback act as the operator."""
 
 Rule = dict[str, Any]
 
 
 class Place(ListeningBrokers):
-    """Two brokers of ours, of which the first is the controller, and one of Apache Kafka."""
+    """Two brokers of Fencepost, the first of them the controller, and one of Apache Kafka."""
 
     def __init__(self, home: Path, zookeeper: ZooKeeper) -> None:
         layout = {OURS: "P", OTHER: "P", JAVA: "J"}
@@ -101,7 +101,7 @@ class Place(ListeningBrokers):
     def login(
         self, at: int, user: str, password: str, mechanism: str = "SCRAM-SHA-512"
     ) -> RawClient | None:
-        """A connection on which a user has logged in; None if he may not."""
+        """Return a connection on which ``user`` is logged in, None if the login fails."""
         client = RawClient(self.listeners[at]["LOGIN"])
         try:
             client.call("sasl_handshake", 1, mechanism=mechanism)
@@ -160,7 +160,7 @@ class Place(ListeningBrokers):
         return [row["error_code"] for row in answer["results"]]
 
     def drop(self, via: int, **wanted: Any) -> int:
-        """How many rules were taken away."""
+        """Delete the matching rules; return their number."""
         with self.client(via) as client:
             answer = client.call("delete_acls", 3, filters=[_filter(**wanted)])
         row = answer["filter_results"][0]
@@ -179,7 +179,7 @@ class Place(ListeningBrokers):
         }
 
     def sees(self, at: int, user: str, password: str, topic: str) -> str:
-        """What a user is told who asks for a topic: Describe is implied by most rights."""
+        """Return the error that ``user`` gets for a topic: most operations imply Describe."""
         client = self.login(at, user, password)
         assert client is not None
         with client:
@@ -229,7 +229,7 @@ def _filter(
 
 
 def rewritten(path: str, data: bytes) -> bytes | None:
-    """What Fencepost writes for what it has understood of a znode."""
+    """Return the data that Fencepost writes after it has parsed a znode."""
     return formats.changed(path, None, [Change(one) for one in formats.records_of(path, data)])
 
 
@@ -289,7 +289,7 @@ def test_a_user_is_written_as_kafka_does_and_logs_in_everywhere(place: Place):
     assert place.drop_user(OTHER, plain, "SCRAM-SHA-512") == "none"
     assert place.data(f"/config/users/{plain}") is None, "nothing is left of him"
     assert place.drop_user(OTHER, plain, "SCRAM-SHA-512") == "resource_not_found"
-    # What Kafka's own tool writes past all brokers.
+    # Kafka's own tool writes to ZooKeeper without a broker.
     by_tool = ("--entity-type", "users", "--entity-name", plain)
     config = ("--add-config", "SCRAM-SHA-256=[password=from a tool]")
     run_tool(CONFIGS, "--zookeeper", place.connect, "--alter", *by_tool, *config)
@@ -342,7 +342,7 @@ def test_quotas_are_written_as_kafka_does_and_known_everywhere(place: Place):
 
 
 def _tree(place: Place, folder: str = "/config") -> dict[str, Any]:
-    """What stands under a znode, but for notes."""
+    """Return the data of all znodes below ``folder``, except for change notifications."""
     found: dict[str, Any] = {}
     for name in place.znodes.get_children(folder):
         path = f"{folder}/{name}"
@@ -387,7 +387,7 @@ def test_rules_are_written_as_kafka_does(place: Place):
         by_us = place.data(f"{folder}/{ours}")
         assert by_java is not None
         assert by_us is not None
-        # The order is that of a set.
+        # The order is arbitrary, as the rules come from a set.
         assert _in_order(by_us) == _in_order(by_java)
         assert rewritten(f"{folder}/{theirs}", by_java) == by_java, "to the letter"
     for folder in ("/kafka-acl-changes", "/kafka-acl-extended-changes"):
@@ -404,7 +404,7 @@ def test_rules_are_written_as_kafka_does(place: Place):
     for text in ("DENY", "operation=DESCRIBE_CONFIGS", f"name={ours}, patternType=PREFIXED"):
         assert text in told
     assert place.allow(OURS, rule("with/slash", "a")) == ["invalid_request"]
-    # The one takes away what the other has made, and nothing is left.
+    # Each broker deletes the rules that the other has made, and no znode is left.
     assert place.drop(OTHER, name=theirs) == 6
     assert place.drop(JAVA, name=ours) == 6
     for name in (ours, theirs):
@@ -458,13 +458,13 @@ def test_nobody_loses_a_rule_where_all_write_at_once(place: Place):
     assert len(place.node(f"/kafka-acl/Topic/{name}")["acls"]) == 45
     for at in EVERY:
         until(lambda at=at: len(place.rules(at, name=name)) == 45, f"{at} knows all")  # type: ignore[misc]
-    # Who has just been told nothing knows of it all the same when he is asked to change it.
+    # A broker reads the current rules from ZooKeeper before a change, even without a notification.
     assert place.allow(JAVA, rule(name, "last")) == ["none"]
     assert place.drop(OTHER, name=name, pattern=PatternType.LITERAL) == 46
 
 
 def test_the_first_user_comes_with_a_start(zookeeper: ZooKeeper, tmp_path: Path):
-    """And stays as he is at the next one, whatever that says."""
+    """The first start adds the user, and a later start with another password leaves it alone."""
 
     async def scenario() -> None:
         chroot = f"{zookeeper.connect}/{unique('first')}/of/all"
@@ -491,7 +491,7 @@ def test_the_first_user_comes_with_a_start(zookeeper: ZooKeeper, tmp_path: Path)
 
 
 def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
-    """On brokers of ours: the one of Kafka says that it could not go by a note, and goes on."""
+    """Brokers of Fencepost ignore it; Kafka's broker logs the failed notification and continues."""
     topic, user, password = place.create([OURS, OTHER]), unique("user"), "password"
     assert place.put_user(OURS, user, password, "SCRAM-SHA-512") == "none"
     assert place.allow(OURS, rule("*", user)) == ["none"]
@@ -519,7 +519,7 @@ def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
     told("topic_authorization_failed")
     (created,) = place.allow(OTHER, rule(topic, user))
     assert created == "unknown_server_error", "nobody knows what stands there"
-    # One denial that is not understood among rules that are.
+    # One denial that cannot be parsed, among rules that can.
     entries = [
         {"principal": f"User:{user}", "permissionType": "Deny", "operation": "New", "host": "*"},
         {"principal": f"User:{user}", "permissionType": "Allow", "operation": "Read", "host": "*"},
@@ -529,14 +529,14 @@ def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
     for at in ours:
         until(lambda at=at: len(place.rules(at, name=topic)) == 2, "the rest is known")  # type: ignore[misc]
     told("topic_authorization_failed")
-    # It can be taken away as it is shown, and what stands beside it stays.
+    # A filter by its listed form deletes it, and the other rules stay.
     denial = {**_filter(name=topic), "permission_type": int(Permission.DENY)}
     with place.client(OTHER) as client:
         answer = client.call("delete_acls", 3, filters=[denial])
     assert len(answer["filter_results"][0]["matching_acls"]) == 1, answer
     assert place.node(path)["acls"] == entries[1:]
     told("none")
-    # A user's credential, and his quota.
+    # A user's credential and quota.
     values = {"SCRAM-SHA-512": "salt=x", "producer_byte_rate": "much", "request_percentage": "5"}
     at_user = f"/config/users/{user}"
     znodes.set(at_user, json.dumps({"version": 1, "config": values}).encode())
@@ -549,7 +549,7 @@ def test_what_can_not_be_read_opens_nothing_and_ends_nobody(place: Place):
         )
         quotas = place.quotas(at)[frozenset({("user", user)})]
         assert quotas == {"request_percentage": 5.0}
-    # All of that is there as well when a broker starts.
+    # A broker that starts finds all of these znodes too.
     place.stop(OTHER)
     znodes.set(path, b"{")
     znodes.set(f"/config/topics/{topic}", b"no JSON")

@@ -1,8 +1,8 @@
 """Transactions of both versions, by raw requests, while their coordinator moves.
 
-A producer of TV1 asks for its partitions (AddPartitionsToTxn) before it writes to them, and leaders
-have that verified; one of TV2 has the leaders add them. What either is answered is noted by name,
-so that one history can be compared with another.
+A producer of TV1 sends AddPartitionsToTxn before it writes to a partition, and the leader verifies
+the transaction with the coordinator; for a producer of TV2 the leader adds the partition. The
+responses are noted by name, so that two histories can be compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.raw import Answer
 from tests.support.waits import until
 
 DATA: Final = "data"
-"""Its first partition is led by Apache Kafka, its second by ours."""
+"""Apache Kafka leads its first partition, Fencepost the second."""
 
 LEADERS: Final = (KAFKAS, OURS)
 PASSING: Final = {
@@ -32,7 +32,7 @@ Errors = list[str]
 
 
 class Producer:
-    """A transactional producer of version 1 or 2 that knows where everybody is."""
+    """A transactional producer of TV1 or TV2 that finds coordinator and leaders by itself."""
 
     def __init__(self, pair: Pair, name: str, version: int, topic: str = DATA) -> None:
         self.pair, self.name, self.version, self.topic = pair, name, version, topic
@@ -40,7 +40,7 @@ class Producer:
         self.sequences: dict[tuple[str, int], int] = {}
 
     def ask(self, api: str, version: int, **body: Any) -> Answer:
-        """Ask the coordinator, once more for as long as it is only busy or moving."""
+        """Send a request to the coordinator, and retry while it is busy, loading or moving."""
 
         def attempt() -> Answer | None:
             leader = self.pair.leader(TRANSACTIONS)
@@ -52,9 +52,10 @@ class Producer:
     def init(
         self, *, timeout_ms: int = TIMEOUT_MS, as_known: bool = False, keep: bool = False
     ) -> Answer:
-        """Ask for an identity, which is this one's from then on.
+        """Send InitProducerId, and keep the producer id and epoch of the response.
 
-        ``as_known`` tells the present one, as who recovers; ``keep`` what is prepared.
+        ``as_known`` sends the present id and epoch, as a recovering producer does; ``keep`` keeps
+        a prepared transaction (KIP-939).
         """
         more = {"enable2_pc": True, "keep_prepared_txn": True} if keep else {}
         answer = self.ask(
@@ -76,7 +77,7 @@ class Producer:
         return {"producer_id": self.producer_id, "producer_epoch": self.epoch}
 
     def add(self, topic: str, *indexes: int) -> str:
-        """AddPartitionsToTxn, as a client of TV1 sends it."""
+        """Send AddPartitionsToTxn, as a client of TV1 does; return the error's name."""
         answer = self.ask(
             "add_partitions_to_txn",
             3,
@@ -90,7 +91,7 @@ class Producer:
         return str(found)
 
     def append(self, index: int, value: bytes) -> str:
-        """Produce a record, with neither more nor less around it."""
+        """Produce one record without any other request; return the error's name."""
         topic = self.topic
         sequence = self.sequences.get((topic, index), 0)
         data = batch([value], sequence=sequence, transactional=True, **self._identity)
@@ -111,12 +112,12 @@ class Producer:
         return error
 
     def write(self, value: str) -> Errors:
-        """Write a record to each partition, having added what has to be."""
+        """Write a record to each partition, which a producer of TV1 adds first."""
         errors = [self.add(self.topic, 0, 1)] if self.version == 1 else []
         return [*errors, *(self.append(index, value.encode()) for index in range(len(LEADERS)))]
 
     def commit_offset(self, group: str, offset: int, *, unasked: bool = False) -> Errors:
-        """Have an offset committed by the transaction; ``unasked`` leaves AddOffsetsToTxn out."""
+        """Commit an offset in the transaction; ``unasked`` leaves AddOffsetsToTxn out."""
         errors = []
         if self.version == 1 and not unasked:
             answer = self.ask(
@@ -157,7 +158,7 @@ class Producer:
         return [*errors, until(attempt, f"an offset of {self.name}", poll_s=0.05)]
 
     def end(self, *, commit: bool) -> str:
-        """EndTxn."""
+        """Send EndTxn; return the error's name."""
         answer = self.ask(
             "end_txn",
             5 if self.version == 2 else 4,
@@ -171,16 +172,16 @@ class Producer:
         return str(answer["error_code"])
 
     def state(self) -> str:
-        """What the coordinator says of it."""
+        """Return the transaction's state by DescribeTransactions."""
         return str(described(self.pair, self.pair.leader(TRANSACTIONS), self.name)["state"])
 
     def completes(self) -> None:
-        """Wait until all markers are written."""
+        """Wait until the transaction is complete: all its markers are written."""
         until(lambda: self.state().startswith(("Complete", "Empty")), f"{self.name} completes")
 
 
 def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
-    """All that partition leaders and coordinators answer to one producer."""
+    """Return all responses of partition leaders and coordinators to one producer."""
     found: dict[str, Any] = {}
     one, group = Producer(pair, f"one-{version}-{mark}", version, topic), f"of-{version}-{mark}"
     one.init()
@@ -215,7 +216,7 @@ def history(pair: Pair, mark: str, version: int, topic: str) -> dict[str, Any]:
 
 
 def zombie_marker(one: Producer, index: int) -> str:
-    """What a leader answers to a coordinator of old: the epoch says that another has come."""
+    """Return the leader's error for a marker with an outdated coordinator epoch."""
     marker = {
         "producer_id": one.producer_id,
         "producer_epoch": one.epoch,
@@ -240,7 +241,7 @@ def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
     (one,) = answer["transaction_states"]
     topics = {row["topic"]: sorted(row["partitions"]) for row in one["topics"]}
     if one["transaction_state"].startswith("Prepare"):
-        topics = {}  # those that lack their marker: who comes anew begins with all again
+        topics = {}  # partitions without a marker: a newly loaded coordinator starts with all
     return {
         "error": one["error_code"],
         "state": one["transaction_state"],
@@ -252,7 +253,7 @@ def described(pair: Pair, node_id: int, name: str) -> dict[str, Any]:
 
 
 def picture(pair: Pair, node_id: int) -> dict[str, Any]:
-    """All that a coordinator tells of its transactions."""
+    """Return the descriptions of all transactions of a coordinator, by transactional id."""
     listed = pair.call(node_id, "list_transactions", 0)
     assert listed["error_code"] == "none", listed
     names = sorted(one["transactional_id"] for one in listed["transaction_states"])
@@ -260,7 +261,7 @@ def picture(pair: Pair, node_id: int) -> dict[str, Any]:
 
 
 def committed_values(pair: Pair) -> list[list[str]]:
-    """What a reader of committed records finds in each partition, once no transaction is open."""
+    """Return the committed values of each partition, once no transaction is open."""
     found = []
     for index, leader in enumerate(LEADERS):
         at = pair.at(leader)
@@ -275,12 +276,12 @@ def _is_settled(at: Cluster, index: int) -> bool:
 
 
 class Zoo:
-    """Transactions in every state, of clients of both versions."""
+    """Transactions in every state, of TV1 and of TV2."""
 
     STATES: Final = ("empty", "committed", "aborted", "open", "offsets", "claimed", "prepared")
 
     def __init__(self, pair: Pair, mark: str, stuck: str) -> None:
-        """``stuck`` is a topic that takes no markers: too few of its replicas are in sync."""
+        """``stuck`` is a topic that accepts no markers: too few of its replicas are in sync."""
         self.pair, self.mark, self.stuck = pair, mark, stuck
         self.expected: list[str] = []
         self.all = {
@@ -303,7 +304,7 @@ class Zoo:
             one = self.all["prepared", version]
             self.write(one)
             assert one.add(stuck, 0) == "none"
-            # The new epoch of TV2 comes with the next transaction.
+            # A producer of TV2 gets its new epoch with the next transaction.
             assert one.end(commit=True) == "none"
             self.expected.append(one.name)
 
@@ -314,7 +315,7 @@ class Zoo:
         assert set(one.write(one.name)) == {"none"}, one.name
 
     def go_on(self) -> None:
-        """What was open is ended after the move, in every way, and what was not goes on."""
+        """Continue after the move: end the open transactions in every way, and begin others."""
         for version in (1, 2):
             empty, claimed = self.all["empty", version], self.all["claimed", version]
             self.write(empty)
@@ -339,7 +340,7 @@ class Zoo:
             assert state == "PrepareCommit", (prepared.name, state)
 
     def claim(self, old: Producer) -> None:
-        """Another process takes the id: what was open is aborted, and its owner is fenced."""
+        """Claim the id as another process: the open transaction aborts, ``old`` is fenced."""
         fresh = Producer(self.pair, old.name, old.version)
         assert fresh.init()["error_code"] == "none"
         assert (fresh.producer_id, fresh.epoch > old.epoch) == (old.producer_id, True)
@@ -350,6 +351,6 @@ class Zoo:
         self.expected.append(fresh.name)
 
     def finish(self) -> None:
-        """The topic takes markers by now: all is settled."""
+        """Wait until all transactions complete, after ``stuck`` accepts markers again."""
         for one in self.all.values():
             one.completes()

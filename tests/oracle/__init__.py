@@ -1,1 +1,1 @@
-"""Apache Kafka as judge: its tools over our files, its answers beside ours."""
+"""Apache Kafka as oracle: its tools read our files, and its responses are compared with ours."""

@@ -54,7 +54,7 @@ SESSION: Final = "consumer.session.timeout.ms"
 
 
 def _plain(body: Body) -> Body:
-    """Without what only IncrementalAlterConfigs has."""
+    """Return the body without the fields that only IncrementalAlterConfigs has."""
     rows = [
         {
             **row,
@@ -147,7 +147,7 @@ SETTINGS: Sequence[Request] = (
             (
                 "validate_only",
                 "alter_configs t",
-                # This is what an internal topic needs, so both brokers take it there.
+                # An internal topic needs this value, so both brokers accept it there.
                 lambda n: _altered(
                     (TOPIC, n["t"], "cleanup.policy", "compact"), validate_only=True
                 ),

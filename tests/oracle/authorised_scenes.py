@@ -1,6 +1,6 @@
-"""Scenes of the matrix: rights that come and go while clients are connected, and odd rules.
+"""Scenes of the matrix: rights that change while clients are connected, and unusual rules.
 
-A scene is played on either broker by itself, and tells what it was answered.
+A scene runs on each broker by itself, and yields the responses.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HOSTS: Final = (
 
 
 def by(user: str, *rules: Acl) -> list[Acl]:
-    """The rules, for a user."""
+    """Return the rules with ``user`` as their principal."""
     return [replace(one, principal=f"User:{user}") for one in rules]
 
 
@@ -72,7 +72,7 @@ def _fetch(member: Member, topic: str, session: tuple[int, int], *, wait_ms: int
 
 
 def a_session_of_fetches(broker: Broker) -> Iterator[Told]:
-    """A right that goes is missed by the next request, also of a session that had it."""
+    """The next request fails after a right is removed, also in a fetch session that had it."""
     topic = broker.admin.create_topic(unique(f"{STEM}session"))
     read = by("u1", rule("read", TOPIC, topic))
     broker.set_rules(read)
@@ -88,7 +88,7 @@ def a_session_of_fetches(broker: Broker) -> Iterator[Told]:
 
 
 def a_long_poll(broker: Broker) -> Iterator[Told]:
-    """Whoever waits for records was allowed to when it came."""
+    """A Fetch in purgatory keeps the authorization of the moment when it arrived."""
     topic = broker.admin.create_topic(unique(f"{STEM}poll"))
     broker.set_rules(by("u1", rule("read", TOPIC, topic)))
     with broker.connect("u1") as member, broker.connect("u1") as other:
@@ -113,7 +113,7 @@ def a_long_poll(broker: Broker) -> Iterator[Told]:
 
 
 def a_member_of_a_group(broker: Broker) -> Iterator[Told]:
-    """A member without rights is still one when it has them again."""
+    """A member that loses its rights is still a member when it gets them back."""
     group = unique(f"{STEM}members")
     read = by("u1", rule("read", GROUP, group))
     broker.set_rules(read)
@@ -140,7 +140,7 @@ def a_member_of_a_group(broker: Broker) -> Iterator[Told]:
 
 
 def an_expression(broker: Broker) -> Iterator[Told]:
-    """Topics that match are those that may be described, now and after the rules have changed."""
+    """A regex matches only topics that the member may describe, also after the rules change."""
     stem = unique(f"{STEM}re")
     topics = [broker.admin.create_topic(f"{stem}-{number}") for number in range(3)]
     names = {str(broker.admin.topic_id(one)): one[-1] for one in topics}
@@ -179,14 +179,14 @@ def an_expression(broker: Broker) -> Iterator[Told]:
 
         yield "one of them", sorted(until(lambda: beats({"1"}), "the one topic"))
         broker.set_rules([*read, *all_of_them])
-        # Apache Kafka looks again when metadata have changed, or after ten minutes.
+        # Apache Kafka resolves the regex again after a metadata change, or after ten minutes.
         broker.admin.create_topic(f"{stem}-new")
         names[str(broker.admin.topic_id(f"{stem}-new"))] = "w"
         yield "all of them", sorted(until(lambda: beats({"0", "1", "2", "w"}), "all topics"))
 
 
 def a_transaction(broker: Broker) -> Iterator[Told]:
-    """A producer that loses its rights amid a transaction can end it where it has the id's."""
+    """A producer that loses its rights in a transaction can end it with the id's right alone."""
     topic, name = broker.admin.create_topic(unique(f"{STEM}txn")), unique(f"{STEM}txn")
     broker.admin.coordinator(name, 1)
     whole = by("u1", rule("write", TRANSACTION, name), rule("write", TOPIC, topic))
@@ -225,7 +225,7 @@ def a_transaction(broker: Broker) -> Iterator[Told]:
 
 
 def one_of_several_rules(broker: Broker) -> Iterator[Told]:
-    """Where one rule of a resource goes, the others stay."""
+    """Deleting one rule of a resource leaves the others."""
     topic = broker.admin.create_topic(unique(f"{STEM}rules"))
     every = [
         *by("u1", rule("read", TOPIC, topic), rule("write", TOPIC, topic)),
@@ -267,7 +267,7 @@ def _taken(broker: Broker, gone: Acl) -> Sequence[Any]:
 
 
 def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
-    """One rule about all topics closes them to all others; super users heed none."""
+    """One rule about all topics closes them to other users, but not to super users."""
     topic = broker.admin.create_topic(unique(f"{STEM}all"))
     anything = rule("all", TOPIC, "*")
     with broker.connect("u1") as one, broker.connect("admin") as admin:
@@ -297,7 +297,7 @@ def a_rule_for_everybody(broker: Broker) -> Iterator[Told]:
 
 
 def addresses(broker: Broker, hosts: Sequence[str] = HOSTS) -> Iterator[Told]:
-    """A rule's host is an address to the letter: no name, and no network."""
+    """A rule's host is compared as text: it is an address, not a host name or a network."""
     topic = broker.admin.create_topic(unique(f"{STEM}hosts"))
     with broker.connect("u1") as member:
         for host in hosts:
@@ -309,7 +309,7 @@ def addresses(broker: Broker, hosts: Sequence[str] = HOSTS) -> Iterator[Told]:
 
 
 def letters(broker: Broker) -> Iterator[Told]:
-    """Names are compared to the letter; a name of one letter may be a prefix."""
+    """Names are compared exactly; a name of one letter may be a prefix."""
     topic = broker.admin.create_topic(unique(f"{STEM}letters"))
     with broker.connect("u1") as member:
         for name, pattern in (
@@ -332,7 +332,7 @@ def letters(broker: Broker) -> Iterator[Told]:
 
 
 def filters(broker: Broker) -> Iterator[Told]:
-    """Random rules, and what random filters find and take away of them."""
+    """Random rules, and the rules that random filters describe and delete."""
     draw = random.Random(7)
     names = ("m-a", "m-ab", "m-", "*", "kafka-cluster")
     rules = [
@@ -375,7 +375,7 @@ def filters(broker: Broker) -> Iterator[Told]:
 
 
 def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rules in any order, those that only mark an instant left out."""
+    """Return the rules sorted, without the rules that only mark a moment."""
     keys = ("resource_type", "resource_name", "pattern_type", "principal", "host")
     return sorted(
         repr([row[key] for key in (*keys, "operation", "permission_type")])
@@ -385,7 +385,7 @@ def _plainly(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def some_topic(broker: Broker) -> Iterator[Told]:
-    """Idempotent writing without transactions: whoever may write to any topic at all."""
+    """An idempotent producer without transactions needs Write on at least one topic."""
     draw = random.Random(11)
     rules: dict[str, list[Acl]] = {}
     for number in range(USERS):

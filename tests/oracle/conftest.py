@@ -1,4 +1,4 @@
-"""What is made once, for all that look at it: a broker's files after one history."""
+"""Fixtures that are shared by all tests: a broker's files after one history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.zookeeper_brokers import Brokers
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
-    """A failure tells of the brokers of its test: they are gone when somebody asks."""
+    """Print the logs of a failed test's brokers, which are gone after the test."""
     try:
         yield
     except Exception as error:
@@ -39,7 +39,7 @@ def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
 
 @dataclass
 class Written:
-    """What a broker had, and its directory after each kind of end."""
+    """The state of a broker, and its directory after each kind of end."""
 
     records: dict[str, Any]
     coordinators: dict[str, Any]

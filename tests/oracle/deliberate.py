@@ -1,7 +1,7 @@
-"""Where Fencepost answers otherwise on purpose. Everything else that differs is a failure.
+"""The intended differences between Fencepost's responses and Kafka's; any other one is a failure.
 
-An entry that no longer matches anything fails its trace as well, so that the list stays true. What
-random lives come upon stands at the end, by its kind.
+An entry that no longer matches a difference fails its trace as well, so that the list stays true.
+The differences that random lives find are at the end, by kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """``ours`` instead of ``theirs``, as the comparison prints them, and the reason."""
+    """Our value instead of Kafka's, as the comparison prints them, and the reason."""
 
     trace: str
     ours: str
@@ -256,19 +256,19 @@ Anything = EllipsisType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """A kind of difference that a life led on both brokers may come upon (test_lives.py)."""
+    """A kind of difference that a life on both brokers may find (test_lives.py)."""
 
     api: str | Anything
     where: str | Anything
-    """The leaf of the answer, without the numbers of its rows."""
+    """The leaf of the response, without the indexes of its rows."""
     ours: str | int | list[str] | Anything | None
     theirs: str | int | Anything | None
-    """``...`` stands for whatever the broker said."""
+    """The value of Apache Kafka; ``...`` stands for any."""
     why: str
     when: Callable[[Mapping[str, Any]], bool] = lambda _: True
-    """Looks at the request."""
+    """A condition on the request."""
     parts: bool = False
-    """Whether the brokers hold different things from then on, so that the life ends there."""
+    """Whether the brokers' states differ from then on, so that the life ends there."""
 
     def __str__(self) -> str:
         api, where, ours, theirs = (
@@ -647,10 +647,10 @@ NOT_DRAWN = (
         " (long ids), or concerns all lives on a broker (UpdateFeatures, the coordinators' topics)"
     ),
 )
-"""Differences that are known and that a life on both brokers keeps clear of."""
+"""Known differences that a life on both brokers avoids."""
 
 
-# --- what clients may do --------------------------------------------------------------------------
+# --- authorization --------------------------------------------------------------------------------
 
 ANY_FORM = (
     "a rule's address may be written in any form, ::ffff:127.0.0.1 for 127.0.0.1; with Apache Kafka"
@@ -688,11 +688,11 @@ RIGHTS = (
 """Kinds of difference in the authorisation matrix (test_authorisation.py)."""
 
 
-# --- which kind a difference is of ---------------------------------------------------------------
+# --- classification of differences ---------------------------------------------------------------
 
 
 class Found(Protocol):
-    """A leaf of an answer in which the brokers differ."""
+    """A leaf of a response in which the brokers differ."""
 
     @property
     def api(self) -> str: ...
@@ -711,7 +711,7 @@ class Found(Protocol):
 
 
 def kind_of(found: Found, kinds: Iterable[Kind] = KINDS) -> Kind | None:
-    """The listed kind that a difference is of, if any."""
+    """Return the listed kind of a difference, None if no kind matches."""
     where = re.sub(r"\[\d+\]", "[]", found.where)
     for kind in kinds:
         listed = kind.api, kind.where, kind.ours, kind.theirs

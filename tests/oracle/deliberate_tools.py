@@ -1,7 +1,7 @@
-"""Where Apache Kafka's tools say something else of Fencepost on purpose; all else is a failure.
+"""The intended differences in the output of Apache Kafka's tools; any other one is a failure.
 
-An entry that no longer matches anything fails its scene as well, so that the list stays true.
-docs/compatibility-tools.md tells users the same.
+An entry that no longer matches a difference fails its scene as well, so that the list stays true.
+docs/compatibility-tools.md lists the same for users.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Otherwise:
-    """Differences in a scene that match ``pattern`` from their beginning, and the reason."""
+    """Intended differences in a scene, whose text starts with ``pattern``, and the reason."""
 
     scene: str
     pattern: str
@@ -68,7 +68,7 @@ OTHERWISE = (
 
 
 def unintended(scene: str, found: list[str]) -> list[str]:
-    """Leave out the deliberate ones; complain of those that are in the list for nothing."""
+    """Return the differences that are not listed, and a complaint for each unused entry."""
     listed = [one for one in OTHERWISE if one.scene == scene]
     left = [one for one in found if not any(re.match(x.pattern, one) for x in listed)]
     unused = [x for x in listed if not any(re.match(x.pattern, one) for one in found)]

@@ -1,6 +1,6 @@
-"""Apache Kafka's command-line tools at work on a broker, and what they said, made comparable.
+"""Runs of Apache Kafka's command-line tools on a broker, with comparable output.
 
-All of them run in one JVM (``KafkaTools.java``): a start costs more than most of them do.
+All of them run in one JVM (``KafkaTools.java``), because starting one costs more than most runs.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from tests.support.kafka import java_command
 
 DRIVER = Path(__file__).with_name("KafkaTools.java")
 LIMIT_MS = 60_000
-"""How long a tool may take that ends by itself."""
+"""Time limit of a tool that ends by itself."""
 
 VARYING = re.compile(r"Ms$|Timestamp$|Duration|^CoordinatorId$|CoordinatorEpoch$")
-"""Columns of instants and ages; how often the coordinator was elected or started."""
+"""Columns of timestamps, ages, coordinators and their epochs, which vary."""
 
 LOGGED = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
-"""How a line of the tool's log begins: what a client warns of hangs on time."""
+"""The beginning of a log line of a tool: a client's warnings depend on timing."""
 
 NO_LINE = re.compile(r"\tat |\s*\.\.\. \d+ more|\S*KafkaTools\$Ended: |exit \d+$|\s*$")
-"""Lines of stack traces, and the end of a tool that its own code catches and tells of."""
+"""Lines of stack traces, and the exit that the driver catches and reports."""
 
 WORDING = (
     re.compile(r"(?<=Exception: ).*"),
     re.compile(r"(?<=(?:topic|trics) command : ).*"),
 )
-"""What went wrong, in the broker's words. The exception's name has to be the same."""
+"""The messages of errors, which may differ; the exceptions' names must be equal."""
 
 NAMED = {
     "id": re.compile(r"A{8}QACA{10}Q|(?<![\w-])(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{22}(?![\w(-])"),
     "member": re.compile(r"[\w.-]*?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
 }
-"""What a broker or a client makes up: the same one gets the same name each time."""
+"""Random ids of brokers and clients; the same id gets the same name each time."""
 
 MASKED = (
     (re.compile(r"\b1[6-9]\d{11}\b"), "an-instant"),
@@ -47,11 +47,11 @@ MASKED = (
 )
 
 Said = tuple[str, int, list[str]]
-"""What was asked, the exit status, and the lines, in order of the alphabet."""
+"""The command, its exit status, and its output lines in alphabetical order."""
 
 
 class Tools:
-    """The JVM."""
+    """The JVM in which the tools run."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -65,7 +65,7 @@ class Tools:
         *,
         stays: bool = False,
     ) -> tuple[int, str]:
-        """Run a tool to its end; its exit status and what it said."""
+        """Run a tool to its end; return its exit status and its output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         job: dict[str, object] = {"main": main, "args": list(words), "in": read}
@@ -81,7 +81,7 @@ class Tools:
 
 @contextmanager
 def tools_at_hand() -> Iterator[Tools]:
-    """Start the JVM; it ends with the block."""
+    """Start the JVM, which ends with the block."""
     with subprocess.Popen(
         java_command(str(DRIVER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -92,7 +92,7 @@ def tools_at_hand() -> Iterator[Tools]:
 
 
 class Desk:
-    """One broker and what was said about it. Producer ids are called by their owners' names."""
+    """One broker and the tools' output about it, with names of owners instead of producer ids."""
 
     def __init__(self, tools: Tools, bootstrap: str, data_dir: Path, scratch: Path) -> None:
         self.bootstrap = bootstrap
@@ -108,7 +108,7 @@ class Desk:
         self.cluster.close()
 
     def named(self, name: str, producer_id: int, called: str = "") -> None:
-        """Call a producer id, and its transactional id too if that has one ``called`` for it."""
+        """Give a producer id a name, and its transactional id too if ``called`` is set."""
         self._names[str(producer_id)] = f"id-of-{called or name}"
         if called:
             self._names[name] = called
@@ -130,11 +130,11 @@ class Desk:
         figures: bool = True,
         stays: bool = False,
     ) -> str:
-        """Run a tool and keep its exit status and its lines, or those with ``only`` in them.
+        """Run a tool, and keep its exit status and its lines, or only the lines with ``only``.
 
-        ``where`` is how the tool wants to be told the broker, nothing for one that does not.
-        Without ``figures`` numbers do not count. A tool that ``stays`` is told to end when its time
-        is over. Returns what the tool said.
+        ``where`` is the tool's option for the broker, empty for a tool without one. Without
+        ``figures`` numbers do not count. A tool that ``stays`` gets an interrupt when its time is
+        over. Return the tool's output.
         """
         place = [where, self.bootstrap] if where else []
         status, text = self._tools.run(main, [*place, *words], read, limit_ms, stays=stays)
@@ -146,7 +146,7 @@ class Desk:
         return text
 
     def _shown(self, text: str) -> str:
-        """``text`` without what differs between any two brokers by right."""
+        """Return ``text`` without values that legitimately differ between two brokers."""
         text = text.replace(str(self.scratch), "SCRATCH").replace(str(self.data_dir), "DIRECTORY")
         text = text.replace(self.bootstrap, "ADDRESS")
         text = re.sub(r"(127\.0\.0\.1|localhost)[: ]\d+", "ADDRESS", text)
@@ -163,7 +163,7 @@ class Desk:
         return self._made_up.setdefault((kind, text), f"{kind}-{count}")
 
     def _lines(self, text: str) -> list[str]:
-        """The lines, one space between words, without stack traces and without what may vary."""
+        """Return the lines with single spaces, without stack traces and varying columns."""
         lines = [
             line for line in text.splitlines() if not NO_LINE.match(line) and not LOGGED.match(line)
         ]
@@ -180,7 +180,7 @@ class Desk:
 
 
 def differences(ours: list[Said], theirs: list[Said]) -> list[str]:
-    """Where two brokers' tools said something else."""
+    """Return the differences between the tools' output for two brokers."""
     found = []
     for our, their in zip(ours, theirs, strict=True):
         if our[1] != their[1]:

@@ -1,6 +1,6 @@
-"""What Apache Kafka's DumpLogSegments says of files, as the rows of ``fencepost dump-log``.
+"""The output of Apache Kafka's DumpLogSegments, as rows of ``fencepost dump-log``.
 
-Its text is the same from release to release but for details; a line that is not known here fails.
+Its text differs little from release to release; an unknown line fails the test.
 """
 
 from __future__ import annotations
@@ -44,15 +44,16 @@ _NO_ROW = re.compile(
     r"|  -?\d+ is followed by \d+"
     r"|Found timestamp mismatch in :.*|  Index timestamp: \d+, log timestamp: -1"
 )
-"""Gaps are what compaction leaves, and what the tool sees before the first batch of a segment.
+"""Lines without a counterpart in our rows.
 
-A log timestamp of -1 is that of a batch whose records are all compacted away: the tool looks at
-records only, while the batch's header still has the time that the index names.
+Compaction leaves offset gaps, and the tool reports one before the first batch of a segment. A batch
+whose records are all compacted away has the log timestamp -1: the tool reads records only, while
+the batch's header still has the time of the index entry.
 """
 
 
 def by_kafka(paths: Sequence[Path], *options: str) -> dict[str, list[Row]]:
-    """Rows by file; ``kind`` is that of our rows. An unknown line is an AssertionError."""
+    """Return rows by file, with the kinds of our rows; AssertionError for an unknown line."""
     said = run_tool(
         "org.apache.kafka.tools.DumpLogSegments",
         "--deep-iteration",
@@ -141,10 +142,10 @@ def _aborted(*part: str) -> Row:
 
 
 def by_fencepost(rows: Sequence[Row]) -> Iterator[Row]:
-    """Rows of ``dump-log --records --format json`` for one file, in the form of :func:`by_kafka`.
+    """Yield the rows of ``dump-log --records --format json`` in the form of :func:`by_kafka`.
 
-    ``payload`` is what our decoder has made of a record, or its value; what Kafka has no word for
-    is left out.
+    ``payload`` is the decoded record, or its value; fields that Kafka's tool does not print are
+    left out.
     """
     batch: Row = {}
     for row in rows:
@@ -251,14 +252,14 @@ _NAMES = {
     "rebalance_timeout": "rebalance_timeout_ms",
     "session_timeout": "session_timeout_ms",
 }
-"""Kafka's names of fields, where ours are not the same in Python's case."""
+"""Kafka's names of fields whose names differ from ours by more than the case."""
 
 _STATES = ("EMPTY", "ONGOING", "PREPARE_COMMIT", "PREPARE_ABORT", "COMPLETE_COMMIT")
 _STATES = (*_STATES, "COMPLETE_ABORT", "DEAD", "PREPARE_EPOCH_FENCE")
 
 
 def decoded_by_kafka(row: Row) -> Row:
-    """The ``decoded`` of our row, from the JSON that DumpLogSegments prints of a record."""
+    """Return our row's ``decoded`` field from the JSON that DumpLogSegments prints of a record."""
     key = json.loads(row["key"])
     data = {_name(name): value for name, value in key["data"].items()}
     if "transactional_id" in data:
@@ -297,9 +298,9 @@ def _value(name: str, item: Any) -> Any:
 
 
 def without_defaults(ours: Row, theirs: Row) -> Row:
-    """Our decoded record without the fields that the version of Kafka's has not.
+    """Return our decoded record without the fields that Kafka's record version does not have.
 
-    They hold what a reader takes for a field that is not there.
+    These fields must hold their default values.
     """
     if "value" not in ours or "value" not in theirs:
         return ours

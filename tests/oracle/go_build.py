@@ -1,4 +1,4 @@
-"""Programs of franz-go, built where the judge's jars are."""
+"""Builds of the franz-go programs, in the cache folder of Apache Kafka's jars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GO = Path(__file__).with_name("franz_go")
 
 
 def built(package: str, binary: str) -> Path:
-    """The program of a folder of the module, ``.`` or ``./NAME``; skips where there is no Go."""
+    """Build the package ``.`` or ``./NAME`` of the module; return its path, skip without Go."""
     compiler = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if compiler is None:
         unavailable("`go` is not on the PATH", "a client of another language")

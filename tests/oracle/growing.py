@@ -1,7 +1,7 @@
-"""One broker, alone at first, that grows into a cluster of Apache Kafka's brokers, and goes.
+"""A single broker that grows into a cluster of Apache Kafka's brokers, and leaves it.
 
-The same moves for Fencepost, which ``fencepost cluster promote`` makes one of a cluster, and for an
-Apache Kafka that was one of a cluster from the beginning.
+The same moves run for Fencepost, which ``fencepost cluster promote`` makes a member of a cluster,
+and for an Apache Kafka that was in a cluster from the beginning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.waits import until
 FIRST: Final = 1
 JOINING: Final = 2, 3
 CONTROLLERS: Final = 101, 102, 103
-"""Numbers of who serves alone at first, of those that join it, and of the controllers."""
+"""Node ids of the first broker, of the brokers that join, and of the controllers."""
 
 COORDINATORS: Final = "__consumer_offsets", "__transaction_state"
 SETTINGS: Final = {
@@ -38,21 +38,21 @@ SETTINGS: Final = {
     "replica.lag.time.max.ms": "4000",
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
-    "transaction.state.log.min.isr": "2",  # what it is if nobody says
+    "transaction.state.log.min.isr": "2",  # the default
     "group.initial.rebalance.delay.ms": "0",
     "auto.leader.rebalance.enable": "false",
     "log.retention.ms": "-1",
-    "log.cleaner.enable": "false",  # each replica cleans when it likes
+    "log.cleaner.enable": "false",  # replicas compact at different times
 }
 START_S: Final = 180.0
 SETTLED_S: Final = 300.0
-"""Patience for the moves of all partitions."""
+"""Deadline for the moves of all partitions."""
 
 ELECTIONS: Final = {"election_type": 0, "topic_partitions": None, "timeout": 20_000}
 
 
 class Growing(ABC):
-    """The brokers, and what is done to them. The first serves alone once :meth:`begin` returns."""
+    """The brokers and their moves; the first one serves alone once :meth:`begin` returns."""
 
     name: str
     first: Kafka | Daemon
@@ -64,7 +64,7 @@ class Growing(ABC):
         self._addresses = [self._own_address() for _ in CONTROLLERS[:controllers]]
 
     def room(self, node_id: int) -> Path:
-        """The folder of a node."""
+        """Return the folder of a node."""
         room = self.directory / str(node_id)
         room.mkdir(parents=True, exist_ok=True)
         return room
@@ -76,33 +76,33 @@ class Growing(ABC):
 
     @abstractmethod
     def begin(self, topics: Sequence[str], partitions: int) -> None:
-        """Start the first, and make the topics."""
+        """Start the first broker, and create the topics."""
 
     @abstractmethod
     def become_a_member(self) -> None:
-        """The first is started again, from now on as one of a cluster."""
+        """Restart the first broker, from now on as a member of a cluster."""
 
     def stop(self) -> None:
-        """Kill all that run."""
+        """Kill all running nodes."""
         for one in (self.first, *self.joining, *self.controllers):
             if one.child is not None:
                 one.kill()
 
-    # --- what is done ---
+    # --- moves ---
 
     def join(self) -> None:
-        """Apache Kafka's brokers come."""
+        """Start Apache Kafka's brokers."""
         for one in self.joining:
             one.launch()
         for one in self.joining:
             one.wait()
 
     def replicate(self) -> None:
-        """Every partition gets replicas on all."""
+        """Give every partition a replica on every broker."""
         self.reassign(lambda _: [FIRST, *JOINING])
 
     def hand_over(self) -> None:
-        """Apache Kafka's brokers lead in turn, and with the partitions coordinators move."""
+        """Have Apache Kafka's brokers lead in turn, which moves the coordinators too."""
         self.reassign(lambda index: [*turned(JOINING, index), FIRST])
         self._elect()
         until(lambda: self.are_led_by(JOINING), "Apache Kafka's brokers lead", deadline_s=START_S)
@@ -113,7 +113,7 @@ class Growing(ABC):
         assert answer["error_code"] == "none", answer
 
     def leave(self) -> None:
-        """The first is stopped in order; all that it had is there, byte by byte."""
+        """Shut the first broker down; the others must have all its records, byte by byte."""
         assert self.first.child is not None
         self.first.child.terminate()
         assert self.are_led_by(JOINING)
@@ -121,21 +121,21 @@ class Growing(ABC):
             assert_has_all_of(one.data_dir, self.first.data_dir)
 
     def strike_off(self) -> None:
-        """Nothing is expected of the first any more."""
+        """Remove the first broker from all replica sets, and unregister it."""
         self.reassign(lambda index: turned(JOINING, index))
         with Cluster(self.joining[0].bootstrap) as client:
             answer = client.call("unregister_broker", 0, broker_id=FIRST)
         assert answer["error_code"] == "none", answer
 
-    # --- and what goes wrong meanwhile ---
+    # --- failures on the way ---
 
     def first_is_killed(self) -> None:
-        """Kill -9, and a new start."""
+        """Kill the first broker by SIGKILL, and start it again."""
         self.first.kill()
         self.first.start()
 
     def controller_is_killed(self) -> None:
-        """The active one, if there are several, goes and comes back."""
+        """Kill the active controller, and start it again."""
         with Cluster(self.first.bootstrap) as client:
             asked = {"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}
             answer = client.call("describe_quorum", 0, topics=[asked])
@@ -145,11 +145,11 @@ class Growing(ABC):
         one.start()
 
     def replicate_while_it_is_killed(self) -> None:
-        """As :meth:`replicate`, and the only one that has anything is killed."""
+        """As :meth:`replicate`, while the only broker with data is killed."""
         self.reassign(lambda _: [FIRST, *JOINING], meanwhile=self.first_is_killed)
 
     def lead_again_and_be_killed(self) -> None:
-        """The first leads everything once more, and is killed."""
+        """Make the first broker the leader of all partitions again, and kill it."""
         self.reassign(lambda index: [FIRST, *turned(JOINING, index)])
         self._elect()
         until(lambda: self.are_led_by([FIRST]), "the first leads", deadline_s=START_S)
@@ -158,30 +158,30 @@ class Growing(ABC):
         self.first.start()
 
     def hand_over_without_a_controller(self) -> None:
-        """As :meth:`hand_over`, and the active controller is killed."""
+        """As :meth:`hand_over`, while the active controller is killed."""
         self.reassign(
             lambda index: [*turned(JOINING, index), FIRST], meanwhile=self.controller_is_killed
         )
         self.hand_over()
 
     def another_is_killed(self) -> None:
-        """One of Apache Kafka's brokers, which leads."""
+        """Kill one of Apache Kafka's brokers, which leads partitions, and start it again."""
         one = self.joining[-1]
         one.kill()
         until(lambda: self.are_led_by([FIRST, *JOINING[:-1]]), "others lead", deadline_s=START_S)
         one.start()
         until(lambda: all_in_sync(self.topics()), "all in sync", deadline_s=SETTLED_S)
 
-    # --- looking ---
+    # --- state ---
 
     def topics(self) -> list[Answer]:
-        """All topics, as Apache Kafka's first broker knows them."""
+        """Return the Metadata of all topics from Apache Kafka's first broker."""
         with Cluster(self.joining[0].bootstrap) as client:
             answer: list[Answer] = client.call("metadata", 8, topics=None)["topics"]
         return answer
 
     def are_led_by(self, brokers: Sequence[int]) -> bool:
-        """Whether nobody else leads a partition."""
+        """Return whether only these brokers lead partitions."""
         return all(
             part["leader_id"] in brokers for topic in self.topics() for part in topic["partitions"]
         )
@@ -189,7 +189,7 @@ class Growing(ABC):
     def reassign(
         self, choose: Callable[[int], list[int]], meanwhile: Callable[[], object] | None = None
     ) -> None:
-        """Give every partition other replicas, by its number, and wait until they are in sync."""
+        """Reassign every partition to ``choose(index)``, and wait until all are in sync."""
         topics = [
             {
                 "name": topic["name"],
@@ -218,7 +218,7 @@ class Growing(ABC):
 
 
 class OfKafka(Growing):
-    """Apache Kafka, one of a cluster from the beginning."""
+    """Apache Kafka, a member of a cluster from the beginning."""
 
     name = "kafka"
 
@@ -247,7 +247,7 @@ class OfKafka(Growing):
             created(self.first.bootstrap, name, [[FIRST]] * partitions)
 
     def become_a_member(self) -> None:
-        """It has been one; what is left of it is the new start of all that there is."""
+        """Restart all nodes: the broker is a member already."""
         for one in (self.first, *self.controllers):
             assert one.child is not None
             one.child.terminate()
@@ -263,7 +263,7 @@ class OfKafka(Growing):
 
 
 class OfFencepost(Growing):
-    """Fencepost, alone, with no process beside it."""
+    """Fencepost, at first a single process."""
 
     name = "fencepost"
 
@@ -289,7 +289,7 @@ class OfFencepost(Growing):
                 client.create_topic(name, partitions)
 
     def become_a_member(self) -> None:
-        """As the documentation of `fencepost cluster promote` has it."""
+        """Promote the broker as the documentation of `fencepost cluster promote` says."""
         before = self.first
         assert isinstance(before, Daemon)
         before.stop()
@@ -315,7 +315,7 @@ class OfFencepost(Growing):
         assert self.first.bootstrap == before.bootstrap
 
     def join(self) -> None:
-        """See :class:`Growing`. Their storage is formatted for the cluster that there is now."""
+        """See :class:`Growing`; formats the new brokers' storage with the present cluster id."""
         meta = read_meta_properties(OsFileSystem(), str(self.first.data_dir))
         assert meta is not None
         for one in self.joining:
@@ -324,7 +324,7 @@ class OfFencepost(Growing):
 
 
 def all_in_sync(topics: Sequence[Answer]) -> bool:
-    """Whether no replica is missing from an ISR."""
+    """Return whether all replicas are in their ISRs."""
     return all(
         set(part["isr_nodes"]) == set(part["replica_nodes"])
         for topic in topics
@@ -333,13 +333,13 @@ def all_in_sync(topics: Sequence[Answer]) -> bool:
 
 
 def turned(brokers: Sequence[int], by: int) -> list[int]:
-    """The same, another one first."""
+    """Return the brokers rotated by ``by`` positions."""
     by %= len(brokers)
     return [*brokers[by:], *brokers[:by]]
 
 
 def assert_has_all_of(one: Path, other: Path) -> None:
-    """Every log of ``other`` is the beginning of that in ``one``."""
+    """Check that every log of ``other`` is a prefix of the same log in ``one``."""
     logs = {path.name for path in other.iterdir() if path.is_dir() and path.name[-1].isdigit()}
     logs.discard("__cluster_metadata-0")
     assert logs
@@ -354,5 +354,5 @@ def _has(log: Path, size: int) -> bool:
 
 
 def content(log: Path) -> bytes:
-    """All that is in the segments of a log."""
+    """Return the bytes of all segments of a log."""
     return b"".join(segment.read_bytes() for segment in sorted(log.glob("*.log")))

@@ -1,4 +1,4 @@
-"""One history for either broker, and everything that a reader can learn of it afterwards."""
+"""One history of writes for either broker, and everything that readers see of it afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SMALL = {
     "segment.bytes": str(1 << 20),
     "index.interval.bytes": "1024",
-    "retention.ms": "-1",  # raw batches carry a fixed time of long ago
+    "retention.ms": "-1",  # raw batches have a fixed old timestamp
 }
 BROKER = {
     **SETTINGS,
@@ -41,7 +41,7 @@ BROKER = {
     "transaction.state.log.segment.bytes": str(1 << 20),
 }
 PARTITIONS = {**{f"plain-{codec}": 1 for codec in CODECS}, "txn": 2, "table": 1, "trimmed": 1}
-"""What :func:`write_records` makes: topic and number of partitions."""
+"""The topics that :func:`write_records` creates, with their numbers of partitions."""
 
 MAX_TIMESTAMP = -3
 OPEN_TIMEOUT_MS = 600_000
@@ -49,7 +49,7 @@ IDEMPOTENT_VALUES = 3
 
 
 def write_records(cluster: Cluster, bootstrap: str, data_dir: Path) -> dict[str, int]:
-    """Fill the topics; returns producer id, epoch and next sequence of ``plain-none``'s last."""
+    """Fill the topics; return id, epoch and next sequence of ``plain-none``'s last producer."""
     for topic, partitions in PARTITIONS.items():
         compacted = {"cleanup.policy": "compact"} if topic == "table" else {}
         cluster.create_topic(topic, partitions, {**SMALL, **compacted})
@@ -92,7 +92,7 @@ def write_records(cluster: Cluster, bootstrap: str, data_dir: Path) -> dict[str,
 
 
 def _write_transactions(cluster: Cluster) -> None:
-    """Committed and aborted ones in turn, interleaved with another producer; one stays open."""
+    """Commit and abort transactions of two interleaved producers; leave one open."""
     modern, other = Producer(cluster, "modern").init(), Producer(cluster, "other").init()
     for number in range(12):
         for partition in range(2):
@@ -107,7 +107,7 @@ def _write_transactions(cluster: Cluster) -> None:
 
 
 def wait_for_cleaner(data_dir: Path, topic: str) -> None:
-    """Until a partition of ``topic`` was compacted."""
+    """Wait until a partition of ``topic`` has been compacted."""
 
     def cleaned() -> bool:
         path = data_dir / "cleaner-offset-checkpoint"
@@ -118,7 +118,7 @@ def wait_for_cleaner(data_dir: Path, topic: str) -> None:
 
 
 def continue_producing(cluster: Cluster, known: dict[str, int]) -> None:
-    """The idempotent producer goes on: its last batch is a duplicate, a gap is refused."""
+    """Continue the idempotent producer: its last batch is a duplicate, a gap is refused."""
 
     def send(sequence: int) -> Answer:
         data = batch(
@@ -137,7 +137,7 @@ def continue_producing(cluster: Cluster, known: dict[str, int]) -> None:
 
 
 def fencepost(*arguments: object) -> str:
-    """The command's output; any exit status but 0 fails the test."""
+    """Run a command and return its output; any exit status but 0 fails the test."""
     done = subprocess.run(
         [sys.executable, "-m", "fencepost", *map(str, arguments)],
         capture_output=True,
@@ -149,11 +149,11 @@ def fencepost(*arguments: object) -> str:
     return done.stdout
 
 
-# --- what a reader sees ---
+# --- fetched data ---
 
 
 def fingerprint(cluster: Cluster) -> dict[str, Any]:
-    """Offsets, lookups by time, every batch and every aborted list of all the topics."""
+    """Return offsets, lookups by time, batches and aborted transactions of all topics."""
     return {
         f"{topic}-{index}": _partition(cluster, topic, index)
         for topic, partitions in PARTITIONS.items()
@@ -180,7 +180,7 @@ def _partition(cluster: Cluster, topic: str, index: int) -> dict[str, Any]:
 def _read(
     cluster: Cluster, topic: str, index: int, isolation: int
 ) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """Every batch without its leader epoch, and every aborted transaction that was named."""
+    """Return all batches without leader epochs, and the aborted transactions of all responses."""
     offset = cluster.offset(topic, index, EARLIEST)
     end = cluster.offset(topic, index, LATEST, isolation=isolation)
     found: list[bytes] = []
@@ -227,7 +227,7 @@ def _at_time(cluster: Cluster, topic: str, index: int, timestamp: int) -> tuple[
 
 
 def write_groups(cluster: Cluster, bootstrap: str, data_dir: Path) -> None:
-    """Groups of both protocols, with members and without; offsets of every origin."""
+    """Create groups of both protocols, with and without members, and offsets of every origin."""
     for name, protocol in (("classic", "classic"), ("modern-group", "consumer")):
         conf = {} if protocol == "classic" else {"group_protocol": protocol}
         with _consumer(bootstrap, name, conf) as consumer:
@@ -311,7 +311,7 @@ def _commit(cluster: Cluster, group: str, topic: str, offset: int, metadata: str
 
 
 def coordinators(cluster: Cluster) -> dict[str, Any]:
-    """What groups and transactions there are, as their administrators see them."""
+    """Return the groups and transactions that the admin APIs describe."""
     for key in ("classic", "modern-group", "live", "simple", "exact"):
         cluster.coordinator(key, GROUP)
     cluster.coordinator("modern", TRANSACTION)

@@ -1,4 +1,4 @@
-"""Apache Kafka's kafka-acls on two brokers that ask who may do what: it says the same of both."""
+"""Apache Kafka's kafka-acls on two brokers with an authorizer has the same output for both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rules(desk: Desk) -> int:
 
 
 def scene(desk: Desk) -> None:
-    """Each option of the tool. A broker hears of rules a moment after its controller."""
+    """Run the tool with each option; a broker replays ACLs a moment after its controller."""
     tool = partial(desk.run, ACLS)
 
     def change(count: int, *words: str) -> None:
@@ -46,7 +46,7 @@ def scene(desk: Desk) -> None:
     change(1, "--add", *alice, "--topic", "t")
     change(3, "--add", *alice, "--topic", "t", "--operation", "Write", "--operation", "Alter")
     change(4, "--add", *alice, "--group", "app")
-    tool("--add", *alice, "--transactional-id", "x")  # there is no reading of those
+    tool("--add", *alice, "--transactional-id", "x")  # these have no Read operation
     change(5, "--add", "--allow-principal", "User:alice", "--transactional-id", "x")
     prefixed = ("--resource-pattern-type", "prefixed")
     deny = ("--deny-principal", "User:*", "--deny-host", "10.0.0.1", "--deny-host", "::1")

@@ -1,4 +1,4 @@
-"""The admin APIs answer as recorded in clusters beside Apache Kafka (``tests/answers``)."""
+"""The responses of admin APIs in mixed clusters equal the recorded ones (``tests/answers``)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The authorisation matrix: who may do what, asked of Apache Kafka and of Fencepost alike.
+"""The authorization matrix: the same requests to Apache Kafka and to Fencepost.
 
-The same frames, by clients with the same rules, and whole answers compared. Each request of
-``authorised_*.py`` makes its cases (authorisation.py); what differs on purpose stands in
-deliberate.py.
+Clients with the same rules send the same frames, and whole responses are compared. Each request of
+``authorised_*.py`` makes its cases (authorisation.py); deliberate.py lists the intended
+differences.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ REQUESTS: Final[Sequence[Request]] = (
 LEAST: Final = 1500
 SEEDS: Final = (1, 2, 3)
 DRAWN: Final = 300
-"""Cases of a seed."""
+"""Number of random cases of a seed."""
 
 OPEN: Final = {**GUARDED, "allow.everyone.if.no.acl.found": "true"}
 OPEN_STEP: Final = 5
-"""Of their cases every fifth will do: what is another in them is the authorizer's answer alone."""
+"""Only every fifth case runs: they differ from the others only in the authorizer's default."""
 
 OPEN_APIS: Final = {
     *("create_acls", "create_topics", "delete_topics", "describe_cluster", "describe_groups"),
@@ -56,7 +56,7 @@ def by_api() -> Mapping[str, list[Request]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Both brokers, for all that follows. In the end it is told what was compared."""
+    """Yield both brokers for the whole module, and print the number of compared cases."""
     with pair_of_brokers(tmp_path_factory.mktemp("brokers")) as both:
         yield both
     told = ", ".join(f"{api} {count}" for api, count in sorted(both.compared.items()))
@@ -66,7 +66,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
-    """The differences that are of no listed kind; the others are counted."""
+    """Return the differences of no listed kind, and count the others in ``meant``."""
     strange = []
     for one in found:
         kind = kind_of(one, (*RIGHTS, *KINDS))
@@ -79,7 +79,7 @@ def unmeant(found: Sequence[Difference], meant: Counter[Kind]) -> list[str]:
 
 @pytest.mark.parametrize("api", by_api())
 def test_answers_are_the_same(api: str, pair: Pair) -> None:
-    """With and without each right, whether the resource is there or not."""
+    """With and without each right, for existing and missing resources."""
     for request in by_api()[api]:
         strange = unmeant(list(pair.differences(cases_of(request, NUMBER))), pair.meant)
         assert not strange, f"{len(strange)} differences:\n" + "\n".join(strange[:MOST_SHOWN])
@@ -89,7 +89,7 @@ def test_answers_are_the_same(api: str, pair: Pair) -> None:
 def test_scenes_are_told_the_same(
     scene: Callable[[Broker], Iterator[tuple[str, Any]]], pair: Pair
 ) -> None:
-    """Rights that come and go, and odd rules."""
+    """Rights that change, and unusual rules."""
     ours, theirs = pair.at_once(lambda broker: list(scene(broker)))
     assert ours == theirs
 
@@ -101,7 +101,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_any_rules_and_any_request(seed: int, pair: Pair, request: pytest.FixtureRequest) -> None:
-    """Random sets of rules, and random requests by those whom they are about, or are not."""
+    """Random rules, and random requests of clients to which they apply or do not apply."""
     count = request.config.getoption("--requests") or DRAWN
     drawn = drawn_cases(REQUESTS, seed, count)
     strange = unmeant(list(pair.differences(drawn)), pair.meant)
@@ -122,7 +122,7 @@ def test_where_no_rule_is_everybody_may(tmp_path: Path) -> None:
 
 
 def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
-    """Neither in its wording; where an id tells, it tells with Apache Kafka as well."""
+    """Error codes and messages are equal, except where Kafka's reveal a topic id too."""
     pairs = [two for request in REQUESTS for two in here_and_absent(request, NUMBER)]
     assert len(pairs) >= LEAST_PAIRS
     ours, theirs = pair.telling(pairs)
@@ -130,7 +130,7 @@ def test_a_refusal_does_not_tell_what_is_there(pair: Pair) -> None:
 
 
 def test_a_rule_names_an_address_in_any_form(pair: Pair) -> None:
-    """With Apache Kafka a rule of another form than Java's is about nobody: ANY_FORM."""
+    """Apache Kafka matches no client with an address in another form than Java's: ANY_FORM."""
     ours, theirs = pair.at_once(lambda broker: list(addresses(broker, ("::ffff:127.0.0.1",))))
     refused = ["none", "topic_authorization_failed"]
     assert [told for _, told in ours] == [["none", "none"], refused], ANY_FORM
@@ -138,7 +138,7 @@ def test_a_rule_names_an_address_in_any_form(pair: Pair) -> None:
 
 
 def test_every_right_matters(pair: Pair) -> None:
-    """To Apache Kafka: with all rights but one, whichever, the answer is another."""
+    """Apache Kafka's response changes if any one of the rights is missing."""
     idle = []
     for request in REQUESTS:
         if not request.is_idle:

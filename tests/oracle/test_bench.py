@@ -1,4 +1,4 @@
-"""The benchmark's two sides: they start, end and come back; and a run of it tells figures."""
+"""The two brokers of the benchmark start, stop and restart, and a run prints figures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Every configuration key of Apache Kafka's brokers: its name, type, default, bounds and scope.
 
-``BrokerKeys.java`` asks the real definitions, also which texts each key accepts. 4.3 decides where
-both versions have a key. The tables list deliberate differences; a key that no longer differs fails
-too.
+``BrokerKeys.java`` queries the real definitions, including the texts that each key accepts. Where
+both versions have a key, 4.3 decides. The tables list deliberate differences; a key that no longer
+differs fails too.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ FIXED = {
     "ssl.endpoint.identification.algorithm": "only certificates are exchanged while it is open",
     "ssl.protocol": "only certificates are exchanged while a listener is open",
 }
-"""Keys that are dynamic in Kafka alone, beside the keys that are kept nowhere."""
+"""Keys that are dynamic in Kafka only, besides the keys that Fencepost does not store."""
 
 LOOSER = {
     "log.retention.hours": "SIGHUP has the file read again, and this may change with it",
@@ -130,7 +130,7 @@ LOOSER = {
     "log.roll.hours": "SIGHUP has the file read again, and this may change with it",
     "log.roll.jitter.hours": "SIGHUP has the file read again, and this may change with it",
 }
-"""Keys that are dynamic here alone."""
+"""Keys that are dynamic in Fencepost only."""
 
 TABLES = {
     "default": DEFAULTS,
@@ -142,7 +142,7 @@ TABLES = {
 
 
 def told(version: str, directory: Path) -> list[str]:
-    """The lines of ``BrokerKeys.java`` on the jars of a version."""
+    """Return the output lines of ``BrokerKeys.java`` with the jars of a version."""
     with required():
         command = COMMANDS[version](str(MAIN))
     done = subprocess.run(
@@ -153,7 +153,7 @@ def told(version: str, directory: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Of both versions."""
+    """Return the lines of both versions."""
     directory = tmp_path_factory.mktemp("keys")
     return {version: told(version, directory) for version in COMMANDS}
 
@@ -187,7 +187,7 @@ def test_types_defaults_bounds_and_scopes_are_kafkas(lines: dict[str, list[str]]
 
 
 def decisive(lines: dict[str, list[str]]) -> list[str]:
-    """The lines of 4.3, and those of 3.9 for keys that 4.3 does not have."""
+    """Return the lines of 4.3, and the lines of 3.9 for keys that 4.3 does not have."""
     newer = {KafkaKey.read(line).name for line in lines["4.3"]}
     return [
         *lines["4.3"],
@@ -214,7 +214,7 @@ def differences(ours: ConfigKey, theirs: KafkaKey, line: str) -> set[str]:
 
 
 def accepts(key: ConfigKey, text: str) -> bool:
-    """Whether a text is a value of ours."""
+    """Return whether our definition of the key accepts ``text``."""
     try:
         key.parse(text)
     except ConfigError:

@@ -1,7 +1,7 @@
-"""Client-side assignors and their bytes, beside those of Apache Kafka in one JVM.
+"""Client-side assignors and their bytes, compared with Apache Kafka's in one JVM.
 
-The assignments are compared byte for byte, order included: Kafka's order follows from its hash
-tables, and ``fencepost.groups.assignors.client.java_order`` walks as they do.
+The assignments are compared byte for byte, including the order: Kafka's order follows from its
+hash tables, and ``fencepost.groups.assignors.client.java_order`` iterates in the same order.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SEED, CASES = 20130101, 6_000
 MAIN = Path(__file__).with_name("ClientAssignors.java")
 
 MOST_SPARED = CASES // 30
-"""Cases at most in which Kafka is not followed on purpose, see ``returns_to_a_stranger``."""
+"""The most cases with the intended difference from Kafka of ``returns_to_a_stranger``."""
 
 
 def returns_to_a_stranger(case: Case) -> bool:
-    """Whether a member claims, from an older generation, a topic that it does not subscribe to.
+    """Return whether a member claims, from an older generation, a topic outside its subscription.
 
-    Kafka's general algorithm may give the partition to it all the same, or fall over a member that
-    it has set aside (NullPointerException in performReassignments). Ours passes it over.
+    Kafka's general algorithm may assign the partition to it all the same, or fail on a member that
+    it has removed (NullPointerException in performReassignments). Ours ignores the claim.
     """
     if case.assignor not in {"sticky", "cooperative-sticky"}:
         return False

@@ -1,8 +1,8 @@
-"""Real clients while brokers go and come back: no error that they do not get from Apache Kafka.
+"""Real clients during failovers of brokers get no error that Apache Kafka does not cause, too.
 
-librdkafka, Java's clients, aiokafka and franz-go at the same time (``failover/``), on three brokers
-of Apache Kafka and then on three of Fencepost, through the same faults. Each writes, reads in a
-group, and copies in transactions; all that its application gets to see of errors is told.
+librdkafka, Java's clients, aiokafka and franz-go run at the same time (``failover/``), on three
+brokers of Apache Kafka and then on three of Fencepost, with the same faults. Each writes, reads in
+a group, and copies in transactions, and reports every error that its application sees.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ LOOK_S: Final = 0.1
 ATTEMPTS: Final = 2
 
 NOT_IN_EACH_RUN: Final[Mapping[str, set[str]]] = {}
-"""What Apache Kafka causes as well, but not in each run: it depends on what is under way."""
+"""Errors that Apache Kafka causes as well, but not in every run: they depend on timing."""
 
 
 class Scene(NamedTuple):
-    """A cluster under way, with all clients at it."""
+    """A running cluster with all clients."""
 
     cluster: KafkaCluster | MemberCluster
     clients: list[Client]
@@ -73,7 +73,7 @@ class Scene(NamedTuple):
         return self.cluster.node(number)
 
     def partitions(self) -> list[Answer]:
-        """What the first broker knows."""
+        """Return the partitions in the first broker's Metadata."""
         with Cluster(self.node(1).bootstrap) as client:
             answer = client.call("metadata", 8, topics=[{"name": name} for name in ALL])
         return [part for topic in answer["topics"] for part in topic["partitions"]]
@@ -84,7 +84,7 @@ class Scene(NamedTuple):
             sorted(part["isr_nodes"]) == list(expected) for part in parts
         )
 
-    # --- what is done to it ---
+    # --- faults ---
 
     def down_and_up(self, number: int, how: Callable[[Kafka | Daemon], object]) -> None:
         how(self.node(number))
@@ -131,10 +131,13 @@ STEPS: Final = {
 def story(
     cluster: KafkaCluster | MemberCluster, commands: Mapping[str, list[str]], stop: Path
 ) -> dict[str, Errors]:
-    """Lead it; what each client told. All is checked to be there once, and in order."""
+    """Run all steps on ``cluster``; return each client's errors.
+
+    Check that every record is there once, and in order.
+    """
     cluster.start()
     first = cluster.node(1).bootstrap
-    # Two and three are those that go: Apache Kafka's first is the controller as well.
+    # Brokers 2 and 3 fail: the first one is also Apache Kafka's controller.
     for name in COORDINATORS:
         created(first, name, [[3, 1, 2]])
     for name in TOPICS:
@@ -166,7 +169,7 @@ def test_no_error_that_apache_kafka_does_not_cause(tmp_path: Path) -> None:
             cluster.stop()
 
     theirs: dict[str, set[str]] = {name: set(NOT_IN_EACH_RUN.get(name, ())) for name in NAMES}
-    # What depends on the moment may come of Apache Kafka the next time.
+    # Apache Kafka may cause an error that depends on timing in the next attempt.
     for attempt in range(ATTEMPTS):
         kafka, ours = told_by(KafkaCluster, attempt), told_by(MemberCluster, attempt)
         for name in NAMES:
@@ -187,5 +190,6 @@ def test_no_error_that_apache_kafka_does_not_cause(tmp_path: Path) -> None:
 
 
 def is_out_of_place(step: str, what: str) -> bool:
-    """Whether it is told at a step that does not explain it: all of the first, and lost brokers."""
+    """Return whether the step does not explain the error: any error in the quiet step, and lost
+    connections while leaders move."""
     return step == QUIET or (step == MOVE and what.endswith(GONE))

@@ -1,6 +1,6 @@
-"""Real clients × ways to encrypt and to log in: a record there and back, on both brokers.
+"""Real clients × security protocols and SASL mechanisms: produce and consume on both brokers.
 
-docs/security-clients.md has the table; a cell of it stands for what passes here.
+docs/security-clients.md has the table; a checked cell means that the test passes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MODULES = "org.apache.kafka.common.security"
 
 @dataclass(frozen=True)
 class Way:
-    """How a client comes in."""
+    """A security protocol with a SASL mechanism or a certificate."""
 
     title: str
     listener: str
@@ -77,7 +77,7 @@ WRONG: Final = Way("wrong password", "SAFE", "SASL_SSL", "SCRAM-SHA-512", passwo
 
 @dataclass(frozen=True)
 class Door:
-    """A broker with one of its ways in."""
+    """A broker with one of its listeners and a :class:`Way`."""
 
     broker: Secured
     way: Way
@@ -223,7 +223,7 @@ def by_kafka_python(door: Door) -> None:
 
 
 class Lines:
-    """A client in another language: a line in, a line out."""
+    """A client in another language, driven by one line per command and per result."""
 
     def __init__(self, command: list[str], prefix: str = "") -> None:
         self._prefix = prefix
@@ -267,7 +267,7 @@ def java_line(door: Door) -> str:
             "sasl.mechanism": way.mechanism,
             "sasl.jaas.config": f"{module} required {options};",
         }
-    # In a file of properties a backslash is an escape.
+    # In a properties file a backslash is an escape.
     text = "".join(f"{key}={value}\n" for key, value in found.items()).replace("\\", "\\\\")
     return f"{TOPIC} {base64.b64encode(text.encode()).decode()}"
 
@@ -345,9 +345,10 @@ def test_a_client_comes_in(
 
 
 def knows(client: str, way: Way) -> bool:
-    """Debian's kcat has a librdkafka below 2.6.1, which doubles the nonce of SCRAM.
+    """Return whether a client supports ``way``.
 
-    Both brokers take no nonce but the one that they have given (CVE-2024-56128).
+    Debian's kcat has a librdkafka below 2.6.1, which doubles the nonce of SCRAM, and both brokers
+    accept only the nonce that they have sent (CVE-2024-56128).
     """
     return client != "kcat" or not way.mechanism.startswith("SCRAM")
 
@@ -359,7 +360,7 @@ def test_a_wrong_password_is_heard_of(
     client: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Two of them say so in their logs, and go on trying."""
+    """Two of the clients only log the failed login, and retry."""
     with pytest.raises((AssertionError, OSError, KafkaError, OtherError)) as failed:
         clients[client](Door(broker, WRONG))
     told = f"{failed.value} {caplog.text}"

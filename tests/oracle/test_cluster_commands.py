@@ -1,4 +1,4 @@
-"""The commands for several brokers, on three of Apache Kafka: what they show is what there is."""
+"""The commands for several brokers show the state of three brokers of Apache Kafka."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_replicas_move_and_come_back(three: KafkaCluster, tmp_path: Path):
     begun = rows(three, "topics", "reassign", "--file", str(plan), "--execute")
     assert {row["result"] for row in begun} == {"moving"}
     until(lambda: finished(three, plan), "the move")
-    # Their tool reads our file, and says the same.
+    # Apache Kafka's tool reads our file, and reports the same.
     told = run_tool(
         "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
         "--bootstrap-server", three.bootstrap,
@@ -74,7 +74,7 @@ def test_replicas_move_and_come_back(three: KafkaCluster, tmp_path: Path):
     cli(three.bootstrap, "topics", "reassign", "--file", str(back), "--execute")
     until(lambda: finished(three, back), "the way back")
 
-    def is_in_sync() -> bool:  # the broker that is asked may learn of the end later
+    def is_in_sync() -> bool:  # this broker may learn of the completion later
         described = rows(three, "topics", "describe", topic)
         return all(sorted(row["isr"]) == [1, 2, 3] for row in described)
 
@@ -110,7 +110,7 @@ def test_a_throttled_move_is_cancelled(three: KafkaCluster):
 
 
 def test_a_broker_goes_and_comes_back(three: KafkaCluster):
-    """Last: it ends one of the brokers."""
+    """This test is the last, because it kills one of the brokers."""
     topic, lone = created(three, 3), unique("lone")
     cli(three.bootstrap, "topics", "create", lone, "-p", "3", "-r", "1")
     three.node(3).kill()

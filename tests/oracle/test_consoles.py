@@ -1,8 +1,7 @@
-"""The requests of two web consoles, as their sources make them: each ends as on Apache Kafka.
+"""The requests of two web consoles, as in their sources, have the same results as on Apache Kafka.
 
-Kafbat UI (2026-07) asks by Java's AdminClient, Redpanda Console (2026-08) by franz-go, whose
-requests are sent here as they are. What a page shows is the consoles' business; whether it can be
-filled is decided by these answers.
+Kafbat UI (2026-07) uses Java's AdminClient, Redpanda Console (2026-08) franz-go, whose requests the
+test sends itself. The contents of a page depend on these responses alone.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ PAGES = {
     "quotas": (48,),
     "users": (50, 51),
 }
-"""Redpanda Console's pages, by the APIs that have to be advertised for them to be shown."""
+"""Redpanda Console's pages, with the APIs that a broker must advertise for each."""
 
 
 def asked_by_console(bootstrap: str) -> list[tuple[str, list[str]]]:
-    """Each request with the errors of its answer."""
+    """Send each request; return its name with the errors of its response."""
     name, group = unique("console"), unique("console")
     said: list[tuple[str, list[str]]] = []
     with Cluster(bootstrap) as cluster:

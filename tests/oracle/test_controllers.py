@@ -1,6 +1,6 @@
-"""The controller of Fencepost and Apache Kafka's, asked the same by brokers that only pretend.
+"""The controllers of Fencepost and of Apache Kafka get the same requests from played brokers.
 
-The answers must be equal, and so must the records that each writes for them.
+The responses must be equal, and so must the records that each controller writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seen = list[tuple[str, Any]]
 
 
 class Scene:
-    """What brokers 101, 102 and 103 ask, and what comes of it; names stand for what is random."""
+    """Requests of the brokers 101, 102 and 103, and the results, with names for random ids."""
 
     def __init__(self, controller: str, cluster_id: str) -> None:
         self.controller, self.cluster_id = controller, cluster_id
@@ -43,7 +43,7 @@ class Scene:
         self.seen.append((what, self.plain(answer)))
 
     def plain(self, value: Any) -> Any:
-        """A value with names for what is random; the order of what has none is kept."""
+        """Return a value with names for random ids; lists without an order are sorted."""
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
             return type(value).__name__, self.plain(fields)
@@ -101,7 +101,7 @@ def observe(scene: Scene) -> None:
     part = one.part(1 << 30, epoch)
     end = part["diverging_epoch"]["end_offset"]
     scene.tell("far behind the end", (part["diverging_epoch"]["epoch"] == epoch, end > 0))
-    # What Kafka answers UNKNOWN_SERVER_ERROR, an unknown snapshot, has an answer of its own here.
+    # For an unknown snapshot Kafka responds UNKNOWN_SERVER_ERROR, and Fencepost an own error.
     answer = one.controller.call(
         "fetch_snapshot",
         1,
@@ -255,7 +255,7 @@ def move(scene: Scene) -> None:
 
 
 def partition_epochs(scene: Scene, begin: int) -> tuple[int, int]:
-    """Leader and partition epoch of the topic's only partition, by its changes since."""
+    """Return leader and partition epoch of the only partition, from its changes since ``begin``."""
     changes = [one for one in scene.one.records(begin) if isinstance(one, PartitionChangeRecord)]
     return sum(one.leader != -2 for one in changes), len(changes)
 
@@ -299,9 +299,9 @@ def hand_on(scene: Scene) -> None:
 
 
 def records(scene: Scene, begin: int) -> None:
-    """What was written since, but for what only moves the high watermark.
+    """Note the records since ``begin``, without the NoOpRecords of an idle controller.
 
-    Changes of partitions that follow each other come in the order of some table.
+    Consecutive partition changes are sorted, because their order depends on a hash table.
     """
     written = [one for one in scene.one.records(begin) if not isinstance(one, NoOpRecord)]
     told: list[Any] = []

@@ -1,7 +1,7 @@
-"""Coordinators of Fencepost and Apache Kafka 4.3 in one cluster: a kill takes nothing along.
+"""Coordinators of Fencepost and Apache Kafka 4.3 in one cluster lose nothing when one is killed.
 
-Transactions span partitions that brokers of both kinds lead, so markers and verifications go both
-ways; their logs, and those of groups, have replicas of both kinds.
+Transactions span partitions that brokers of both kinds lead, so markers and verifications go in
+both directions; the logs of transactions and of groups have replicas of both kinds.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PARTITIONS = 3
 
 
 def turned(count: int) -> list[list[int]]:
-    """Assignments in which each broker comes first in turn."""
+    """Return replica assignments in which each broker comes first in turn."""
     return [[BROKERS[(at + one) % 3] for one in range(3)] for at in range(count)]
 
 
 class Mixed:
-    """Apache Kafka, which is also the controller, and two of ours."""
+    """Apache Kafka, which is also the controller, and two brokers of Fencepost."""
 
     def __init__(self, directory: Path) -> None:
         home = directory / "kafka"
@@ -64,7 +64,7 @@ class Mixed:
         until_unfenced(self.kafka, node_id)
 
     def read(self, topic: str) -> list[str]:
-        """All that is committed, up to the last stable offsets."""
+        """Return all committed values up to the last stable offsets."""
         return [one.value().decode() for one in self.clients.messages(topic, PARTITIONS)]
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
 
 
 def test_transactions_over_brokers_of_both_kinds(mixed: Mixed) -> None:
-    """With eight ids each broker is the coordinator of some."""
+    """Eight transactional ids give every broker some to coordinate."""
     expected = set()
     for number in range(8):
         producer = mixed.clients.producer(f"id-{number}")

@@ -1,4 +1,4 @@
-"""``fencepost dump-log`` and Apache Kafka's DumpLogSegments say the same, record by record."""
+"""``fencepost dump-log`` and Apache Kafka's DumpLogSegments agree record by record."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DECODERS = {
 
 @pytest.fixture
 def stopped(request: pytest.FixtureRequest, written: str) -> Path:
-    """The directory of a broker that was stopped in an orderly way."""
+    """Return the directory of a broker after a clean stop."""
     found: Written = request.getfixturevalue(written)
     return found.images["stopped"]
 
 
 def both(files: list[Path], *options: str) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Rows of each file: ours, theirs."""
+    """Return our rows and Kafka's rows for each file."""
     said: dict[str, list[Any]] = {str(file): [] for file in files}
     for row in json.loads(fencepost("dump-log", "--records", "--format", "json", *files)):
         said[row["file"]].append(row)
@@ -51,7 +51,7 @@ def both(files: list[Path], *options: str) -> dict[str, tuple[list[Any], list[An
 def test_rows_of_every_kind_of_file(
     stopped: Path, topics: str, options: tuple[str, ...], kinds: set[str]
 ) -> None:
-    """Payloads are compared where they are text: the tool prints any bytes as if they were."""
+    """Payloads are only compared if they are text, because Kafka's tool prints bytes as text."""
     files = [file for kind in FILES for file in sorted(stopped.glob(f"{topics}-[0-9]*/*.{kind}"))]
     seen: set[str] = set()
     for name, (ours, theirs) in both(files, *options).items():

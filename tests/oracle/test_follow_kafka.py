@@ -1,6 +1,7 @@
-"""This broker follows Apache Kafka: its replicas are Kafka's own logs, byte by byte.
+"""Fencepost follows Apache Kafka: its replicas equal Kafka's logs, byte by byte.
 
-It registers and observes the metadata as a broker does, but serves nobody: only what fetches runs.
+The follower registers and replays the metadata as a broker does, but serves no clients: only its
+fetchers run.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ KAFKA = {
 
 
 class Follower:
-    """Everything of a broker that following needs. Also the log manager of its fetchers."""
+    """The parts of a broker that a follower needs; it is also the log manager of its fetchers."""
 
     def __init__(self, kafka: Kafka, directory: Path) -> None:
         self.directory = directory
@@ -132,7 +133,7 @@ class Follower:
         return self.partitions[key]
 
     async def local(self, topic: str, newer_than: int = -1) -> LocalPartition:
-        """The partition as the metadata have it, led by Kafka in a later epoch than that."""
+        """Wait for metadata in which Kafka leads in a later epoch; return the partition."""
 
         def found() -> bool:
             known = self.image.topics.get(topic)
@@ -161,7 +162,7 @@ class Follower:
 
 
 def create(kafka: Kafka, topic: str, **configs: str) -> None:
-    """Create a topic with one partition, led by Kafka, of which this broker has a replica."""
+    """Create a topic with one partition, led by Kafka, with a replica on Fencepost."""
     with Cluster(kafka.bootstrap) as cluster:
         answer = cluster.call(
             "create_topics",
@@ -184,7 +185,7 @@ def create(kafka: Kafka, topic: str, **configs: str) -> None:
 
 
 def produce(kafka: Kafka, topic: str, count: int, **settings: object) -> None:
-    """Records of 100 bytes with one of ten keys."""
+    """Produce ``count`` records of 100 bytes with ten keys in turn."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, **settings})
     for number in range(count):
         producer.produce(topic, key=f"k{number % 10}", value=f"{number:0100d}")
@@ -192,7 +193,7 @@ def produce(kafka: Kafka, topic: str, count: int, **settings: object) -> None:
 
 
 def transactions(kafka: Kafka, topic: str) -> None:
-    """Some that are committed and some that are aborted, the last one left open."""
+    """Commit some transactions, abort others, and leave the last one open."""
     producer = Producer(
         {"bootstrap.servers": kafka.bootstrap, "transactional.id": f"by-{topic}", "linger.ms": 5}
     )
@@ -209,7 +210,7 @@ def transactions(kafka: Kafka, topic: str) -> None:
 
 
 def segments(directory: Path, suffix: str = ".log") -> bytes:
-    """The bytes of all files of a kind, oldest first."""
+    """Return the bytes of all files with a suffix, oldest first."""
     return b"".join(one.read_bytes() for one in sorted(directory.glob(f"*{suffix}")))
 
 
@@ -222,7 +223,7 @@ def assert_equal(kafka: Kafka, follower: Follower, topic: str, suffixes: Sequenc
 
 
 async def replicated(kafka: Kafka, partition: Partition) -> None:
-    """Wait until the replica has all of Kafka's log, committed."""
+    """Wait until the replica has all of Kafka's log, and its high watermark is the end."""
 
     def ends() -> tuple[int, int]:
         with Cluster(kafka.bootstrap) as cluster:
@@ -279,7 +280,7 @@ async def in_thread(work: Callable[..., None], *args: object, **settings: object
 
 
 async def test_replicas_of_kafkas_logs(kafka: Kafka, follower: Follower) -> None:
-    """Compressed batches, transactions, holes of compaction, and a tail that has to be cut."""
+    """Compressed batches, transactions, gaps of compaction, and a tail that must be truncated."""
     await in_thread(create, kafka, "plain")
     await in_thread(create, kafka, "txn")
     compact = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.01"}
@@ -291,7 +292,7 @@ async def test_replicas_of_kafkas_logs(kafka: Kafka, follower: Follower) -> None
         )
     await in_thread(produce, kafka, "plain", 500, **{"enable.idempotence": True})
     await in_thread(transactions, kafka, "txn")
-    # What Kafka has cleaned before anybody fetches it has holes.
+    # Kafka compacts the log before the follower fetches it, so it has gaps.
     for _ in range(3):
         await in_thread(produce, kafka, "table", 300, acks="1")
         await asyncio.sleep(0.6)  # Kafka rolls a segment by its age at the next append
@@ -322,7 +323,7 @@ async def test_replicas_of_kafkas_logs(kafka: Kafka, follower: Follower) -> None
     assert "endTxnMarker: ABORT" in dumped
     assert "isvalid: false" not in dumped
 
-    # Kafka dies and comes back in a later epoch; we had more than it has.
+    # Kafka is killed and returns in a later epoch; the follower has more records than Kafka.
     one = await follower.local("plain")
     epoch = one.registration.leader_epoch
     follower.fetchers.stop([(one.topic_id, 0)])
@@ -358,7 +359,7 @@ def _batches(partition: Partition) -> list[tuple[int, int, int]]:
 
 
 def _gaps(partition: Partition) -> list[tuple[int, int]]:
-    """(expected, found) base offsets, and counts that do not fill their batch."""
+    """Return (expected, found) base offsets and record counts of batches."""
     rows = _batches(partition)
     gaps = [(before[1] + 1, after[0]) for before, after in itertools.pairwise(rows)]
     gaps += [(count, last - base + 1) for base, last, count in rows]

@@ -1,4 +1,4 @@
-"""Groups under settings that hold for a whole broker: both brokers are started with them."""
+"""Groups under broker settings with which both brokers are started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK = {"offsets.retention.check.interval.ms": "200"}
 
 
 def full_groups(t: Tracer) -> None:
-    """One member more than there may be, new and static, in both protocols and between them."""
+    """Exceed the maximal size of a group, by new and static members, in and between protocols."""
     ready(t, "fc", "fk", "fm")
     topic(t, "f-a", 4)
     first = stable(t, "fc", "f-a", 0, 1, group_instance_id="i")
@@ -68,7 +68,7 @@ def full_groups(t: Tracer) -> None:
 
 
 def expiry(t: Tracer) -> None:
-    """Offsets with a time of their own: of simple, empty and active groups, consumed or not."""
+    """Expire offsets with a retention time: of simple, empty and active groups, consumed or not."""
     for name in ("x-mine", "x-other"):
         topic(t, name, 1)
     ready(t, "x-simple", "x-classic", "x-consumer", "x-empty")
@@ -91,7 +91,7 @@ def expiry(t: Tracer) -> None:
     commit(t, "x-simple", 2, *offsets, **soon)
     commit(t, "x-simple", 9, ("x-mine", 0, 1, ""))
     gone("x-simple", "x-mine")
-    # Old clients have no time between two JoinGroups in which an empty group could expire.
+    # With old versions of JoinGroup an empty group has no time to expire between two of them.
     joined = stable(t, "x-empty", "x-mine", 0, version=3)
     who = {"generation_id_or_member_epoch": joined["generation_id"]}
     commit(t, "x-empty", 4, *offsets, **soon, **who, member_id=joined["member_id"])
@@ -102,14 +102,14 @@ def expiry(t: Tracer) -> None:
     commit(t, "x-classic", 4, *offsets, **soon, **who, member_id=joined["member_id"])
     gone("x-classic", "x-mine")
     alive(t, "x-classic", joined)
-    # Not so soon that the group is gone before its member comes.
+    # Long enough that the group does not expire before its member joins.
     commit(t, "x-consumer", 4, *offsets, retention_time=3_000)
     enter(t, "x-consumer", "m", "x-mine")
     gone("x-consumer", "x-mine")
 
 
 def changes_of_kind(t: Tracer) -> None:
-    """Every way to change a group's kind, with members and without, static ones among them."""
+    """Convert a group in every way, with and without members, including static ones."""
     ready(t, "pe", "pu", "pd", "ps")
     one = topic(t, "p-a", 2)
     joined = stable(t, "pe", "p-a", 0, 1)

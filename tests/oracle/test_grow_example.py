@@ -1,4 +1,4 @@
-"""The example that grows out of Fencepost ends as it should on a real Apache Kafka."""
+"""The example of growing into Apache Kafka succeeds with a real Apache Kafka."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSES = {"kafka-server-start": "kafka.Kafka", "kafka-storage": "kafka.tools.St
 
 
 def kafka(script: str, *words: str | Path) -> list[str]:
-    """What the script runs."""
+    """Return the Java command that the script runs."""
     return java_command(CLASSES[script], *map(str, words))
 
 

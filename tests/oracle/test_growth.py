@@ -1,13 +1,13 @@
-"""Clients of all kinds while one broker grows into a cluster of Apache Kafka, and goes.
+"""Clients of all kinds while one broker grows into a cluster of Apache Kafka, and leaves it.
 
 Fencepost serves them alone, is promoted, Apache Kafka's brokers join, replicas are added, leaders
-and coordinators move, and in the end Fencepost is stopped and struck off. No client is started
-again. librdkafka, Java's clients, Kafka Streams' exactly-once application, aiokafka, franz-go, a
-Spark query with our source and sink, and sensors whose messages come over MQTT by our bridge
+and coordinators move, and in the end Fencepost is stopped and unregistered. No client restarts.
+librdkafka, Java's clients, Kafka Streams' exactly-once application, aiokafka, franz-go, a
+Spark query with our source and sink, and sensors whose messages come over MQTT through our bridge
 (``failover/``): each writes, reads in a group and copies in transactions.
 
-``GROWTH=long`` has three controllers, and kills one, the first, and another on the way.
-``GROWTH=kafka`` or ``GROWTH=kafka,long`` tells what comes of it where the first is Apache Kafka's.
+``GROWTH=long`` has three controllers, and kills a controller and two brokers on the way.
+``GROWTH=kafka`` or ``GROWTH=kafka,long`` prints the errors where Apache Kafka is the first broker.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.
 
 MQTT: Final = "mqtt"
 VISIBLE: Final = re.compile(r"\w+ (?!log\b|error_cb\b)[\w ']+: ")
-"""What is told as the outcome of something that a program has asked for."""
+"""An error that a program gets as the result of a call."""
 
 NEVER: Final = re.compile(r"writer |copier (state|a thread's end): |any the end of a thread: ")
-"""What no broker's going excuses: a record that is not acknowledged, an application that ended."""
+"""Errors that no failure of a broker excuses: a lost record, or an ended application."""
 
 EXPECTED: Final = re.compile(
     r"(reader|copier) .*(NOT_COORDINATOR|COORDINATOR_LOAD_IN_PROGRESS|COORDINATOR_NOT_AVAILABLE|"
     r"_WAIT_COORD|_TIMED_OUT|Timeout)"
 )
-"""That a coordinator moves, and that time runs out, which it does on a machine with much to do."""
+"""Errors of a moving coordinator, and timeouts, which a busy machine causes too."""
 
 IS_AWAY: Final = re.compile(r"becomes a member|kill")
-"""Steps at which nobody serves for a while, and anything may be told of that but NEVER."""
+"""Steps with a period without any broker, in which every error is allowed except NEVER."""
 
 NAMES: Final = "librdkafka", "java", "streams", "aiokafka", "franz-go", "spark", MQTT
 
 
 @contextmanager
 def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[Client]]:
-    """All of them. Those that begin connections anew all the time have to be told every address."""
+    """Yield all clients; clients that reconnect all the time get every broker's address."""
     go = franz_go_program()  # building it may take a while, the first time
     many = ",".join([brokers.first.bootstrap, *(one.address for one in brokers.joining)])
     mosquitto = Mosquitto(directory / "mosquitto").start()
@@ -79,7 +79,7 @@ def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[C
 
     one = brokers.first.bootstrap
     try:
-        bridge.wait_for_line(r"bridge at work", deadline_s=60)  # nobody keeps messages before that
+        bridge.wait_for_line(r"bridge at work", deadline_s=60)  # earlier messages would be lost
         begin("librdkafka", python_command("librdkafka"), one, "consumer")
         begin("java", java_program(), one)
         begin("streams", java_program(), one, "consumer", str(directory / "streams"))
@@ -98,7 +98,7 @@ def clients_of(brokers: Growing, directory: Path, stop: Path) -> Iterator[list[C
 
 
 def story(brokers: Growing, *, is_long: bool) -> dict[str, Errors]:
-    """Lead it; what each client told."""
+    """Run all steps; return each client's errors."""
     stop = brokers.directory / "stop"
     steps = {
         "quiet": lambda: None,
@@ -128,11 +128,11 @@ def story(brokers: Growing, *, is_long: bool) -> dict[str, Errors]:
 
 
 Told = tuple[str, str, str]
-"""A client, a step, and what was told."""
+"""A client, a step, and an error."""
 
 
 def visible(errors: dict[str, Errors]) -> set[Told]:
-    """What applications have got to see but that somebody was not there; not what is logged."""
+    """Return the errors that applications get, without lost connections and logged errors."""
     return {
         (name, step, what)
         for name, by_step in errors.items()
@@ -143,7 +143,7 @@ def visible(errors: dict[str, Errors]) -> set[Told]:
 
 
 def judged(told: set[Told]) -> tuple[set[Told], set[Told]]:
-    """What must never be told, and what may be if Apache Kafka causes it, too."""
+    """Return the errors that must never occur, and those that may if Apache Kafka causes them."""
     never = {one for one in told if NEVER.match(one[2])}
     explained = {one for one in told if EXPECTED.match(one[2]) or IS_AWAY.search(one[1])}
     return never, told - never - explained

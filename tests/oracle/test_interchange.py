@@ -1,4 +1,4 @@
-"""Partition directories change hands between Fencepost and Apache Kafka, in both directions."""
+"""Partition directories move between Fencepost and Apache Kafka, in both directions."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 def assert_same(seen: dict[str, Any], expected: dict[str, Any], *, kafkas: int) -> None:
-    """Compare two fingerprints; the one of Apache Kafka is the first (0) or the second (1).
+    """Compare two fingerprints; Apache Kafka's is the first (``kafkas=0``) or the second (1).
 
-    It looks for a time in one segment only, the first whose index promises it. Compaction or
-    DeleteRecords may have taken what was promised, and the answer is none; here the search goes on.
-    Its largest timestamp may be one of a deleted record, ours is not.
+    Kafka searches a timestamp in one segment only, the first whose largest timestamp is not below
+    it. If compaction or DeleteRecords has removed the record, Kafka finds none, whereas Fencepost
+    continues the search. Kafka's largest timestamp may belong to a deleted record, ours does not.
     """
     for name, wanted in expected.items():
         pair = seen[name], wanted
@@ -57,7 +57,7 @@ def partitions_of(data_dir: Path, *topics: str) -> list[Path]:
 
 @pytest.fixture(params=["killed", "stopped"])
 def imported(request: pytest.FixtureRequest, by_kafka: Written, tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon on what Apache Kafka left behind."""
+    """Yield a daemon with the imported directories of Apache Kafka."""
     daemon = Daemon(tmp_path / "data", BROKER)
     source = by_kafka.images[request.param]
     fencepost(
@@ -79,9 +79,9 @@ def test_kafkas_partitions_are_served(imported: Daemon, by_kafka: Written) -> No
         assert_same(fingerprint(cluster), by_kafka.records, kafkas=1)
         assert coordinators(cluster) == by_kafka.coordinators
         continue_producing(cluster, by_kafka.producer)
-        # A new producer is no one who was there before.
+        # A new producer gets an unused producer id.
         assert cluster.init_producer()[0] > by_kafka.producer["producer_id"]
-        # The transaction that Kafka left open is ended here.
+        # This aborts the transaction that was left open on Kafka.
         cluster.init_producer("open")
         until(lambda: cluster.lso("txn", 1) == cluster.offset("txn", 1), "the end of it")
     imported.stop()
@@ -120,7 +120,7 @@ def test_our_partitions_are_served_by_kafka(
         complaints = [
             line
             for line in kafka.child.lines
-            # The gap in the sequence is sent on purpose.
+            # The test sends the sequence gap on purpose.
             if "OutOfOrderSequence" not in line
             and "Error processing append operation" not in line
             and re.search(r"corrupt|invalid|Error|inconsisten", line, re.IGNORECASE)

@@ -49,7 +49,7 @@ def tools() -> Iterator[Tools]:
 
 
 def said(tools: Tools, main: str, *words: str) -> str:
-    """What a tool says that ends well."""
+    """Run a tool that must succeed; return its output."""
     status, told = tools.run(main, words)
     assert status == 0, told
     return told
@@ -64,7 +64,7 @@ def member(kafka: Kafka, tmp_path: Path) -> Iterator[Member]:
 
 
 def brokers(kafka: Kafka | Member) -> dict[int, bool]:
-    """Whether each registered broker is fenced, as that one says."""
+    """Return for each registered broker whether it is fenced, by DescribeCluster."""
     with Cluster(kafka.bootstrap) as client:
         answer = client.call("describe_cluster", 2, include_fenced_brokers=True)
     return {one["broker_id"]: one["is_fenced"] for one in answer["brokers"]}
@@ -99,7 +99,7 @@ def leaders(bootstrap: str, name: str) -> dict[int, object]:
 
 
 def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
-    """Registered and unfenced, an observer of the quorum, and told nothing but a file."""
+    """It is registered, unfenced and an observer of the quorum, with a properties file only."""
     assert brokers(kafka) == {1: False, 101: False}
     assert member.identity["cluster.id"] == CLUSTER_ID
     assert member.identity["node.id"] == "101"
@@ -112,7 +112,7 @@ def test_a_broker_joins(kafka: Kafka, member: Member, tools: Tools) -> None:
     (described,) = json.loads(shown.splitlines()[-1])["brokers"]
     (log_dir,) = described["logDirs"]
     assert (described["broker"], log_dir["error"]) == (101, None)
-    # The first broker of Fencepost creates the topic of the history, and nothing else is here.
+    # The first broker of Fencepost creates the history topic, and there is no other.
     assert {one["partition"] for one in log_dir["partitions"]} <= {f"{HISTORY_TOPIC}-0"}
 
 
@@ -145,7 +145,7 @@ def test_requests_for_the_controller_are_forwarded(
 def test_settings_of_the_metadata_win_over_the_file(
     kafka: Kafka, tmp_path: Path, tools: Tools
 ) -> None:
-    """What is set for all brokers, for this one and for a topic, each over the one before."""
+    """Cluster defaults, this broker's settings and topic settings, in ascending precedence."""
     told = {"min.insync.replicas": "2", "message.max.bytes": "500"}
     member, name = Member(tmp_path, kafka.controller, settings=told), unique("t")
     other = Pretender(kafka.controller, 103, CLUSTER_ID)
@@ -238,7 +238,7 @@ def test_what_is_produced_to_it_is_read_by_others(kafka: Kafka, member: Member) 
 
 
 def test_it_hands_over_what_it_leads_before_it_stops(kafka: Kafka, member: Member) -> None:
-    """And comes back by the same id and directory, with the epoch of the run before."""
+    """It returns with the same id and directory, and sends the broker epoch of the former run."""
     name = unique("t")
     created(kafka.bootstrap, name, [[101, 1]])
     until(
@@ -275,7 +275,7 @@ def test_a_broker_that_was_killed_has_no_clean_epoch(kafka: Kafka, member: Membe
 def test_who_comes_back_too_early_is_let_in_when_the_session_ends(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    """A process with its id is registered and lives, as it seems to after a kill (KAFKA-14392)."""
+    """Another process with its id is registered and alive, as after a kill (KAFKA-14392)."""
     before = Pretender(kafka.controller, 104, CLUSTER_ID)
     member, over = Member(tmp_path, kafka.controller, node_id=104), threading.Event()
 
@@ -321,7 +321,7 @@ def test_it_is_fenced_while_it_is_silent_and_leads_again(kafka: Kafka, member: M
 
 
 def test_a_cluster_beyond_its_levels_is_refused_in_words(tmp_path: Path) -> None:
-    """Of metadata.version 31, which is 4.4-IV0 and not stable in Apache Kafka 4.3."""
+    """A cluster with metadata.version 31, which is 4.4-IV0 and not stable in Apache Kafka 4.3."""
     own = Kafka(
         tmp_path,
         {"unstable.feature.versions.enable": "true"},

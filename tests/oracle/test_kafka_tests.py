@@ -1,8 +1,8 @@
 """Apache Kafka's own tests of its requests, from its published test jars, against this broker.
 
-They take their cluster from a JUnit extension, and RaftClusterInvocationContext.java stands there
-instead of Kafka's: each test gets a daemon of its own. Every test is expected to pass, except those
-that ``OTHERWISE`` names.
+They take their cluster from a JUnit extension, where RaftClusterInvocationContext.java replaces
+Kafka's: each test gets a daemon of its own. Every test must pass, except those that ``OTHERWISE``
+names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPORT = "TEST-junit-jupiter.xml"
 EXTENSION = Path(__file__).with_name("RaftClusterInvocationContext.java")
 
 MOST_S = 500
-"""Seconds, on a machine that does much besides."""
+"""Timeout in seconds, for a busy machine."""
 
 REQUESTS = (
     "ApiVersions",
@@ -84,15 +84,15 @@ OTHERWISE: dict[str, tuple[str, str]] = {
         for name in ("testApiVersionsRequest", "testApiVersionsRequestValidationV0")
     },
 }
-"""Tests that do not pass: a part of what they say, and why that is as it should be."""
+"""Tests that fail as intended: a part of the failure's message, and the reason."""
 
 
 def outcomes(report: Path) -> dict[str, str]:
-    """What each test says that does not pass, "" for one that does, from JUnit's report."""
+    """Return each test's failure message from JUnit's report, "" for a passed test."""
     found = {}
     for case in ET.parse(report).iter("testcase"):
         method, number = case.attrib["name"].removesuffix("]").split("()[")
-        if number != "1":  # the same test on a cluster that differs in nothing here
+        if number != "1":  # the same test on a cluster type that is the same for Fencepost
             continue
         said = [
             f"{one.get('message')} {one.text}"

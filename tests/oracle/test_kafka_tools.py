@@ -1,4 +1,4 @@
-"""Apache Kafka's tools on both brokers: of the same state they say the same."""
+"""Apache Kafka's tools print the same for the same state of both brokers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TOPIC = "tools"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 
 REFUSED = {"acls", "delegation_tokens"}
-"""Scenes in which Apache Kafka, too, refuses all that it is asked: nobody looks after rights."""
+"""Scenes in which Apache Kafka, too, refuses all requests, because it has no authorizer."""
 
 
 def transactions(desk: Desk) -> None:
-    """Every subcommand of kafka-transactions."""
+    """Run every subcommand of kafka-transactions."""
     cluster = desk.cluster
-    # The raw client's records bear a fixed date, which retention would find too old in time.
+    # The raw client's records have a fixed timestamp, which retention would delete one day.
     cluster.create_topic(TOPIC, 4, configs={"retention.ms": "-1"})
     clients = {}
     for partition, name in enumerate(("tools-open", "tools-done", "tools-force")):
@@ -89,7 +89,7 @@ def transactions(desk: Desk) -> None:
 
 
 def hang_at(desk: Desk, partition: int) -> tuple[str, int]:
-    """A transaction that no coordinator knows of, in ``partition``."""
+    """Make a hanging transaction in ``partition``, which no coordinator knows."""
     produce = desk.cluster.produce
 
     class Aimed(Cluster):
@@ -101,7 +101,7 @@ def hang_at(desk: Desk, partition: int) -> tuple[str, int]:
 
 
 def features(desk: Desk) -> None:
-    """Describing, raising, lowering, switching off, and each of them as a trial."""
+    """Describe, upgrade, downgrade and disable a feature, each also as a dry run."""
 
     def tool(*words: str, only: str = "") -> None:
         desk.run(FEATURES, *words, only=only)
@@ -134,7 +134,7 @@ def tools(java_tools: Path) -> Iterator[Tools]:
 def pair(
     java_tools: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Daemon, Kafka]]:
-    """Two brokers that nobody else uses: tools list all that there is."""
+    """Yield two brokers without other clients, because tools list everything."""
     assert java_tools.is_dir()
     ours = Daemon(tmp_path_factory.mktemp("tools-fencepost")).start()
     theirs = Kafka(tmp_path_factory.mktemp("tools-kafka"))
@@ -160,7 +160,7 @@ def test_the_tools_say_the_same(
 
 
 def said(scene: Scene, tools: Tools, broker: Kafka | Daemon, scratch: Path) -> list[Said]:
-    """What the tools say of one broker."""
+    """Return the output of the tools for one broker."""
     desk = Desk(tools, broker.bootstrap, broker.data_dir, scratch)
     try:
         scene(desk)

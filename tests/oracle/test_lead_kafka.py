@@ -1,6 +1,7 @@
-"""This broker leads beside Apache Kafka, in one cluster with Kafka's controller.
+"""Fencepost leads beside Apache Kafka, in one cluster with Kafka's controller.
 
-Apache Kafka follows, and a third broker that the test plays asks both leaders the same.
+Apache Kafka follows, and a third broker, which the test plays, sends both leaders the same
+requests.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LAG_MS = 3_000
 
 
 class Played:
-    """A broker that is registered and alive, and does nothing; the test speaks for it."""
+    """A broker that is registered and alive, but idle; the test sends its requests."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -81,7 +82,7 @@ class Played:
 
 
 class Mixed:
-    """Apache Kafka, this broker, and the one that is played."""
+    """Apache Kafka, Fencepost, and the played broker."""
 
     def __init__(self, kafka: Kafka, bootstrap: str, played: Played) -> None:
         self.played = played
@@ -95,7 +96,7 @@ class Mixed:
         return self.clients[KAFKA]
 
     def create(self, name: str, replicas: list[int], **configs: str) -> uuid.UUID:
-        """A topic with one partition; its leader knows that it leads when this returns."""
+        """Create a topic with one partition, and wait until its leader has become leader."""
         answer = self.kafka.call(
             "create_topics",
             5,
@@ -119,7 +120,7 @@ class Mixed:
         return leader.topic_id(name)
 
     def partition(self, name: str) -> Answer:
-        """What Kafka's metadata say of it."""
+        """Return the partition in Kafka's Metadata."""
         answer = self.kafka.call("metadata", 12, topics=[{"name": name}])
         part: Answer = answer["topics"][0]["partitions"][0]
         return part
@@ -158,7 +159,7 @@ def test_kafka_follows_and_takes_over_and_gives_back(mixed):
         answer = ours.produce(topic, [b"%d" % at], acks=-1)
         assert (answer["error_code"], answer["base_offset"]) == ("none", at)
     assert kafka.produce(topic, [b"x"])["error_code"] == "not_leader_or_follower"
-    # A client that says where it is may read from Kafka's replica.
+    # A client that sends its rack may read from Kafka's replica.
     until(lambda: kafka.fetch(topic, version=11)["high_watermark"] >= 4, "Kafka's own mark")
 
     def prefer(*replicas: int) -> None:
@@ -194,7 +195,7 @@ def producing(topic: str, records: bytes, **how: Any) -> dict[str, Any]:
 
 
 class Asked:
-    """One leader, asked by clients and by the played follower; what it said, in order."""
+    """One leader's responses to clients and to the played follower, in order."""
 
     def __init__(self, mixed: Mixed, leader: int) -> None:
         self.mixed, self.leader = mixed, leader
@@ -204,7 +205,7 @@ class Asked:
         self.said: list[tuple[str, Any]] = []
 
     def note(self, what: str, part: Answer) -> Answer:
-        """Keep what can be compared: no words, and no times."""
+        """Keep the comparable fields of a response: no messages, and no timestamps."""
         kept = {
             key: value
             for key, value in part.items()
@@ -268,7 +269,7 @@ class Asked:
         return self.note(f"delete {what}", answer["topics"][0]["partitions"][0])
 
     def tell(self) -> list[tuple[str, Any]]:
-        """Go through everything; both leaders do the same at each step."""
+        """Run all steps and return the responses, which both leaders must agree on."""
         idempotent = batch([b"i"], producer_id=7, producer_epoch=0, sequence=0)
         self.produce("acks of one", batch([b"0", b"1"]), acks=1)
         self.fetch("of a client, uncommitted", 0, replica=-1)

@@ -1,8 +1,8 @@
-"""Lives led on Apache Kafka and on Fencepost, step by step; the answers must be the same.
+"""Random lives on Apache Kafka and on Fencepost in lockstep; the responses must be the same.
 
-A run leads the lives of ``SEEDS``, each on brokers of its own, until so many answers are compared
-or the brokers have parted; ``make compared-lives SEED=7 N=1000`` another one, and others after it.
-Kinds of difference that are meant stand in deliberate.py. Any other fails the run.
+A run plays the lives of ``SEEDS``, each on brokers of its own, until enough responses are compared
+or the brokers' states differ; ``make compared-lives SEED=7 N=1000`` plays another one, and others
+after it. deliberate.py lists the intended kinds of difference. Any other fails the run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ CLIENTS = 12
 SEEDS = (20, 26, 28)
 REQUESTS = 300
 LEAST = 100
-"""Answers that a life of SEEDS gives, whatever ids the brokers choose."""
+"""The least number of responses in a life of SEEDS, for any ids that the brokers choose."""
 
 
 def judged(found: list[Difference], seen: Counter[Kind]) -> bool:
-    """Count the kinds of one step's differences; whether the life goes on. Others are an error."""
+    """Count the kinds of one step's differences, and return whether the life continues.
+
+    A difference of no listed kind is an AssertionError.
+    """
     kinds = [kind_of(one) for one in found]
     seen.update({kind for kind in kinds if kind is not None})
     if any(kind is not None and kind.parts for kind in kinds):
@@ -69,7 +72,7 @@ def test_a_life_is_answered_the_same(
 
 
 def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
-    """Until ``most`` answers are compared, or the brokers have parted. How many were compared."""
+    """Play a life until ``most`` responses are compared or states differ; return the number."""
     with brokers(root) as (ours, theirs):
         lockstep = LockStep(life, ours, theirs)
         try:
@@ -83,7 +86,7 @@ def led(life: Life, root: Path, most: int, seen: Counter[Kind]) -> int:
 
 @contextlib.contextmanager
 def brokers(root: Path) -> Iterator[tuple[str, str]]:
-    """Addresses of a Fencepost and an Apache Kafka that no life was led on yet."""
+    """Yield the addresses of a fresh Fencepost and a fresh Apache Kafka."""
     (root / "kafka").mkdir(parents=True)
     kafka = Kafka(root / "kafka")
     with required():

@@ -1,8 +1,8 @@
-"""One data directory, two brokers: whichever is there first keeps the other out.
+"""Of two brokers on one data directory, the first one keeps the other out.
 
-Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``. It does so late: if its metadata
-log is to be in that directory it opens it before, if it is to be elsewhere it refuses a directory
-with a metadata log at once. So the lock itself is shown to it without a metadata log beside it.
+Apache Kafka locks ``.lock`` with Java's ``FileChannel.tryLock``, but late: it opens a metadata log
+in that directory before, and refuses the directory at once if it has a metadata log although the
+settings put it elsewhere. So the test of the lock has no metadata log in the directory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_kafka_keeps_fencepost_out(tmp_path: Path) -> None:
         assert f"the data directory {kafka.data_dir} is in use by another process" in said
         assert names(kafka.data_dir) == before
         cluster.create_topic("topic")
-    # It was killed: the file stays, its lock went with it.
+    # After a kill the file stays, but its lock is released.
     OsFileSystem().close(OsFileSystem().lock(str(kafka.data_dir / LOCK)))
 
 
@@ -80,7 +80,7 @@ def test_kafka_does_not_start_beside_a_running_fencepost(tmp_path: Path, metadat
     own = {"metadata.log.dir": str(tmp_path / "metadata")} if metadata == "elsewhere" else {}
     kafka = Kafka(tmp_path, {**SETTINGS, **own})
     if own:
-        # Formats both directories.
+        # The start formats both directories.
         kafka.start()
         assert kafka.child is not None
         kafka.child.kill()
@@ -112,7 +112,7 @@ def names(directory: Path) -> list[str]:
 
 @contextmanager
 def killed(kafka: Kafka) -> Iterator[None]:
-    """Whatever happens, no Kafka is left behind."""
+    """Kill the broker at the end of the block, also after a failure."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Logins, frame by frame: what Apache Kafka answers before, during and after them, and we do."""
+"""Logins, frame by frame: the responses before, during and after them equal Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ pytestmark = pytest.mark.oracle
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 ONCE, AGAIN, OPEN = "ONCE", "AGAIN", "PLAINTEXT"
-"""Listeners: where a login holds for ever, where it ends, where nobody is asked for one."""
+"""Listeners with a permanent login, with reauthentication, and without authentication."""
 
 Places = dict[str, str]
-"""The address of each listener."""
+"""Listener → address."""
 
 CLOSED = "closed"
 
 
 class Door:
-    """One connection, and what came of each step on it."""
+    """One connection, and the result of each step on it."""
 
     def __init__(self, places: Places, listener: str = ONCE) -> None:
         self.steps: list[object] = []
@@ -50,7 +50,10 @@ class Door:
         self._client.close()
 
     def call(self, api: str, version: int, **body: Any) -> dict[str, Any]:
-        """The answer, noted without what nobody can foretell; empty when there is none."""
+        """Send a request; note and return its response, empty if the connection is closed.
+
+        The note leaves random values out.
+        """
         try:
             answer = dict(self._client.call(api, version, **body))
         except (ConnectionLostError, BrokenPipeError, ConnectionResetError):
@@ -69,7 +72,7 @@ class Door:
         return answer
 
     def bytes(self, data: bytes, keep: int = 64) -> bytes:
-        """The answer to bytes, of which so many are noted."""
+        """Send bytes; return the response, and note its first ``keep`` bytes."""
         try:
             self._client.send_bytes(data)
             answer = self._client.receive_frame()
@@ -101,7 +104,7 @@ class Door:
         self.call("sasl_authenticate", 2, auth_bytes=final)
 
     def look(self) -> None:
-        """Whether requests are served."""
+        """Send a Metadata request, to note whether requests are served."""
         self.call("metadata", 1, topics=[])
 
 
@@ -213,7 +216,7 @@ REQUESTS: dict[str, tuple[int, dict[str, Any]]] = {
     "delete_groups": (1, {"groups_names": ["g"]}),
 }
 TOP_LEVEL = REQUESTS.keys() - {"metadata", "create_topics", "delete_groups"}
-"""Those whose answers have an error of their own."""
+"""APIs whose responses have a top-level error."""
 
 
 def before(api: str, *, after_versions: bool) -> Scene:
@@ -245,7 +248,7 @@ def during(api: str) -> Scene:
 
 
 def again(first: str, second: str, token: bytes, version: int = 1) -> Scene:
-    """A second login, on a listener where the first one ends."""
+    """Return a scene with a second login, on the listener with reauthentication."""
 
     def scene(places: Places) -> Door:
         door = Door(places, AGAIN)
@@ -432,7 +435,7 @@ DELIBERATE = {
     **{f"{api} during the login": BY_ITEM for api in REQUESTS.keys() - TOP_LEVEL},
     **{f"frame {data!r}, PLAIN": NO_BODY for data in CUT_HANDSHAKES},
 }
-"""Scenes whose answers differ, and why."""
+"""Scenes whose responses differ, with the reasons."""
 
 
 def settings(once: int, again: int, open_: int) -> dict[str, str]:
@@ -457,7 +460,7 @@ def settings(once: int, again: int, open_: int) -> dict[str, str]:
 
 
 def with_users(places: Places) -> Places:
-    """The users of SCRAM, on the listener that is open to everybody."""
+    """Create the SCRAM users through the listener without authentication."""
     with Cluster(places[OPEN]) as cluster:
         for user, mechanism in (
             ("alice", SCRAM_SHA_256),
@@ -478,7 +481,7 @@ def with_users(places: Places) -> Places:
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Places]]:
-    """Where each broker's listeners are."""
+    """Yield the addresses of each broker's listeners."""
     home = tmp_path_factory.mktemp("logins")
     held = [hold_port() for _ in range(5)]
     ports = [one.getsockname()[1] for one in held]

@@ -1,6 +1,6 @@
-"""``fencepost dump-log`` and Apache Kafka's DumpLogSegments read the same in metadata logs.
+"""``fencepost dump-log`` and Apache Kafka's DumpLogSegments agree on metadata logs.
 
-Both kinds of file, log and snapshot, each of either broker.
+Both kinds of file, log and snapshot, are read from either broker.
 """
 
 from __future__ import annotations

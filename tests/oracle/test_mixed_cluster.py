@@ -24,12 +24,12 @@ from tests.support.waits import until
 KAFKAS, OURS, LATE = 2, 101, 3
 SESSION_MS = 4_000
 MANY = 2_500
-"""Records of the metadata log that are worth a snapshot when the controller stops."""
+"""Enough records of the metadata log for the controller to write a snapshot when it stops."""
 
 
 @pytest.fixture(scope="module", params=["apart", "combined"])
 def is_combined(request: pytest.FixtureRequest) -> bool:
-    """Whether Fencepost's broker is the controller, too."""
+    """Return whether Fencepost's broker is the controller, too."""
     return bool(request.param == "combined")
 
 
@@ -41,7 +41,7 @@ def tools() -> Iterator[Tools]:
 
 @pytest.fixture(scope="module")
 def controller(is_combined: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
-    """The process that decides: a controller alone, or with a broker."""
+    """Yield the active controller: a process of its own, or combined with a broker."""
     home = tmp_path_factory.mktemp("controller")
     with closing(hold_port()) as held, closing(hold_port()) as clients:
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -113,7 +113,7 @@ def create(
 
 
 def states(bootstrap: str, name: str) -> list[tuple[int, set[int]]]:
-    """Leader and ISR of each partition."""
+    """Return leader and ISR of each partition."""
     with Cluster(bootstrap) as client:
         (topic,) = client.call("metadata", 8, topics=[{"name": name}])["topics"]
     parts = sorted(topic["partitions"], key=lambda one: int(one["partition_index"]))
@@ -121,7 +121,7 @@ def states(bootstrap: str, name: str) -> list[tuple[int, set[int]]]:
 
 
 def led(bootstrap: str, name: str, *expected: int) -> None:
-    """Wait until these lead, with everybody in sync."""
+    """Wait until these brokers lead, and all replicas are in sync."""
     everybody = {KAFKAS, OURS}
     wanted = [(one, everybody) for one in expected]
     until(partial(_is, bootstrap, name, wanted), f"{expected} lead {name}")
@@ -157,7 +157,7 @@ def test_it_is_registered_and_knows_the_same_features(kafka: Kafka, member: Memb
 
 
 def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
-    """Of all brokers, of this one and of a topic; kafka-configs says the same, whoever is asked."""
+    """Cluster, broker and topic settings; kafka-configs prints the same through both brokers."""
     name = create(member.bootstrap, unique("t"), (KAFKAS,))
     until(lambda: states(kafka.bootstrap, name) == [(KAFKAS, {KAFKAS})], "the leader")
     everybody = ("--entity-type", "brokers", "--entity-default")
@@ -184,7 +184,7 @@ def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
         until(lambda limit=limit: takes(limit - 500) and not takes(limit + 500), f"{key}={limit}")
         shown = [configs("--describe", *where, of=one) for one in (kafka, member)]
         assert f"{key}={limit}" in shown[0]
-        if where != topic:  # each shows what it would go by itself
+        if where != topic:  # for a topic, each broker shows its own synonyms
             assert shown[0] == shown[1]
     for where, key in ((topic, "max.message.bytes"), (it, "message.max.bytes")):
         configs("--alter", *where, "--delete-config", key, of=kafka)
@@ -195,7 +195,7 @@ def test_settings_reach_it(kafka: Kafka, member: Member, tools: Tools) -> None:
 
 def test_both_lead_and_follow(kafka: Kafka, member: Member) -> None:
     name = create(kafka.bootstrap, unique("t"), (KAFKAS, OURS), (OURS, KAFKAS))
-    for broker in (kafka, member):  # each learns of it by itself
+    for broker in (kafka, member):  # each broker replays the change at its own time
         led(broker.bootstrap, name, KAFKAS, OURS)
     for bootstrap, index in ((kafka.bootstrap, 0), (member.bootstrap, 1)):
         with Cluster(bootstrap) as client:
@@ -253,7 +253,7 @@ def test_who_stops_hands_over_first(kafka: Kafka, member: Member) -> None:
 def test_who_was_killed_is_not_trusted(
     kafka: Kafka, member: Member, quorum: Quorum, way: str
 ) -> None:
-    """Killed it is fenced after its session, and no eligible leader once it registers again."""
+    """A killed broker is fenced after its session, and when it registers again it loses its ELR."""
     until_unfenced(member, KAFKAS)
     strict = {"min.insync.replicas": "2"}
     name = create(member.bootstrap, unique("t"), (KAFKAS, OURS), configs=strict)
@@ -277,15 +277,15 @@ def test_who_was_killed_is_not_trusted(
             and one.topic_id == topic_id
             and (one.eligible_leader_replicas is not None or one.isr == (OURS, KAFKAS))
         ]
-    # It became eligible when it left the ISR. If it was killed it lost that by registering, before
-    # it was back in the ISR.
+    # It entered the ELR when it left the ISR. After a kill its registration removed it from the
+    # ELR, before it was back in the ISR.
     assert changes == ([(KAFKAS,), (), None] if way == "kill" else [(KAFKAS,), ()])
     with Cluster(member.bootstrap) as client:
         assert client.values(name) == []
 
 
 def test_it_outlives_its_controller(kafka: Kafka, member: Member, controller: Member) -> None:
-    """Killed, which takes its other broker along if it is one; and what it did not hear is done."""
+    """The controller is killed, with a combined broker too; it handles missed requests later."""
     alone, shared = (
         create(member.bootstrap, unique("t"), ids) for ids in ((KAFKAS,), (KAFKAS, OURS))
     )
@@ -304,7 +304,7 @@ def test_it_outlives_its_controller(kafka: Kafka, member: Member, controller: Me
 def test_a_late_broker_begins_with_a_snapshot(
     kafka: Kafka, member: Member, controller: Member, quorum: Quorum, tmp_path: Path
 ) -> None:
-    """Which the controller has written when it stopped; whoever had read all goes on."""
+    """The controller wrote the snapshot when it stopped; caught-up brokers just continue."""
     directory = controller.data_dir / "__cluster_metadata-0"
     before = set(directory.glob("*.checkpoint"))
     kept = create(member.bootstrap, unique("t"), (KAFKAS, OURS), (KAFKAS, OURS))

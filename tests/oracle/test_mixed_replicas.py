@@ -1,12 +1,12 @@
-"""Replicas of Apache Kafka and Fencepost on real processes: who dies, loses, leads and follows.
+"""Replicas of Apache Kafka and Fencepost as real processes through failures and elections.
 
-A *turn* gives three of four brokers, two of each maker, the roles A, B and C; there is one for each
-of the six ways in which the makers (J is Java, P Python) can be mixed over them. Where one exact
-step of another broker matters, a test plays that broker (``test_mixed_replicas_played.py``).
+A *turn* gives three of four brokers, two of each kind, the roles A, B and C; there is one for each
+of the six assignments of kinds (J is Java, P Python) to these roles. Where one exact step of
+another broker matters, a test plays that broker (``test_mixed_replicas_played.py``).
 
-The known bugs of replication, as ``tests/unit/cluster/test_replication_bugs.py`` has them for
-Fencepost alone, and where the kinds are mixed; "turn" is here, "played" and "moves" are the other
-modules of this name:
+The known bugs of replication, which ``tests/unit/cluster/test_replication_bugs.py`` covers for
+Fencepost alone, and their tests with mixed kinds; "turn" is here, "played" and "moves" are the
+other modules of this name:
 
 ====================================  =========================================  ==================
 scenario                              test                                       roles
@@ -74,12 +74,12 @@ pytestmark = [
 CODECS = "none", "gzip", "snappy", "lz4", "zstd"
 LAYOUT = "JJPP"
 TURNS = (1, 3, 4), (3, 1, 4), (3, 4, 1), (1, 2, 3), (1, 3, 2), (3, 1, 2)
-"""Who is A, B and C."""
+"""The brokers of the roles A, B and C in each turn."""
 
 UNCLEAN = {"unclean_leader_election_enable": "true"}
 ROTATED = (1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2)
 LOAD, BIG = "load", "big"
-"""Each broker leads one of their partitions at first."""
+"""Topics in which each broker at first leads one partition."""
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +90,13 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaCluster]:
 
 
 def values(mixed: ReplicaCluster, node_id: int, name: str) -> list[bytes | None]:
-    """What a consumer gets from this leader."""
+    """Return the values that a consumer gets from this leader."""
     with mixed.client(node_id) as client:
         return client.values(name)
 
 
 def assert_equal(mixed: ReplicaCluster, name: str, index: int = 0) -> None:
-    """The replicas' files hold the same bytes from the largest log start on, all of them whole."""
+    """Check that all replicas have the same valid bytes from the largest log start offset on."""
     state = mixed.settled(name, index)
     assert state.isr == set(state.replicas), state
 
@@ -112,7 +112,7 @@ def assert_equal(mixed: ReplicaCluster, name: str, index: int = 0) -> None:
 
 
 def whole(directory: Path) -> bytes:
-    """The bytes of a log; a batch that is damaged is an error."""
+    """Return the bytes of a log; a corrupt batch is an error."""
     data = b"".join(one for _, one in batches_in(directory))
     for position, header in iter_headers(data):
         verify_crc(data, position, header)
@@ -152,7 +152,7 @@ def test_what_is_written_is_the_same_everywhere(mixed: ReplicaCluster) -> None:
             assert_equal(mixed, name, index)
 
 
-# --- a turn of power losses and elections ---
+# --- a turn of data losses and elections ---
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_is_written_is_the_same_everywhere(mixed: ReplicaCluster) -> None:
 def test_who_loses_its_tail_while_others_lead(
     mixed: ReplicaCluster, roles: tuple[int, int, int]
 ) -> None:
-    """C and B stop, A is killed; B comes back first and leads, then A, which lost some, and C."""
+    """C and B stop, A is killed; B returns first and leads, then A with a shorter log, then C."""
     a, b, c = roles
     names = kept, split, thrice, last, forced = [
         unique(one) for one in ("kept", "split", "thrice", "last", "forced")
@@ -181,7 +181,7 @@ def test_who_loses_its_tail_while_others_lead(
     for name in names:
         mixed.settled(name, leader=a, isr={a})
     with mixed.client(a) as client:
-        # The ISR is below its minimum: nothing is committed any more.
+        # The ISR is below its minimum: the high watermark does not advance.
         acked(write(client, kept, b"m3", acks=1), 2)
         assert write(client, kept, b"refused")["error_code"] == "not_enough_replicas"
         assert ask_end(client, kept) == {"offset": 2}
@@ -198,11 +198,11 @@ def test_who_loses_its_tail_while_others_lead(
     for name in (split, thrice):
         mixed.settled(name, leader=b, isr={b})
     for name in (last, forced):
-        mixed.settled(name, leader=-1)  # only A has what was acknowledged
+        mixed.settled(name, leader=-1)  # only A has the acknowledged records
     mixed.prefer(forced, is_unclean=True)
     mixed.settled(forced, leader=b, isr={b})
     with mixed.client(b) as client:
-        # It has m2, but may not tell before others have it: two are needed to commit.
+        # It has m2, but must not expose it before it is committed, which needs two replicas.
         assert ask_end(client, kept) == {"error": "offset_not_available"}
         assert client.fetch(kept)["high_watermark"] == 1
         assert client.fetch(kept, offset=2)["error_code"] == "none"
@@ -229,11 +229,11 @@ def test_who_loses_its_tail_while_others_lead(
         assert_equal(mixed, name)
 
 
-# --- what is left on the disks ---
+# --- files on the disks ---
 
 
 def test_kafka_reads_the_files_of_all_brokers_alike(mixed: ReplicaCluster) -> None:
-    """After a stop of all: logs, indexes of aborted transactions, producers, leader epochs."""
+    """After all brokers stop: logs, transaction indexes, producer snapshots, leader epochs."""
     for name in (LOAD, BIG):
         for index in range(len(ROTATED)):
             mixed.settled(name, index, isr=set(ROTATED[index]))
@@ -251,7 +251,7 @@ def test_kafka_reads_the_files_of_all_brokers_alike(mixed: ReplicaCluster) -> No
             said = [row for file in what_is_read(one) for row in rows[str(file)]]
             said.sort(key=lambda row: row["id"] if row["kind"] == "producer" else -1)
             kinds |= {row["kind"] for row in said}
-            # Each rolls its segments where it has received so much at once.
+            # Each replica rolls segments at other offsets, depending on the size of its fetches.
             told.append([{k: v for k, v in row.items() if k != "position"} for row in said])
         assert len(directories) > 1, name
         for one in told:
@@ -266,7 +266,7 @@ def test_kafka_reads_the_files_of_all_brokers_alike(mixed: ReplicaCluster) -> No
 
 
 def what_is_read(directory: Path) -> list[Path]:
-    """The segments, the indexes of aborted transactions, and the producers at the log's end."""
+    """Return the segments, the transaction indexes and the newest producer snapshot of a log."""
     logs = sorted(directory.glob("*.log"))
     aborted = sorted(directory.glob("*.txnindex"))
     return [*logs, *aborted, max(directory.glob("*.snapshot"))]

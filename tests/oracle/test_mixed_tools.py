@@ -1,6 +1,6 @@
-"""Apache Kafka's tools on a cluster of both kinds: they work, and say the same whoever is asked.
+"""Apache Kafka's tools on a mixed cluster work, and print the same through either broker.
 
-The controller is Apache Kafka's and no broker; one broker is its, one is ours.
+The controller is Apache Kafka's, in a process of its own; one broker is Apache Kafka's, one ours.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ COPIER = PACKAGE + "TransactionalMessageCopier"
 TRANSACTIONS = PACKAGE + "TransactionsCommand"
 JAVA, OURS, GONE = 1, 2, 103
 WRITTEN = 100
-"""Records of each verifiable producer, over partitions as it likes."""
+"""Number of records of each verifiable producer, in partitions of its choice."""
 TRIMMED = 5
-"""Records before them in each partition, which are deleted."""
+"""Number of earlier records in each partition, which are deleted."""
 
 
 SETTINGS = {
     "broker.session.timeout.ms": "4000",
-    "log.retention.ms": "-1",  # the raw client's records bear a fixed date
+    "log.retention.ms": "-1",  # the raw client's records have a fixed old timestamp
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
 }
 
 
 class Mixed:
-    """The cluster, and a desk at each of the brokers; :meth:`tool` goes to them in turn."""
+    """The cluster, with a desk for each broker; :meth:`tool` uses them in turn."""
 
     def __init__(self, directory: Path, tools: Tools) -> None:
         self.cluster = MixedCluster(directory, "JP", SETTINGS).start()
@@ -84,14 +84,14 @@ class Mixed:
         ]
 
     def tool(self, main: str, *words: str, where: str = "--bootstrap-server", **how: int) -> str:
-        """What a tool says that ends well, at the other broker than the last one."""
+        """Run a tool that must succeed on the brokers in turn; return its output."""
         self.desks.reverse()
         text = self.desks[0].run(main, *words, where=where, **how)  # type: ignore[arg-type]
         assert self.desks[0].said[-1][1] == 0, text
         return text
 
     def both(self, main: str, *words: str, where: str = "--bootstrap-server", **how: bool) -> str:
-        """What a tool says at either broker: it ends well, and says the same."""
+        """Run a tool on both brokers; it must succeed, and print the same."""
         text = ""
         for desk in self.desks:
             text = desk.run(main, *words, where=where, **how)  # type: ignore[arg-type]
@@ -101,11 +101,11 @@ class Mixed:
         return text
 
     def file(self, name: str, content: object) -> str:
-        """A file for a tool to read."""
+        """Write a JSON file for a tool; return its path."""
         return self.desks[0].file(name, json.dumps(content))
 
     def topic(self, *replicas: list[int]) -> str:
-        """A topic that both know, with everybody in sync."""
+        """Create a topic, and wait until both brokers know it with all replicas in sync."""
         name = unique("t")
         created(self.ours.bootstrap, name, list(replicas))
         for index, ids in enumerate(replicas):
@@ -113,7 +113,7 @@ class Mixed:
         return name
 
     def settled(self, name: str, leader: int, *isr: int, index: int = 0) -> None:
-        """Wait until both brokers say that this one leads and these are in sync."""
+        """Wait until both brokers' Metadata have this leader and this ISR."""
         for one in (self.kafka, self.ours):
 
             def told(bootstrap: str = one.bootstrap) -> bool:
@@ -123,7 +123,7 @@ class Mixed:
             until(told, f"{leader} leads {name}-{index} with {isr}")
 
     def write(self, name: str, leader: int, *values: bytes, index: int = 0) -> None:
-        """Write a batch at its leader, once that knows of its office."""
+        """Write a batch to the leader, once it has become leader."""
         one = self.kafka if leader == JAVA else self.ours
 
         def written() -> bool:
@@ -231,7 +231,7 @@ def test_what_was_written_is_read_and_is_the_same_in_both_logs(mixed: Mixed) -> 
 
 
 def _verify(mixed: Mixed, name: str) -> None:
-    """kafka-replica-verification says that replicas are equal. It never ends by itself."""
+    """Wait until kafka-replica-verification reports equal replicas; it never ends by itself."""
     words = ("--topics-include", name, "--report-interval-ms", "200")
     child = Child(java_command(REPLICA_VERIFICATION, "--broker-list", mixed.bootstrap, *words))
     try:
@@ -241,7 +241,7 @@ def _verify(mixed: Mixed, name: str) -> None:
 
 
 def _trim(mixed: Mixed, name: str) -> None:
-    """Delete records of both partitions, and see it at either broker."""
+    """Delete records of both partitions, and check it on both brokers."""
     parts = [{"topic": name, "partition": index, "offset": TRIMMED} for index in (0, 1)]
     plan = mixed.file("trim.json", {"version": 1, "partitions": parts})
     told = mixed.tool(DELETE_RECORDS, "--offset-json-file", plan)
@@ -266,7 +266,7 @@ def test_transactions_copy_and_are_looked_at(mixed: Mixed) -> None:
         )
     for index in (0, 1):
         named = ("--transactional-id", f"copier-{index}")
-        # The answer to the last commit may have come before its markers.
+        # The last commit's response may precede its markers.
         until(
             lambda named=named: "CompleteCommit" in mixed.tool(TRANSACTIONS, "describe", *named),
             "the markers",
@@ -317,7 +317,7 @@ def test_replicas_move_slowly_not_at_all_and_at_once(mixed: Mixed) -> None:
 
 
 def _group(mixed: Mixed, coordinator: int) -> str:
-    """A group that this broker looks after."""
+    """Return the name of a group that this broker coordinates."""
     with Cluster(mixed.kafka.bootstrap) as client:
 
         def found() -> str | None:
@@ -331,7 +331,7 @@ def _group(mixed: Mixed, coordinator: int) -> str:
 def test_share_groups_and_streams_groups_are_refused_by_one_and_served_by_the_other(
     mixed: Mixed,
 ) -> None:
-    """No consumer waits in silence for what Fencepost leads or coordinates."""
+    """No consumer hangs on partitions or groups that Fencepost leads or coordinates."""
     created(mixed.kafka.bootstrap, "__share_group_state", [[JAVA], [JAVA]])
     theirs, ours = mixed.topic([JAVA]), mixed.topic([OURS])
     mixed.write(theirs, JAVA, b"shared")
@@ -361,7 +361,10 @@ def test_share_groups_and_streams_groups_are_refused_by_one_and_served_by_the_ot
 
 
 def test_leaders_are_elected(mixed: Mixed) -> None:
-    """Last: both brokers go and come back. An unclean leader loses what only the other one had."""
+    """This test is the last, because both brokers restart.
+
+    An unclean leader loses the records that only the other broker had.
+    """
     name = mixed.topic([OURS, JAVA])
     elect = (LEADER_ELECTION, "--topic", name, "--partition", "0", "--election-type")
     mixed.ours.stop()

@@ -1,7 +1,7 @@
-"""Live members and open transactions of Apache Kafka go on against Fencepost, as against itself.
+"""Live members and open transactions of Apache Kafka continue on Fencepost.
 
-Apache Kafka is killed with them inside. Its log is imported, and what its members and producers do
-next is answered like by Apache Kafka started again on the same log.
+Apache Kafka is killed with members and open transactions. Fencepost imports its log, and its
+responses to these members and producers equal a restarted Apache Kafka's on the same log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 SESSION_MS = {False: "600000", True: "8000"}
-"""Of consumer groups, by whether somebody is waited for to expire while another lives on."""
+"""Session timeout of consumer groups: short where a scenario waits for a member to expire."""
 
 
 def settings(*, short: bool) -> dict[str, str]:
@@ -41,19 +41,19 @@ def settings(*, short: bool) -> dict[str, str]:
     }
 
 
-# A broker that was killed is fenced until its last session has ended.
+# A killed broker stays fenced until its last session has expired.
 QUICK_RETURN = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
 
 
 @dataclass
 class Killed:
-    """What Apache Kafka left behind, and what it says itself when it comes back."""
+    """The files of a killed Apache Kafka, and its responses after a restart."""
 
     image: Path
     tracers: dict[str, Tracer]
     states: dict[str, Any]
     seen: dict[str, list[Step]]
-    """What administrators saw last."""
+    """The last responses of the admin APIs before the kill."""
     afterwards: dict[str, list[Step]]
 
 
@@ -108,7 +108,7 @@ def goes_on(move: Move, found: Killed, bootstrap: str) -> list[Step]:
 def taken_over(
     killed: Killed, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[bool, Daemon]]:
-    """Two daemons on an import each: with long sessions and with short ones."""
+    """Yield two daemons with an import each: one with long and one with short sessions."""
     directories = sorted(
         one
         for one in killed.image.glob("*-[0-9]*")

@@ -1,6 +1,6 @@
-"""Apache Kafka's DumpLogSegments reads every file that Fencepost writes, and complains of none.
+"""Apache Kafka's DumpLogSegments reads every file that Fencepost writes without a complaint.
 
-The tool ends with status 0 whatever it finds, so its text is what counts.
+The tool always exits with status 0, so the test checks its output.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COMPLAINT = re.compile(
     r"|exception|error|could not|unknown|\bfail",
     re.IGNORECASE,
 )
-"""What every complaint of the tool has in it."""
+"""A pattern that matches every complaint of the tool."""
 
 FIRST_OF_A_SEGMENT = re.compile(
     r"^Non-consecutive offsets in \S*?/0*(\d+)\.log\n  -1 is followed by \1$", re.MULTILINE
 )
-"""The tool expects every segment to begin with offset 0, Apache Kafka's own segments included."""
+"""The tool expects every segment to begin at offset 0, even a segment of Apache Kafka."""
 
 KINDS = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -40,7 +40,7 @@ SEGMENT_BYTES = 1 << 20
 
 
 def write_everything(daemon: Daemon, cluster: Cluster) -> None:
-    """Rolled segments, every codec, both kinds of transaction, group state and offsets."""
+    """Write rolled segments, every codec, TV1 and TV2 transactions, group state and offsets."""
     small = {"segment.bytes": str(SEGMENT_BYTES), "index.interval.bytes": "1024"}
     for codec in CODECS:
         cluster.create_topic(f"plain-{codec}", configs=small)
@@ -48,7 +48,7 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
             daemon.bootstrap, compression_type=codec, linger_ms=5, batch_size=20_000
         ) as producer:
             for i in range(600):
-                # Half as long when compressed: what does not shrink is sent as it is.
+                # Hex compresses to half; librdkafka sends incompressible data uncompressed.
                 text = os.urandom(2500).hex()
                 producer.produce(f"plain-{codec}", text, b"%d" % i, headers=[("h", b"v")])
                 producer.poll(0)
@@ -72,7 +72,7 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
             drain(consumer, 100)
             consumer.commit(asynchronous=False)
             poll_until([consumer], consumer.assignment, "assignment")
-        # One transaction stays open: the snapshot and the indexes must say so.
+        # One transaction stays open: the snapshot and the indexes must contain it.
         classic.begin_transaction()
         classic.produce("txn", b"open", partition=1)
         classic.flush(60)
@@ -82,7 +82,7 @@ def write_everything(daemon: Daemon, cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a daemon that was stopped in an orderly way."""
+    """Return the directory of a daemon after a clean stop."""
     daemon = Daemon(tmp_path_factory.mktemp("files") / "data", SETTINGS).start()
     try:
         with Cluster(daemon.bootstrap) as cluster:
@@ -100,7 +100,7 @@ def files(data_dir: Path, *kinds: str, topic: str = "*") -> list[str]:
 
 
 def dump(paths: list[str], *options: str) -> str:
-    """What the tool says; its complaints fail the test, each shown with the line before it."""
+    """Return the tool's output; complaints fail the test, each shown with the line before it."""
     said = run_tool("org.apache.kafka.tools.DumpLogSegments", *options, "--files", ",".join(paths))
     lines = [
         line
@@ -117,7 +117,7 @@ def dump(paths: list[str], *options: str) -> str:
 
 
 def _without_payload(line: str) -> str:
-    # Record keys and values are whatever the test wrote.
+    # Record keys and values are arbitrary bytes of the test.
     return re.sub(r"(payload|key): .*", "", line)
 
 
@@ -155,7 +155,7 @@ def test_transaction_indexes_name_the_aborted(data_dir: Path) -> None:
     dump(files(data_dir, ".txnindex"))
     said = dump(files(data_dir, ".txnindex", topic="txn"))
     entries = re.findall(r"producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+)", said)
-    # Four of the modern's twelve in each partition, two of the classic's four in one.
+    # Four of the TV2 producer's twelve in each partition, two of the TV1 producer's four in one.
     assert len(entries) == 4 * 2 + 2
     assert all(int(first) < int(last) for _, first, last in entries)
 

@@ -1,4 +1,4 @@
-"""What the plugin tells clients of Java, told to Apache Kafka's own tools."""
+"""Apache Kafka's own tools accept the client configuration that the plugin makes for Java."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A preallocated log that was killed in the middle of a segment, before Apache Kafka."""
+"""Apache Kafka reads a preallocated log whose broker was killed in the middle of a segment."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_killed_log_is_read_and_served_by_kafka(tmp_path: Path) -> None:
 
 
 def dumped(path: Path, *, killed: bool = False) -> str:
-    """What the tool says. Before zeros it gives up with a failure, having shown all batches."""
+    """Return the tool's output; at the zeros it fails, after it has shown all batches."""
     tool = "org.apache.kafka.tools.DumpLogSegments"
     done = subprocess.run(
         java_command(tool, "--deep-iteration", "--files", str(path)),

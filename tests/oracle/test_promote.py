@@ -1,7 +1,7 @@
-"""A broker of Fencepost is promoted: Apache Kafka's controllers start from what it knew.
+"""A broker of Fencepost is promoted: Apache Kafka's controllers start from its metadata.
 
-Clients of all kinds through a whole growth are in test_growth.py; what any end of a promotion
-leaves on the disk is in tests/unit/coordinator/test_promotion.py.
+test_growth.py has clients of all kinds through a whole growth, and
+tests/unit/coordinator/test_promotion.py the files after a promotion that was interrupted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.waits import until
 pytestmark = [pytest.mark.oracle, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(600)]
 
 BLOCK = 1000
-"""Producer ids that a broker takes at a time."""
+"""Size of a block of producer ids."""
 
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -78,7 +78,7 @@ CREATE = "--create --topic"
 
 
 class Grown:
-    """A broker that stood alone, its address, and where it is promoted to."""
+    """A single broker, its address, and the output folder of its promotion."""
 
     def __init__(self, directory: Path, *controllers: int) -> None:
         self.directory, self.output = directory, directory / "out"
@@ -92,7 +92,7 @@ class Grown:
         self.controllers: list[PromotedController] = []
 
     def promote(self, *options: str) -> None:
-        """Stop the broker, and write what controllers start from."""
+        """Stop the broker, and write the controllers' directories."""
         self.broker.stop()
         pairs = (item for pair in SETTINGS.items() for item in ("--config", "=".join(pair)))
         at = ",".join(f"{one}@{address}" for one, address in self.named.items())
@@ -101,7 +101,7 @@ class Grown:
         self.controllers = [PromotedController(one, self.output) for one in self.named]
 
     def start(self) -> None:
-        """The controllers, and the broker as one of theirs."""
+        """Start the controllers, and the broker as a member of their cluster."""
         for one in self.controllers:
             one.launch()
         self.broker = PromotedBroker(self.data_dir, self.output)
@@ -111,7 +111,7 @@ class Grown:
         self.broker.wait_until_listening(START_S)
 
     def kill(self) -> None:
-        """All that runs."""
+        """Kill all running nodes."""
         for one in (self.broker, *self.controllers):
             if one.child is not None:
                 one.kill()
@@ -119,7 +119,7 @@ class Grown:
 
 @contextmanager
 def grown(directory: Path, *controllers: int) -> Iterator[Grown]:
-    """A broker that serves; whatever runs at the end is killed."""
+    """Yield a running broker; kill all nodes at the end."""
     one = Grown(directory, *controllers)
     one.broker.start()
     try:
@@ -129,14 +129,14 @@ def grown(directory: Path, *controllers: int) -> Iterator[Grown]:
 
 
 def told(tools: Tools, address: str, main: str, words: str) -> list[str]:
-    """What a tool says, line by line and in no order."""
+    """Return the sorted output lines of a tool."""
     ended, text = tools.run(main, ["--bootstrap-server", address, *words.split()])
     assert ended == 0, text
     return sorted(" ".join(line.split()) for line in text.splitlines())
 
 
 def levels(tools: Tools, address: str) -> dict[str, str]:
-    """The finalized level of each feature."""
+    """Return the finalized level of each feature."""
     pattern = re.compile(r"Feature: (\S+)\s.*FinalizedVersionLevel: (\S+)")
     found = (pattern.match(line) for line in told(tools, address, FEATURES, "describe"))
     return {one[1]: one[2] for one in found if one is not None}
@@ -157,7 +157,7 @@ def test_everything_is_there_afterwards_and_on_the_way_back(tmp_path: Path) -> N
         for change in CHANGES:
             told(tools, one.address, *change)
         client = StubbornClient(one.address, "open", version=1)
-        client.claim(timeout_ms=900_000)  # it has to outlive the JVMs of a slow machine
+        client.claim(timeout_ms=900_000)  # it must outlive the JVM starts of a slow machine
         client.send("orders.eu", 0, b"open 1")
         producer = Producer({"bootstrap.servers": one.address, "enable.idempotence": True, **QUIET})
         producer.produce("orders.eu", b"before", partition=1)
@@ -223,7 +223,7 @@ def check_all_is_there(
     had: dict[str, str],
     but: tuple[str, ...] = (),
 ) -> None:
-    """Kafka's tools say what they said when the broker stood alone."""
+    """Check that Kafka's tools print the same as before the promotion."""
     for question, before in zip(QUESTIONS, said, strict=True):
         if question[0] not in but:
             assert told(tools, one.address, *question) == before, question
@@ -234,7 +234,7 @@ def check_all_is_there(
 
 
 def back(one: Grown) -> None:
-    """Let the broker stand alone again, from what its controller knows."""
+    """Let the broker stand alone again, with its controllers' metadata."""
     one.broker.stop()
     for controller in one.controllers:
         controller.stop()
@@ -244,7 +244,7 @@ def back(one: Grown) -> None:
 
 
 def test_three_controllers_of_which_the_active_one_is_lost_at_once(tmp_path: Path) -> None:
-    """One of them began with its identity alone, and has what it needs from the others."""
+    """One of them starts with its identity only, and fetches the metadata from the others."""
     with grown(tmp_path, 101, 102, 103) as one, tools_at_hand() as tools:
         told(tools, one.address, *CHANGES[0])
         said = told(tools, one.address, *QUESTIONS[0])
@@ -265,7 +265,7 @@ def test_three_controllers_of_which_the_active_one_is_lost_at_once(tmp_path: Pat
 
 
 def by_status(tools: Tools, one: Grown) -> int:
-    """The active controller, of voters that stand in the metadata."""
+    """Return the active controller of a dynamic quorum by kafka-metadata-quorum."""
     lines = told(tools, one.address, METADATA_QUORUM, "describe --status")
     text = "\n".join(lines)
     assert text.count('"directoryId"') == 1 + len(one.named), text

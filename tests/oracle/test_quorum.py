@@ -1,4 +1,4 @@
-"""A broker of Fencepost and a quorum of three Apache Kafkas, of which the leader goes."""
+"""A broker of Fencepost under a quorum of three Apache Kafka controllers, whose leader fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUORUM = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
 
 
 class Voters:
-    """The controllers, which are no brokers, and how a broker's file tells of them."""
+    """Controllers without broker roles, and the settings that name them in a broker's file."""
 
     def __init__(self, directory: Path, *, is_dynamic: bool) -> None:
         self.nodes = quorum_of_three(directory, QUORUM, is_broker=False, is_dynamic=is_dynamic)
@@ -36,7 +36,7 @@ class Voters:
         return Member(home, self.addresses, node_id=node_id, settings=self.told)
 
     def active(self, *, but: Kafka | None = None) -> Kafka | None:
-        """Who leads, as it says itself."""
+        """Return the controller that leads by its own DescribeQuorum, None if none does."""
         for one in self.nodes:
             if one is not but:
                 with Cluster(one.controller) as client:
@@ -63,7 +63,7 @@ class Voters:
 
 @contextmanager
 def without(voters: Voters, way: str) -> Iterator[None]:
-    """Take the active controller away, and bring it back when another one has taken over."""
+    """Stop or kill the active controller, and restart it when another one has taken over."""
     gone = until(voters.active, "an active controller")
     assert gone.child is not None
     if way == "kill":
@@ -88,7 +88,7 @@ def without(voters: Voters, way: str) -> Iterator[None]:
 def test_a_broker_serves_while_the_active_controller_goes(
     tmp_path: Path, kind: str, protocol: str, ways: tuple[str, ...]
 ) -> None:
-    """Nothing is lost or doubled, the broker keeps its place, and what is asked is done."""
+    """No record is lost or duplicated, the broker stays registered, and requests succeed."""
     voters = Voters(tmp_path, is_dynamic=kind == "dynamic")
     member, late = (voters.member(tmp_path / str(one), one) for one in (OURS, LATE))
     try:
@@ -132,7 +132,7 @@ def test_a_broker_serves_while_the_active_controller_goes(
 
 
 def _made(member: Member, name: str) -> bool:
-    """Whether the topic is there, made by whichever controller is the active one."""
+    """Send CreateTopics to the active controller; return whether the topic exists."""
     topic = {
         "name": name,
         "num_partitions": -1,

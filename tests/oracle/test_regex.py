@@ -1,8 +1,8 @@
-r"""Clients' regular expressions beside RE2/J, which judges them in Apache Kafka.
+r"""Clients' regular expressions, compared with RE2/J, which evaluates them in Apache Kafka.
 
-A table of the grammar, and random expressions: both are taken or refused by both, and match the
-same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more of the random
-ones.
+For a table of the grammar and for random expressions, both engines accept or refuse the same ones,
+and match the same names of topics and transactional ids. ``REGEXES=100000`` and ``SEED`` give more
+random expressions.
 """
 
 # ruff: noqa: RUF001 - letters that look alike are part of what is tested
@@ -51,7 +51,7 @@ NAMES = (
         "d",
     ),
 )
-"""Legal names of topics: characters of ASCII alone."""
+"""Valid topic names, which contain ASCII characters only."""
 
 _WORDS = "é É \u0101b αβγ Ωμέγα ς σ Σ ſ \u212a \u2126 Å Привет 日本 ß ẞ µ μ Μ ǆ ǅ ı İ ٣ \u0345"
 IDS = (
@@ -69,10 +69,10 @@ IDS = (
         "a b",
     ),
 )
-"""Transactional ids that are no names of topics."""
+"""Transactional ids that are not valid topic names."""
 
 JUDGE_S = 120.0
-"""RE2/J 1.8 loops for ever where (?i) meets a large range, as in (?i)[\\x{100}-\\x{3000}]."""
+"""Timeout: RE2/J 1.8 loops for ever on (?i) with a large range, as in (?i)[\\x{100}-\\x{3000}]."""
 
 BEYOND_ASCII = r"""
     é (?i)é (?i:É) [é] [^é] [à-ü] (?i)[à-ü] [^à-ü]+ . .. .*é (?s). (?i)ς (?i)σ (?i)Σ (?i)k (?i)s
@@ -479,13 +479,13 @@ FLAGS = ("(", "(?:", "(?i:", "(?-i:", "(?is-m:", "(?U:")
 
 
 def some_regex(draw: random.Random, depth: int = 0) -> str:
-    """Draw an expression; most can be used, some are broken at one place."""
+    """Draw an expression; most are valid, some are broken at one place."""
     parts = []
     for _ in range(draw.randint(0, 4)):
         if depth < 3 and draw.random() < 0.3:
             part = draw.choice(FLAGS) + some_regex(draw, depth + 1) + ")"
         else:
-            # The last atoms are the broken ones.
+            # The broken atoms are at the end of the list.
             most = len(ATOMS) if draw.random() < 0.05 else ATOMS.index("{")
             part = ATOMS[draw.randrange(most)]
         parts.append(part + draw.choice(SIGNS[: len(SIGNS) - (draw.random() < 0.97)]))
@@ -500,7 +500,7 @@ def re2j(java_tools: Path) -> Iterator[Path]:
 
 
 def judged(re2j: Path, regexes: Sequence[str]) -> list[str]:
-    """What RE2/J says of each expression: a digit for each name, or why it is refused."""
+    """Return RE2/J's result for each expression: a digit for each name, or the refusal."""
     asked = (
         "\n".join(
             [
@@ -553,7 +553,7 @@ def test_random_expressions_mean_what_they_mean_to_re2j(re2j: Path) -> None:
 
 
 def test_only_counted_repetitions_are_refused_for_their_size(re2j: Path) -> None:
-    """The bound that RE2/J lacks, on both sides, and the longest expression of a request."""
+    """Both sides of the bound that RE2/J lacks, and the longest expression of a request."""
     longest = 32_767
     fits = ("(?:a{1000}){64}", "a" * longest, "|" * longest, "a*" * (longest // 2))
     assert all(not ours(regex).startswith("refused") for regex in fits)

@@ -1,4 +1,4 @@
-"""Java itself says how a properties file is read; a data directory of Apache Kafka is refused."""
+"""Properties files are read as Java reads them; a data directory of Apache Kafka is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.kafka import Kafka, java_command, required
 
 FILES = 300
 ALPHABET = "ab  \t\f=:#!\\\\\\\n\n\r\\u00e9\\ud83d\\ude00\\n\\t\\qü"
-"""Every letter that means something, and some that mean nothing."""
+"""All characters with a meaning in a properties file, and some without."""
 
 READER = """
 import java.nio.file.*;
@@ -43,7 +43,7 @@ public class Read {
 
 
 def run_source(home: Path, name: str, source: str, *arguments: str) -> list[str]:
-    """Compile and run one Java file; the lines that it prints."""
+    """Compile and run one Java file; return the lines that it prints."""
     path = home / f"{name}.java"
     path.write_text(source)
     with required():
@@ -53,9 +53,10 @@ def run_source(home: Path, name: str, source: str, *arguments: str) -> list[str]
 
 
 def told_by_java(line: str) -> dict[str, str] | None:
-    """A line of :data:`READER`; half of a character beyond U+FFFF is none.
+    """Return the properties of a line of :data:`READER`, None if Java refused the file.
 
-    A backslash at the very end of a file makes an empty key to Java, which nobody can ask for.
+    A lone surrogate is not a character. A backslash at the very end of a file makes an empty key
+    in Java, which no setting has.
     """
     if line == "refused":
         return None
@@ -94,7 +95,7 @@ def test_properties_are_read_as_java_does(tmp_path: Path, seed: int) -> None:
 
 
 def test_the_data_directory_of_apache_kafka_is_refused(kafka: Kafka, tmp_path: Path) -> None:
-    """Its own file names it; what no topic of ours explains would be put aside there."""
+    """Apache Kafka's own file names it; Fencepost would move its unknown folders aside."""
     with Cluster(kafka.bootstrap) as cluster:
         cluster.create_topic(unique("theirs"))
     data = shutil.copytree(kafka.data_dir, tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Java's clients wait for their quotas with this broker as with Apache Kafka, and lose nothing."""
+"""Java's clients honour their quotas on Fencepost as on Apache Kafka, and lose no record."""
 
 from __future__ import annotations
 

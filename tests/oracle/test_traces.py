@@ -1,4 +1,4 @@
-"""The same requests to Apache Kafka and to Fencepost; the answers must be the same."""
+"""The same requests to Apache Kafka and to Fencepost must have the same responses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(trace: Callable[[Tracer], None], bootstrap: str) -> list[Step]:
 
 
 def differences(ours: object, theirs: object) -> list[str]:
-    """The leaves that differ, each on a line."""
+    """Return a line for each leaf that differs."""
     return [
         f"{where or 'answer'}: {_text(our)} instead of {_text(their)}"
         for where, our, their in leaves(ours, theirs)
@@ -64,7 +64,7 @@ def differences(ours: object, theirs: object) -> list[str]:
 
 
 def unintended(trace: str, found: list[str]) -> list[str]:
-    """Leave out the deliberate ones; complain of those that are in the list for nothing."""
+    """Return the differences that are not listed, and a complaint for each unused entry."""
     listed = {
         f": {entry.ours} instead of {entry.theirs}": entry.why
         for entry in DELIBERATE
@@ -90,12 +90,12 @@ def test_the_answers_are_the_same(
 
 
 def unexpected(trace: str, ours: list[Step], theirs: list[Step]) -> list[str]:
-    """The differences of two runs that are not meant. A trace that Apache Kafka breaks is none."""
+    """Return the unintended differences of two runs; AssertionError if Apache Kafka broke off."""
     assert theirs[-1][0] != BROKE, f"Apache Kafka itself broke the trace: {theirs[-1]}"
     found = []
     for number, pair in enumerate(zip_longest(ours, theirs, fillvalue=("nothing", None))):
         (our_step, our_answer), (their_step, their_answer) = pair
-        # What was asked may hold ids of the broker, so only the request's name is compared.
+        # A request may contain ids of the broker, so only the APIs' names are compared.
         if our_step.split()[0] != their_step.split()[0]:
             found.append(f"step {number}: {our_step}, {our_answer} | {their_step}, {their_answer}")
             break
@@ -107,7 +107,7 @@ def unexpected(trace: str, ours: list[Step], theirs: list[Step]) -> list[str]:
 
 
 def test_the_advertised_versions_are_the_same(kafka: Kafka, fencepost: Daemon) -> None:
-    """What we serve, we serve at Apache Kafka's versions; nothing is served that it does not."""
+    """Every API that Fencepost serves has Apache Kafka's versions, and none is unknown to it."""
 
     def ranges(bootstrap: str) -> dict[int, tuple[int, int]]:
         with Cluster(bootstrap) as cluster:

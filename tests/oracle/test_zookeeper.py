@@ -1,4 +1,4 @@
-"""Brokers that elect their controller on a real ZooKeeper, as it was done for ten years."""
+"""Brokers that elect their controller on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.support.zookeeper_brokers import Brokers
 from tests.wire.command_line import cli
 
 A, B, C, D = 1005, 1011, 1012, 1013
-"""The ids of the example that the documents give."""
+"""The broker ids of the example in Kafka's documentation."""
 
 SESSION_MS = 18_000
-"""Kafka's default, which a machine under load does not run into by itself."""
+"""Kafka's default, long enough that no session ends only because the machine is busy."""
 
 SETTINGS = {
     "zookeeper.session.timeout.ms": str(SESSION_MS),
@@ -127,7 +127,7 @@ def test_records_are_kept_by_three_and_read_by_a_group(brokers: Brokers):
             counts.append(len(values))
         return counts
 
-    # The markers come after the answer.
+    # The markers follow the response.
     until(lambda: committed() == [101] * 3, "one was aborted, one was committed")
     block = brokers.node("/latest_producer_id_block")
     assert int(block["block_end"]) - int(block["block_start"]) == 999
@@ -137,7 +137,7 @@ def test_records_are_kept_by_three_and_read_by_a_group(brokers: Brokers):
 def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(
     brokers: Brokers,
 ):
-    """The documents' own example, with its broker ids; see what is different today at the end."""
+    """The example of Kafka's documentation, with its broker ids; the end differs today."""
     name = brokers.create([A, B, C], [B, C, D], [C, D, A])
     brokers.all_in_sync(name)
     assert brokers.leaders(name) == [A, B, C]
@@ -148,8 +148,8 @@ def test_the_leader_is_the_next_of_the_assignment_that_lives_and_is_in_sync(
     brokers.all_in_sync(name)
     assert brokers.leaders(name) == [A, C, C], "who comes back takes nothing"
 
-    # Then a stop of a broker that shares the partition made the first replica lead again. Today it
-    # is an election for what that broker leads, and this one leads nothing here.
+    # In the documentation, stopping a broker with a replica made the first replica lead again.
+    # Today a stop only elects leaders for the partitions of that broker, which has none here.
     brokers.stop(D)
     until(lambda: all(D not in isr for isr in brokers.isrs(name)), "it has left the ISRs")
     assert brokers.leaders(name) == [A, C, C]
@@ -269,7 +269,7 @@ def test_settings_are_kept_there_and_hold_everywhere(brokers: Brokers):
 
 
 def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
-    """As ``kafka-topics --zookeeper`` did: an assignment of version 1, and nothing else."""
+    """``kafka-topics --zookeeper`` wrote only an assignment of version 1."""
     name = unique("written")
     brokers.znodes.create(
         f"/brokers/topics/{name}",
@@ -286,7 +286,7 @@ def test_a_topic_that_a_tool_has_written_is_taken_over(brokers: Brokers):
 
 
 def test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told(brokers: Brokers):
-    """As before Kafka 2.7: the state, and a note of it. Then as since: AlterPartition."""
+    """Before Kafka 2.7 a leader wrote the state and a notification; since then AlterPartition."""
     name = brokers.create([A, B, C])
     brokers.all_in_sync(name)
     path, notes = f"/brokers/topics/{name}/partitions/0/state", "/isr_change_notification"
@@ -307,7 +307,7 @@ def test_an_isr_that_a_leader_has_written_by_itself_is_read_and_told(brokers: Br
     until(lambda: not brokers.znodes.get_children(notes), "the note is gone")
     assert brokers.znodes.exists(path).version == version
 
-    # The leader hears of it with its next epoch, and takes back who is in sync.
+    # The leader learns of it with its next epoch, and expands the ISR again.
     brokers.stop(B)
     until(lambda: B not in brokers.living(A), "it has gone")
     told(A, C)
@@ -388,7 +388,7 @@ def test_a_controller_that_was_asleep_decides_nothing_any_more(brokers: Brokers)
 
 
 def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers):
-    # It is told once its broker leads a partition to write it to.
+    # The entry appears once its broker leads a partition of the history topic.
     elections = until(lambda: _history(brokers, "controller-elected"), "is told", poll_s=0.5)
     first = elections[0]
     assert (first["detail"]["controller"], first["detail"]["epoch"]) == (A, 1)
@@ -398,7 +398,7 @@ def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers)
 
     _each_writes_history(brokers)
     old, epoch = brokers.controller, brokers.controller_epoch
-    brokers.znodes.delete("/controller")  # as is done by hand, to have another one elected
+    brokers.znodes.delete("/controller")  # as administrators do to force an election
     until(lambda: brokers.controller is not None and brokers.controller_epoch > epoch, "elected")
     epoch = brokers.controller_epoch
 
@@ -422,7 +422,7 @@ def test_the_picture_says_who_is_controller_since_when_and_why(brokers: Brokers)
         return [one for one in told if (one["controller"], one["epoch"]) == (old, epoch - 1)]
 
     (detail,) = until(resigned, "who was it tells of its end", poll_s=0.5)
-    # By the time it looks, somebody may have been elected already.
+    # By the time it reads the znode, another controller may have been elected.
     assert detail["cause"] in {"there is no controller", "another controller was elected"}
     assert detail.keys() == {"controller", "epoch", "cause"}
 
@@ -450,7 +450,10 @@ def _cli(brokers: Brokers, *arguments: str) -> str:
 
 
 def _each_writes_history(brokers: Brokers) -> None:
-    """Whoever leads no partition of the history, as after a restart, keeps its entries waiting."""
+    """Elect leaders so that every broker leads a partition of the history topic.
+
+    A broker without one, as after a restart, holds its entries back.
+    """
     until(lambda: brokers.node(f"/brokers/topics/{HISTORY_TOPIC}"), "there is a history")
     brokers.all_in_sync(HISTORY_TOPIC)
     with brokers.client(A) as client:
@@ -461,18 +464,18 @@ def _each_writes_history(brokers: Brokers) -> None:
 
 
 def _history(brokers: Brokers, what: str) -> list[Any]:
-    """The entries of a kind, oldest first."""
+    """Return the history entries of a kind, oldest first."""
     rows = json.loads(_cli(brokers, "cluster", "history", "--format", "json"))
     return [one for one in rows if one["what"] == what]
 
 
-# --- in this process, where sessions can be ended ---
+# --- brokers in this process, whose sessions the test can end ---
 
 
 def test_a_session_that_ends_ends_the_office_and_the_registration(
     zookeeper: ZooKeeper, tmp_path: Path
 ):
-    """Nobody waits for a time: the server ends the sessions."""
+    """The server ends the sessions, so the test does not wait for timeouts."""
 
     chroot = f"/{unique('two')}"
 

@@ -1,4 +1,4 @@
-"""Brokers on an ensemble of three ZooKeeper servers, of which one after the other is killed."""
+"""Brokers on an ensemble of three ZooKeeper servers, which are killed one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 PATIENCE_S = 120.0
-"""Of three JVMs on a busy machine."""
+"""Deadline for three JVMs on a busy machine."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def brokers(ensemble: Ensemble, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 class Load(threading.Thread):
-    """A producer that goes on, and what was acknowledged to it."""
+    """A producer that writes all the time, with its acknowledged values."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -71,7 +71,7 @@ class Load(threading.Thread):
             self.acknowledged.append(message.value())  # type: ignore[attr-defined]
 
     def goes_on(self) -> None:
-        """Wait until something that is sent from now on was acknowledged."""
+        """Wait until a record that is sent from now on is acknowledged."""
         next_one = b"%d" % self.sent
         until(lambda: next_one in self.acknowledged[-1000:], "written", deadline_s=PATIENCE_S)
 
@@ -94,7 +94,7 @@ def _topic(name: str) -> Answer:
 
 
 def _controllers(brokers: Brokers) -> set[int]:
-    """Those that say of themselves that they are."""
+    """Return the brokers that name themselves as controller."""
     found = set()
     for node_id in brokers.nodes:
         with brokers.client(node_id) as client:
@@ -130,7 +130,7 @@ def test_one_server_may_be_lost_and_without_a_majority_nothing_new_is_decided(
         until(lambda: _can_create(brokers), "a controller again", deadline_s=PATIENCE_S)
         answer = waiting.receive()["topics"][0]["error_code"]
     assert brokers.controller_epoch > epoch
-    # Who answers late may have been asked twice.
+    # A request without a timely response may have been sent twice.
     exists = brokers.node(f"/brokers/topics/{later}") is not None
     assert exists == (answer in {"none", "topic_already_exists"}), answer
     load.goes_on()

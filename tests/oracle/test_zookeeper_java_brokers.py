@@ -1,6 +1,6 @@
-"""Brokers of Apache Kafka 3.9 under a controller of Fencepost, and what others write in ZooKeeper.
+"""Brokers of Apache Kafka 3.9 under a controller of Fencepost, and external writes to ZooKeeper.
 
-What anybody may write there is obeyed by both makers' controllers: one set of scenarios for both.
+Controllers of both kinds react to znodes that tools write, in one set of scenarios for both.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ P, J, K = 1, 2, 3
 """A broker of Fencepost, two of Apache Kafka."""
 
 TOPIC, BROKER = 2, 4
-"""Types of resources that settings are of."""
+"""Resource types of settings."""
 
 SETTINGS = {
-    # Kafka's default, which a machine under load does not run into by itself.
+    # Kafka's default, long enough that no session ends only because the machine is busy.
     "zookeeper.session.timeout.ms": "18000",
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "3",
@@ -53,7 +53,7 @@ def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module", params=[[P], [J, K]], ids=["fencepost", "kafka"])
 def either(brokers: Brokers, request: pytest.FixtureRequest) -> Brokers:
-    """These brokers under a controller of each maker."""
+    """Return the brokers under a controller of Fencepost, and under one of Apache Kafka."""
     brokers.elect(*request.param)
     return brokers
 
@@ -167,14 +167,14 @@ def test_everybody_hears_where_a_broker_listens_now(either: Brokers):
 
 @pytest.fixture
 def under_ours(brokers: Brokers) -> Brokers:
-    """These brokers under the controller of Fencepost."""
+    """Return the brokers under the controller of Fencepost."""
     brokers.elect(P)
     return brokers
 
 
 @pytest.mark.parametrize("name", ["reassign_partitions", "preferred_replica_election"])
 def test_what_no_tool_writes_is_taken_away(under_ours: Brokers, name: str):
-    """Apache Kafka's controller leaves the first of them where it is."""
+    """Fencepost deletes all of them, whereas Apache Kafka's controller leaves the first one."""
     path, epoch = f"/admin/{name}", under_ours.controller_epoch
     for nonsense in (b"", b"{", b'{"version":1,"partitions":[{"topic":"t","partition":1e999}]}'):
         under_ours.znodes.create(path, nonsense)
@@ -194,7 +194,7 @@ def test_notes_that_cannot_be_read_are_taken_away(under_ours: Brokers):
 
 
 def test_a_tool_that_knows_no_topic_ids_does_not_take_one_away(under_ours: Brokers):
-    """KAFKA-14190: kafka-topics before 2.8 added partitions so."""
+    """KAFKA-14190: kafka-topics before 2.8 wrote the assignment without the topic id."""
     name = under_ours.create([J, P])
     node = _replicas(under_ours, name)
     old = {"version": 1, "partitions": {"0": [J, P], "1": [K, J]}}
@@ -238,7 +238,7 @@ def _value(brokers: Brokers, node_id: int, kind: int, name: str, key: str) -> st
 
 
 def test_records_transactions_and_groups_go_over_brokers_of_both(under_ours: Brokers):
-    """Producer ids are Fencepost's to give; the coordinators are where the leaders are."""
+    """Fencepost allocates the producer ids; brokers of both kinds are coordinators."""
     name = under_ours.create([J, K, P], [K, P, J], [P, J, K])
     servers = under_ours.nodes[K].bootstrap
     producer = Producer({"bootstrap.servers": servers, "transactional.id": unique("tx")})
@@ -253,7 +253,7 @@ def test_records_transactions_and_groups_go_over_brokers_of_both(under_ours: Bro
             "bootstrap.servers": servers,
             "group.id": unique("group"),
             "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,  # else it may have nothing left to commit in the end
+            "enable.auto.commit": False,  # otherwise the last commit may find no new offsets
             "isolation.level": "read_committed",
         }
     )
@@ -312,7 +312,7 @@ def test_a_deleted_topic_is_gone_from_all_and_can_be_made_again(under_ours: Brok
 
 
 def test_a_leaver_hears_what_it_still_leads_and_leads_it_until_it_is_gone(under_ours: Brokers):
-    """One broker dies, the other of the two stops: Apache Kafka's asks three times, and goes."""
+    """One replica's broker is killed, the other shuts down: it asks three times, then stops."""
     name = under_ours.create([J, K])
     under_ours.nodes[K].kill()
     until(lambda: under_ours.isrs(name) == [{J}], "its session has ended")
@@ -339,7 +339,7 @@ def test_a_leaver_hears_what_it_still_leads_and_leads_it_until_it_is_gone(under_
 
 @pytest.mark.parametrize("order", [(P, J, P), (J, P, J)], ids=["ours", "theirs"])
 def test_what_one_controller_has_begun_others_end(brokers: Brokers, order: tuple[int, ...]):
-    """A reassignment and a deletion wait for a broker, while the office goes to and fro."""
+    """A reassignment and a deletion wait for a broker, while the controller changes."""
     brokers.elect(order[0])
     moved = brokers.create([J, P], via=order[0])
     deleted = brokers.create([P, K], via=order[0])
@@ -365,7 +365,7 @@ def test_what_one_controller_has_begun_others_end(brokers: Brokers, order: tuple
 
 
 def test_replicas_of_a_lost_directory_lead_nothing_until_it_is_back(under_ours: Brokers):
-    """A broker of Apache Kafka with two directories leaves a note, and answers what was there."""
+    """A broker of Apache Kafka with two log directories writes a notification for the lost one."""
     broker = under_ours.nodes[K]
     lost = broker.data_dir.parent / "lost"
     under_ours.stop(K)

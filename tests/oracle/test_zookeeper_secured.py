@@ -1,4 +1,4 @@
-"""A ZooKeeper that is reached by TLS, knows who comes, and lets nobody else at what they write."""
+"""A ZooKeeper with TLS and authentication, whose znodes only the brokers may change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def secured(
 
 
 def settings(secured: SecuredZooKeeper, authority: Authority, chroot: str) -> dict[str, str]:
-    """What brokers of both makers are told."""
+    """Return the settings of brokers of both kinds."""
     return {
         "zookeeper.connect": f"{secured.secure}/{chroot}",
         "zookeeper.ssl.client.enable": "true",
@@ -63,18 +63,18 @@ def settings(secured: SecuredZooKeeper, authority: Authority, chroot: str) -> di
 
 
 def login(password: str = PASSWORD) -> dict[str, str]:
-    """What only Fencepost is told in its settings."""
+    """Return the setting of the login, which only Fencepost has."""
     jaas = f'{MODULE} required username="{USER}" password="{password}";'
     return {"fencepost.zookeeper.jaas.config": jaas}
 
 
 def write_some(bootstrap: str) -> None:
-    """A topic, a user, quotas, a rule, a setting of brokers."""
+    """Create a topic, a user, quotas, a rule and a broker setting."""
     with RawClient(bootstrap) as client:
         topic = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
 
         def is_made() -> bool:
-            # A controller that has just begun may not know of its broker yet.
+            # A newly elected controller may not know its broker yet.
             answer = client.call("create_topics", 5, timeout=30_000, topics=[topic])
             return answer["topics"][0]["error_code"] in {"none", "topic_already_exists"}
 
@@ -137,7 +137,7 @@ WRITTEN: Final = (
 
 
 def who_may(znodes: Any, chroot: str) -> dict[str, Any]:
-    """Who may do what, by path, and with notes of changes."""
+    """Return the ACLs of znodes by path, including change notifications."""
     found = {}
     znodes.chroot = f"/{chroot}"
     for path in WRITTEN:
@@ -271,7 +271,7 @@ def test_a_start_says_what_is_wrong(
 def test_a_session_outlives_a_server_that_is_started_again(
     secured: SecuredZooKeeper, authority: Authority, tmp_path: Path
 ):
-    """Each connection begins with a login, and one that fails is tried again."""
+    """Each connection begins with a login, and a failed login is retried."""
 
     async def scenario() -> None:
         told = {**settings(secured, authority, unique("again")), **login()}

@@ -1,6 +1,6 @@
-"""Nothing that a controller on ZooKeeper decides, writes or tells keeps its loop for a long turn.
+"""No decision, write or request of a controller on ZooKeeper blocks its event loop for long.
 
-ZooKeeper is real. The partitions are many; their brokers are registered, and listen nowhere.
+ZooKeeper is real. There are many partitions, whose brokers are registered but do not listen.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ TOPICS, PARTITIONS = 8, 1_250
 OWN, FIRST, SECOND = 0, 1, 2
 PLAINTEXT = "PLAINTEXT"
 NOWHERE = 1
-"""A port where nobody listens: what a broker is told waits."""
+"""A port without a listener, so that requests to a broker stay queued."""
 
 
 class Many:
-    """A controller on this loop, and two brokers of 10,000 partitions, of which the first leads."""
+    """A controller on this loop, and two brokers with 10,000 partitions, all led by the first."""
 
     def __init__(self, broker: Broker, session: Any) -> None:
         self.broker, self.session = broker, session
@@ -64,7 +64,7 @@ class Many:
         return self.broker.services.zookeeper.elected
 
     def written(self) -> MetadataImage | None:
-        """What the active controller has written; None while it writes."""
+        """Return the image that the active controller has written, None while it writes."""
         elected = self.elected
         is_busy = elected is None or elected.store.durable() is not None
         return None if is_busy else elected.store.image

@@ -1,6 +1,6 @@
-"""The tools of Apache Kafka 3.9 on brokers of both makers, under a controller of each.
+"""The tools of Apache Kafka 3.9 on brokers of both kinds, under a controller of each kind.
 
-One play for both: what the tools say has to be the same, but for names and addresses.
+The same steps run under both: the tools' output must be equal except for names and addresses.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ STEPS = {
     "delete": "",
     "describe what is gone": "does not exist as expected",
 }
-"""What is played, and what the tools say to it, among other things."""
+"""Step → a part of the tools' output."""
 
 TOLD_ALIKE = re.compile(r"org\.apache\.kafka\.common\.errors\.\w+")
-"""Errors are of the same kind; the words are those of Kafka's newer controllers."""
+"""The exceptions must be equal; Fencepost has the messages of Kafka's newer controllers."""
 
 
 def _plain(said: str) -> str:
-    """Without what is another one each time: ids, the order of an ISR, times, who was asked."""
+    """Return the output without random ids, the order of ISRs, times and addresses."""
     errors = TOLD_ALIKE.findall(said)
     if errors:
         return "\n".join(sorted({*errors}))
@@ -81,7 +81,7 @@ def _plain(said: str) -> str:
 
 
 class Play:
-    """What the tools say to one topic's life; ``said`` has it by step."""
+    """The tools' output during one topic's life; ``said`` has it by step."""
 
     def __init__(self, brokers: Brokers, home: Path) -> None:
         self.brokers, self._home = brokers, home
@@ -91,7 +91,7 @@ class Play:
         self.servers = ("--bootstrap-server", ",".join(one.bootstrap for one in nodes))
 
     def tool(self, step: str, main: str, *arguments: str) -> str:
-        """Run a tool, whether it likes what it is told or not."""
+        """Run a tool, and keep its output, also if it fails."""
         try:
             said = run_tool(main, *arguments)
         except AssertionError as error:
@@ -115,7 +115,7 @@ class Play:
         )
 
     def wait(self, leaders: list[int]) -> None:
-        """Until each broker knows these leaders, and all are in sync."""
+        """Wait until each broker knows these leaders, and all replicas are in sync."""
         for node_id in self.brokers.nodes:
             until(
                 lambda node_id=node_id: (  # type: ignore[misc]
@@ -199,7 +199,7 @@ def _elections_and_the_end(play: Play) -> None:
 
 
 def _parts(said: str) -> dict[int, list[str]]:
-    """Whose replicas lie where, as kafka-log-dirs has it in JSON."""
+    """Return the partitions in each broker's directories from the JSON of kafka-log-dirs."""
     told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     return {
         broker["broker"]: sorted(
@@ -222,7 +222,7 @@ def brokers(zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory) -> I
 def said(
     brokers: Brokers, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[int], dict[str, str]]:
-    """What the tools say under the controller of that broker."""
+    """Return a function from a controller to the tools' output under it."""
     plays: dict[int, Play] = {}
 
     def of(controller: int) -> dict[str, str]:
@@ -245,7 +245,7 @@ def test_the_tools_say_the_same_under_both(said: Callable[[int], dict[str, str]]
 
 
 def test_what_brokers_serve_and_groups_have(brokers: Brokers):
-    """Tools that ask no controller."""
+    """Tools that do not use the controller."""
     servers = ("--bootstrap-server", ",".join(one.bootstrap for one in brokers.nodes.values()))
     told = run_tool(API_VERSIONS, *servers)
     for one in brokers.nodes.values():

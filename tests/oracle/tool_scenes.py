@@ -1,4 +1,4 @@
-"""What the tools of Apache Kafka are asked to do, on either broker: one scene for each of them."""
+"""Runs of Apache Kafka's tools on either broker, with one scene for each tool."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ VERIFIABLE_CONSUMER = PACKAGE + "VerifiableConsumer"
 VERIFIABLE_PRODUCER = PACKAGE + "VerifiableProducer"
 
 SOON_MS = 3_000
-"""For tools that end when they are told to."""
+"""Time limit of tools that end only by an interrupt."""
 
 Scene = Callable[[Desk], None]
 
 
 def filled(desk: Desk, topic: str, partitions: int = 2, each: int = 5) -> str:
-    """A topic with the same few records in each partition."""
-    # The raw client's records bear a fixed date, which retention would find too old in time.
+    """Create a topic with the same few records in each partition."""
+    # The raw client's records have a fixed timestamp, which retention would delete one day.
     desk.cluster.create_topic(topic, partitions, configs={"retention.ms": "-1"})
     for partition in range(partitions):
         for number in range(each):
@@ -60,7 +60,7 @@ def filled(desk: Desk, topic: str, partitions: int = 2, each: int = 5) -> str:
 
 
 def committed(desk: Desk, group: str, topic: str, offsets: Mapping[int, int]) -> str:
-    """An empty group with committed offsets."""
+    """Create an empty group with committed offsets."""
     desk.cluster.coordinator(group, GROUP)
     parts = [
         {"partition_index": index, "committed_offset": offset, "committed_leader_epoch": -1}
@@ -125,7 +125,7 @@ def topics(desk: Desk) -> None:
 
 
 def retention(desk: Desk) -> str:
-    """What the broker goes by now: Apache Kafka's hears of a change a moment after its answer."""
+    """Return the effective ``log.retention.ms``, which Apache Kafka changes after its response."""
     asked = {"resource_type": 4, "resource_name": "1", "configuration_keys": ["log.retention.ms"]}
     (found,) = desk.cluster.call("describe_configs", 4, resources=[asked])["results"]
     return str(found["configs"][0]["value"])
@@ -433,7 +433,7 @@ def console(desk: Desk) -> None:
     produce(*keyed, read="no key\n")
     produce("--compression-codec", "gzip", "--sync", "--request-required-acks", "1", read="three\n")
     produce("--compression-codec", "none", read="\n")
-    # Those that end by a count have time to join a group on a busy machine; the others take it all.
+    # Runs with a count get enough time to join a group on a busy machine; others use all of it.
     consume = partial(desk.run, CONSOLE_CONSUMER, "--topic", "told", "--timeout-ms", "30000")
     consume("--from-beginning", "--max-messages", "5")
     shown = [
@@ -445,7 +445,7 @@ def console(desk: Desk) -> None:
     consume("--partition", "0", "--offset", "3", "--max-messages", "2")
     consume("--partition", "0", "--offset", "earliest", "--max-messages", "1")
     isolated = ("--isolation-level", "read_committed", "--max-messages", "5")
-    # They commit as they leave only: how many commits a clock makes hangs on the machine.
+    # The consumers commit only when they leave: the number of periodic commits would vary.
     once = ("--group", "console", "--command-property", "auto.commit.interval.ms=600000")
     consume(*once, "--from-beginning", *isolated)
     takes_all = (CONSOLE_CONSUMER, "--timeout-ms", "10000")

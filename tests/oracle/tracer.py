@@ -1,8 +1,8 @@
-"""Runs one request sequence against a broker and writes down the answers, made comparable.
+"""Runs one request sequence against a broker, and notes the responses in a comparable form.
 
-What differs between any two brokers by right (ids made by the server, addresses, instants, wording)
-is replaced by a name that tells the first seen from the second, so that *the same id again* and
-*another id* still differ in the trace.
+Values that legitimately differ between two brokers (ids made by the server, addresses, timestamps,
+messages) are replaced by names in the order of their first occurrence, so that *the same id again*
+and *another id* still differ in the trace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASSING = frozenset(
         "not_coordinator",
     }
 )
-"""Asked again until they pass: whether a broker needs a moment is not what is compared."""
+"""Transient errors, after which a request is retried: the timing of a broker is not compared."""
 
 WORDING = frozenset(
     {"throttle_time", "error_message", "batch_index_error_message", "documentation"}
@@ -53,7 +53,7 @@ ADDRESSES = frozenset(
 
 NO_ID = str(uuid.UUID(int=0))
 FIRST_MADE_ID = 1 << 64
-"""Smaller topic ids are the traces' own inventions."""
+"""Smaller topic ids are made up by the traces."""
 
 UNORDERED = frozenset(
     {
@@ -100,7 +100,7 @@ def _fields_of_any_version(api: str) -> frozenset[str]:
 
 
 def _fitting(api: str, hint: Any, value: Any) -> Any:
-    """Leave out the fields that a version lacks; one that no version has is a TypeError."""
+    """Drop the fields that a version does not have; TypeError for a field of no version."""
     arms = [hint, *getattr(hint, "__args__", ())]
     arms += [inner for arm in arms for inner in getattr(arm, "__args__", ())]
     entity = next((a for a in arms if dataclasses.is_dataclass(a)), None)
@@ -117,12 +117,15 @@ def _fitting(api: str, hint: Any, value: Any) -> Any:
 
 
 def fitted(api: str, version: int, body: Mapping[str, Any]) -> Any:
-    """A body without the fields that a version lacks; one that no version has is a TypeError."""
+    """Return ``body`` without the fields that a version does not have.
+
+    A field that no version has is a TypeError.
+    """
     return _fitting(api, _entity(api, version, "request"), body)
 
 
 class Masks:
-    """Makes answers of different brokers comparable; the same id gets the same name each time."""
+    """Makes responses of different brokers comparable; equal ids get equal names."""
 
     unordered = UNORDERED
 
@@ -130,14 +133,14 @@ class Masks:
         self.names = dict(names or {})
 
     def shown(self, value: Any, name: str | None = None) -> Any:
-        """``value``, which stands in a field ``name``, with all that brokers choose masked."""
+        """Return the value of the field ``name``, with everything that a broker chooses masked."""
         if isinstance(value, Mapping):
             return {k: self.shown(v, k) for k, v in value.items() if k not in WORDING}
         if isinstance(value, list | tuple):
             if name == "configs":
                 value = [c for c in value if not c["name"].startswith(FOREIGN_SETTINGS)]
             items = [self.shown(item, name) for item in value]
-            # Apache Kafka answers in the order of its hash tables.
+            # Apache Kafka responds in the order of its hash tables.
             return sorted(items, key=_order) if name in self.unordered else items
         if name == "topic_id" and uuid.UUID(value or NO_ID).int < FIRST_MADE_ID:
             return value
@@ -161,7 +164,7 @@ class Masks:
 
 
 def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two answers differ, as in ``.topics[0].error_code``, and what stands there."""
+    """Yield the paths at which two responses differ, as ``.topics[0].error_code``, with values."""
     if ours == theirs:
         return
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
@@ -175,19 +178,19 @@ def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[tuple[str, Any, 
 
 
 class Tracer:
-    """``t("heartbeat", 4, group_id="g")`` sends, writes down, and returns the answer as it came."""
+    """Sends requests: ``t("heartbeat", 4, group_id="g")`` notes and returns the raw response."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.client_id = "raw"
-        """Of the connections that are opened from now on."""
+        """The client id of connections that are opened from now on."""
         self.steps: list[Step] = []
         self._masks = Masks()
         self._connection: Cluster | None = None
 
     @property
     def cluster(self) -> Cluster:
-        """The connection, opened again if the broker closed it."""
+        """Return the connection, opened again if the broker has closed it."""
         if self._connection is None:
             self._connection = Cluster(self.bootstrap, client_id=self.client_id, deadline_s=60)
         return self._connection
@@ -198,24 +201,24 @@ class Tracer:
             self._connection = None
 
     def after_a_move(self, bootstrap: str) -> Tracer:
-        """A tracer on the broker that took over: ids that were seen before keep their names."""
+        """Return a tracer on the broker that took over, where known ids keep their names."""
         moved = Tracer(bootstrap)
         moved._masks = Masks(self._masks.names)
         return moved
 
     def note(self, what: str, value: Any) -> None:
-        """Write down something else, made comparable as well."""
+        """Note another value in a comparable form."""
         self.steps.append((what, self._masks.shown(value)))
 
     def __call__(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send one request. An answer of ``{}`` means that the broker closed the connection."""
+        """Send one request, and note and return its response; ``{}`` for a closed connection."""
         answer = self.quietly(api, version, **body)
         shown = self._masks.shown(answer) if answer else "connection closed"
         self.steps.append((f"{api} v{version} {_short(body)}", shown))
         return answer
 
     def quietly(self, api: str, version: int, /, **body: Any) -> Answer:
-        """Send without writing it down, fields that the version lacks left out."""
+        """Send a request without a note, and without the fields that its version does not have."""
         request = fitted(api, version, body)
         end = time.monotonic() + 5
         while True:
@@ -229,9 +232,9 @@ class Tracer:
             time.sleep(0.02)
 
     def bytes(self, what: str, data: bytes) -> bytes | None:
-        """Send bytes as they are on a connection of their own; write down what becomes of it.
+        """Send raw bytes on a new connection, and note the result.
 
-        Returns the frame that came back, None if there was none.
+        Return the frame that came back, None if there was none.
         """
         answer = None
         with Cluster(self.bootstrap, deadline_s=3) as alone:

@@ -17,7 +17,7 @@ def topic(t: Tracer, name: str, partitions: int = 4) -> str:
     """Create a topic and return its id."""
     t.cluster.create_topic(name, partitions)
     created = topic_id(t, name)
-    # The coordinator hears of a topic later than Metadata does.
+    # The coordinator learns of a topic later than Metadata.
     probe, member = f"probe-{name}", str(uuid.uuid4())
     ready(t, probe)
     body = heartbeat(probe, member, 0, rebalance_timeout=TIMEOUT)
@@ -40,7 +40,7 @@ def topic_id(t: Tracer, name: str) -> str:
 
 
 def of(topic_id: str, *partitions: int) -> list[dict[str, Any]]:
-    """Partitions as a member says that it owns them."""
+    """Return owned partitions in the form of a heartbeat request."""
     return [{"topic_id": uuid.UUID(topic_id), "partitions": list(partitions)}]
 
 
@@ -84,7 +84,7 @@ def describe(t: Tracer, group: str, version: int = 1) -> None:
 
 
 def listed(t: Tracer, group: str, version: int = 5, **filters: Any) -> None:
-    """What ListGroups says of one group; others' sessions may end at any time."""
+    """Note the row of one group in ListGroups; sessions of other groups may end at any time."""
     answer = t.quietly("list_groups", version, **filters)
     mine = [found for found in answer["groups"] if found["group_id"] == group]
     t.note(f"list_groups v{version} {filters}", {**answer, "groups": mine})
@@ -101,7 +101,7 @@ def joining_and_leaving(t: Tracer) -> None:
         beat(t, group, "m1", first["member_epoch"], version)
         second = enter(t, group, "m2", "cg-a", version=version)
         describe(t, group, version)
-        # The first has to give up two before the second gets them.
+        # The first member must give up two partitions before the second gets them.
         told = beat(t, group, "m1", first["member_epoch"], version)
         describe(t, group, version)
         beat(t, group, "m2", second["member_epoch"], version)
@@ -159,7 +159,7 @@ def heartbeat_errors(t: Tracer) -> None:
 
 
 def what_refusals_say(t: Tracer) -> None:
-    """Wording is nowhere else compared: these are texts that users of Apache Kafka's tools know."""
+    """Compare error messages, which no other trace does: users know them from Kafka's tools."""
     ready(t, "cw", "cw-classic")
     topic(t, "cw-a", 2)
     enter(t, "cw", "m", "cw-a")
@@ -205,7 +205,7 @@ def targets_that_change_while_a_member_revokes(t: Tracer) -> None:
         topics = answer["assignment"]["topic_partitions"]
         return of(one, *(index for part in topics for index in part["partitions"]))
 
-    # It has given up what it was asked to, and is asked for more, twice.
+    # It has given up the revoked partitions, and the next heartbeats revoke more, twice.
     again = beat(t, "targets", "m", epoch, topic_partitions=kept(told))
     describe(t, "targets")
     beat(t, "targets", "m", again["member_epoch"])
@@ -248,7 +248,7 @@ def static_consumers(t: Tracer) -> None:
     describe(t, "cs")
     beat(t, "cs", "d", -1, instance_id="k")
     beat(t, "cs", "c", three["member_epoch"], instance_id="k")
-    # An administrator may remove anybody with LeaveGroup.
+    # An administrator may remove any member with LeaveGroup.
     for member, instance in (("x", "i"), ("", "i"), ("", "nobody"), ("zz", None)):
         t(
             "leave_group",
@@ -293,7 +293,7 @@ def topics_that_change(t: Tracer) -> None:
     topic(t, "ct-later", 1)
 
     def after(wanted: int) -> None:
-        """Heartbeat until the change has got about, and write down the answer that tells it."""
+        """Heartbeat until the member learns of the change, and note that response."""
 
         def told() -> bool:
             nonlocal epoch
@@ -395,7 +395,7 @@ def offsets_of_consumers(t: Tracer) -> None:
     fetch(t, "co", "", -1)
     fetch(t, "co", None, epoch)
     enter(t, "co", "n", "co-a")
-    # Told to give up a partition, a member may still commit it, at its old epoch as well.
+    # A member that must give up a partition may still commit it, also at its old epoch.
     told = beat(t, "co", "m", epoch)
     for partition in (0, 1):
         commit(t, "co", "m", epoch, partition=partition)

@@ -76,7 +76,7 @@ COMPRESSORS: dict[int, Callable[[bytes], bytes]] = {
 
 
 def records_that_lie(t: Tracer) -> None:
-    """Under a valid CRC and a plausible header the records are not what the header says."""
+    """Batches with a valid CRC and a plausible header whose records do not match the header."""
     t.cluster.create_topic("liars")
     one, two = batch([b"one"])[61:], batch([b"one", b"two"])[61:]
     longer = bytes([one[0] + 2]) + one[1:]
@@ -85,7 +85,7 @@ def records_that_lie(t: Tracer) -> None:
         for codec, compress in COMPRESSORS.items():
             produce(t, 9, "liars", seal(compress(records), count=count, attributes=codec))
     for codec in (GZIP, SNAPPY):
-        # The second part is what some clients never come to.
+        # Some clients never read the second part.
         parts = [COMPRESSORS[codec](part) for part in (one[:5], one[5:])]
         if codec == SNAPPY:
             parts = [XERIAL + struct.pack(">i", len(part)) + part for part in parts]
@@ -118,7 +118,7 @@ def offset_deltas_that_lie(t: Tracer) -> None:
 
 
 def times_out_of_bounds(t: Tracer) -> None:
-    """Every record that is to blame is listed, up to a hundred."""
+    """The response lists every invalid record, up to a hundred."""
     settings = {"message.timestamp.before.max.ms": "1000", "message.timestamp.after.max.ms": "1000"}
     t.cluster.create_topic("bounded", configs=settings)
     for timestamp_ms in (NOW_MS * 2, NOW_MS // 2):
@@ -176,7 +176,7 @@ def fetch(
 
 
 def fetching_less_than_a_batch(t: Tracer) -> None:
-    """One batch comes whole, whatever the limit; where another ends would be in its middle."""
+    """The first batch is returned in full regardless of the limit, a second one only if it fits."""
     t.cluster.create_topic("limited")
     for value in (b"one", b"two"):
         t.cluster.produce("limited", [value])
@@ -256,13 +256,13 @@ def _one_session(t: Tracer, version: int, name: str, topic_id: str) -> None:
     ask(3, 1, offset=1)
     ask(4, 2)
     ask(5)
-    ask(6, 9)  # a partition that there is not
+    ask(6, 9)  # a partition that does not exist
     ask(7)
     ask(8, forget=(9, 0))
     t.cluster.produce(name, [b"b"], partition=0)
     t.cluster.produce(name, [b"c"], partition=2)
     ask(9)
-    ask(10, 2, offset=7)  # out of range, until the offset is mended
+    ask(10, 2, offset=7)  # out of range, until the offset is corrected
     ask(11, 2, offset=1)
     ask(12)
     ask(14)  # one too far
@@ -515,7 +515,7 @@ TOPICS_TO_MAKE = (
         "assignments": [{"partition_index": 1, "broker_ids": [1]}],
     },
 )
-"""By the side of a good one; each is refused for a reason of its own."""
+"""Invalid topics, each refused for a reason of its own, beside a valid one."""
 
 
 def creating_topics(t: Tracer) -> None:
@@ -632,7 +632,7 @@ GROUP_VALUES = {
     "share.no.such.key": ("1",),
     "group.share.session.timeout.ms": ("45000",),
 }
-"""Of GROUP resources: values on both sides of what the broker's own keys allow."""
+"""Values of GROUP keys on both sides of the limits that the broker's own keys set."""
 
 
 def shown(t: Tracer, version: int, kind: int, name: str, wanted: list[str] | None) -> None:
@@ -697,7 +697,7 @@ def describing_settings(t: Tracer) -> None:
 
 
 def settings_of_every_kind_of_group(t: Tracer) -> None:
-    """All keys of GROUP resources, each on both sides of its bounds; kept, and taken back."""
+    """Set all keys of GROUP resources on both sides of their bounds, and delete them again."""
     shown(t, 4, GROUP, "sg", None)
     for name, values in GROUP_VALUES.items():
         for value in values:
@@ -795,7 +795,7 @@ def changing_settings(t: Tracer) -> None:
 
 
 def settings_of_state_topics(t: Tracer) -> None:
-    """Values that lose no state in the moment before they are reset."""
+    """Change settings to values that lose no state before they are reset."""
     t.cluster.coordinator("state", cluster.GROUP)
     name = "__consumer_offsets"
     for key, value in (
@@ -860,7 +860,7 @@ def old_message_formats(t: Tracer) -> None:
 
 
 def names_as_long_as_a_string_may_be(t: Tracer) -> None:
-    """Their refusals quote them, and must still be answers that can be sent."""
+    """The error messages quote the names, and the responses must still be encodable."""
     name = "w" * 32_767
     for version in (1, 2, 4):
         resource = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": []}

@@ -1,4 +1,4 @@
-"""Request sequences at the levels of features, and what a change of them does to transactions."""
+"""Request sequences about feature levels, and the effects of their changes on transactions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UPGRADE, SAFE, UNSAFE = 1, 2, 3
 
 
 def level(t: Tracer) -> int:
-    """The finalized level of transaction.version, 0 if there is none."""
+    """Return the finalized level of transaction.version, 0 if there is none."""
     answer = t.cluster.call(
         "api_versions", 4, client_software_name="trace", client_software_version="1"
     )
@@ -26,7 +26,7 @@ def update(t: Tracer, version: int, *updates: dict[str, Any], **more: Any) -> No
 
 
 def to(number: int, kind: int = SAFE, feature: str = FEATURE) -> dict[str, Any]:
-    """One update, in the fields of all versions."""
+    """Return one update with the fields of all versions."""
     return {
         "feature": feature,
         "max_version_level": number,
@@ -36,7 +36,7 @@ def to(number: int, kind: int = SAFE, feature: str = FEATURE) -> dict[str, Any]:
 
 
 def move(t: Tracer, number: int) -> None:
-    """Change the level and wait until the broker has heard of it."""
+    """Change the level, and wait until the broker has replayed it."""
     update(t, 2, to(number, SAFE if number < level(t) else UPGRADE))
     until(lambda: level(t) == number, f"{FEATURE} {number}")
 
@@ -50,7 +50,7 @@ UPDATES: Final = (
     to(1, UPGRADE, ""),
     to(2, UPGRADE),
 )
-"""Each is refused, or leaves the level at 2."""
+"""Updates that are refused, or leave the level at 2."""
 
 
 def updating_features(t: Tracer) -> None:
@@ -115,7 +115,7 @@ def levels_that_move_under_open_transactions(t: Tracer) -> None:
             settle(t, "moving")
             if how != "takeover":
                 t("describe_transactions", 0, transactional_ids=[name])
-            # The next transaction is one of the other protocol.
+            # The next transaction uses the other protocol.
             again = claimed(t, name)
             if then == 2:
                 produce(t, 12, "moving", name, again, 0)
@@ -144,13 +144,13 @@ def level_0_under_ids_of_level_2(t: Tracer) -> None:
     begun("lowered-taken")
     old, new, growing = (begun(f"lowered-{name}") for name in ("old", "new", "growing"))
     move(t, 0)
-    # These go on by the rules of level 0, whose records say nothing that a version 0 can't.
+    # These continue by the rules of level 0, whose records fit version 0.
     end(t, 4, "lowered-old", old, True)
     ended(t, "lowered-old")
     add(t, 3, "lowered-old", claimed(t, "lowered-old"), [(topic, [0])])
     init(t, "lowered-taken")
     claimed(t, "lowered-fresh")
-    # These would have to write down that their client is one of level 2.
+    # The records of these would have to contain that their client uses level 2.
     for _ in range(2):
         init(t, "lowered-finished")
         end(t, 5, "lowered-new", new, True)
@@ -158,7 +158,7 @@ def level_0_under_ids_of_level_2(t: Tracer) -> None:
     end(t, 5, "lowered-growing", growing, False)
     t.note("readers wait", t.cluster.lso(topic) < t.cluster.offset(topic))
     move(t, 2)
-    # What Apache Kafka could not write is pending until the coordinator loads its log again.
+    # The transition that Apache Kafka could not write stays pending until its log is reloaded.
     init(t, "lowered-finished")
 
 

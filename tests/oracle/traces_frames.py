@@ -1,4 +1,4 @@
-"""Frames that no client library sends: versions nobody serves, lengths that lie, noise."""
+"""Frames that no client library sends: unsupported versions, wrong lengths, random bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def framed(body: bytes) -> bytes:
 
 
 def header(key: int, version: int, *, client: bytes | None = b"raw") -> bytes:
-    """A request header v1; byte for byte the beginning of a v2 as well."""
+    """Return a request header v1, which is also the beginning of a v2."""
     name = struct.pack(">h", -1) if client is None else struct.pack(">h", len(client)) + client
     return struct.pack(">hhi", key, version, 7) + name
 
@@ -35,7 +35,7 @@ def api_versions(t: Tracer) -> None:
     for version in (5, 99, 32767, -1):
         raw = t.bytes(f"api_versions v{version}", framed(header(18, version) + b"\0\4raw\0021\0"))
         if raw is not None:
-            # The body of version 0: an error and, for the client to try again, our own range.
+            # The body of version 0: an error and, for the client's retry, the supported range.
             error, count = struct.unpack_from(">hi", raw, 4)
             ranges = [struct.unpack_from(">hhh", raw, 10 + 6 * i) for i in range(count)]
             t.note("error, ranges, bytes left", [error, ranges, len(raw) - 10 - 6 * count])

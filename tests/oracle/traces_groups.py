@@ -12,10 +12,10 @@ PROTOCOLS = [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}]
 OTHER = [{"name": "other", "metadata": b"x"}]
 
 NOBODYS_ID = 1 << 40
-"""Of no producer, however many a broker has had before; a small one may be of one that is there."""
+"""A producer id that no producer has; a small id might belong to one."""
 
 TIMEOUT_MS = 60_000
-"""Of sessions and of rebalances: nothing is to run out while a busy machine halts for a while."""
+"""Session and rebalance timeout, long enough that a stall of the machine expires no member."""
 
 
 def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> Answer:
@@ -32,7 +32,7 @@ def join(t: Tracer, version: int, group: str, member: str = "", **more: Any) -> 
 
 
 def stable(t: Tracer, group: str, version: int = 5, **more: Any) -> Answer:
-    """One member, joined and synced."""
+    """Join and sync one member; return its JoinGroup response."""
     joined = join(t, version, group, **more)
     if joined["error_code"] == "member_id_required":
         joined = join(t, version, group, joined["member_id"], **more)
@@ -78,7 +78,7 @@ def every_join_version(t: Tracer) -> None:
                 generation_id=joined["generation_id"],
                 member_id=joined["member_id"],
             )
-        # The leader's rejoin starts the next generation; a member alone finishes it as well.
+        # The leader's rejoin starts the next generation, and completes it if it is the only member.
         join(t, version, group, joined["member_id"])
         t(
             "leave_group",
@@ -123,7 +123,7 @@ def join_errors(t: Tracer) -> None:
 
 
 def calls_of(t: Tracer, group: str, generation: int, member: str, instance: str | None) -> None:
-    """Everything a member may ask, with the given identity."""
+    """Send every request of a member, with the given identity."""
     who = {
         "group_id": group,
         "generation_id": generation,
@@ -229,7 +229,7 @@ def wrong_identities_in_every_state(t: Tracer) -> None:
 
 
 def a_rebalance_by_hand(t: Tracer) -> None:
-    """Two members on two connections, seen from both through every phase."""
+    """Take two members on two connections through every phase of a rebalance."""
     ready(t, "two")
     first = stable(t, "two", 5)
     with Cluster(t.bootstrap) as other:
@@ -271,10 +271,10 @@ def a_rebalance_by_hand(t: Tracer) -> None:
             member_id=first["member_id"],
             assignments=[{"member_id": first["member_id"], "assignment": b"one"}],
         )
-        # An assignment that the leader forgot is empty.
+        # A member without an assignment from the leader gets an empty one.
         t.note("the second has synced", other.receive())
         t.note("leader", again["leader"] == first["member_id"])
-        # A follower that rejoins unchanged changes nothing.
+        # A follower's unchanged rejoin does not start a rebalance.
         t.note(
             "an unchanged follower",
             other.call("join_group", 5, **body, member_id=second["member_id"]),
@@ -283,7 +283,7 @@ def a_rebalance_by_hand(t: Tracer) -> None:
 
 
 def _error(client: Cluster) -> str:
-    """The error of the answer that is due; Apache Kafka owes some for ever."""
+    """Return the error of the next response; Apache Kafka never sends some of them."""
     try:
         return str(client.receive()["error_code"])
     except TimeoutError:
@@ -291,7 +291,7 @@ def _error(client: Cluster) -> str:
 
 
 def asking_again_while_one_waits(t: Tracer) -> None:
-    """A second JoinGroup, or SyncGroup, of one member takes the place of the one that waits."""
+    """A second JoinGroup or SyncGroup of one member replaces the waiting one."""
     ready(t, "twice")
     first = stable(t, "twice", 5)
     with Cluster(t.bootstrap, deadline_s=5) as old, Cluster(t.bootstrap) as new:

@@ -29,7 +29,7 @@ def string(text: str) -> bytes:
 
 
 def subscription(*names: str, version: int = 0, owned: dict[str, list[int]] | None = None) -> bytes:
-    """What a consumer of the classic protocol says in its JoinGroup."""
+    """Return the subscription that a classic consumer sends in JoinGroup."""
     out = struct.pack(">hi", version, len(names)) + b"".join(string(name) for name in names)
     out += struct.pack(">i", -1)
     if version >= 1:
@@ -98,7 +98,7 @@ def leave(t: Tracer, group: str, member: str, instance: str | None = None) -> No
 
 
 def stable(t: Tracer, group: str, name: str, *partitions: int, **more: Any) -> Answer:
-    """A classic member alone, with these partitions of one topic."""
+    """Join and sync a single classic member with these partitions of one topic."""
     joined = join(t, group, "", name, **more)
     instance = {k: v for k, v in more.items() if k == "group_instance_id"}
     sync(t, group, joined, assignment(name, *partitions), **instance)
@@ -109,7 +109,10 @@ def stable(t: Tracer, group: str, name: str, *partitions: int, **more: Any) -> A
 
 
 def logged(t: Tracer, group: str) -> None:
-    """Write down every record of the group, in order; within a kind Kafka's is a hash table's."""
+    """Note every record of the group, in order; records of a kind in a row are sorted.
+
+    Kafka writes these in the order of a hash table.
+    """
     shown: list[dict[str, Any]] = []
     for partition in range(int(SETTINGS["offsets.topic.num.partitions"])):
         for batch in t.cluster.read("__consumer_offsets", partition=partition):
@@ -122,7 +125,7 @@ def logged(t: Tracer, group: str) -> None:
         kind = (record["kind"], record["is_tombstone"])
         if not runs or runs[-1]["kind"] != kind or record["kind"] == "GroupMetadataKey":
             runs.append({"kind": kind, "members": []})
-        # A record that differs from the one before in the previous epoch alone is left out.
+        # A record that differs from the one before only in its previous epoch is left out.
         if record not in runs[-1]["members"][-1:]:
             runs[-1]["members"].append(record)
     for run in runs:
@@ -205,7 +208,7 @@ def empty_groups_change_their_kind(t: Tracer) -> None:
 
 
 def an_empty_group_that_nobody_could_join(t: Tracer) -> None:
-    """A refused JoinGroup: what it leaves of a group of consumers without members."""
+    """Note the state of an empty consumer group after a refused JoinGroup."""
     ready(t, "mx")
     topic(t, "mx-a", 1)
     enter(t, "mx", "m", "mx-a")
@@ -229,7 +232,7 @@ def up_with_a_live_member(t: Tracer) -> None:
     alive(t, "mu", classic)
     sync(t, "mu", classic)
     beat(t, "mu", "m", first["member_epoch"])
-    # Owning nothing any more it gets its part, and the other one's is free.
+    # It owns nothing now, so it gets its target, and the partitions of the other are free.
     again = join(t, "mu", classic["member_id"], "mu-a")
     alive(t, "mu", again)
     sync(t, "mu", again)
@@ -279,7 +282,7 @@ def up_in_the_middle_of_a_rebalance(t: Tracer) -> None:
 
 
 def up_with_offsets_and_no_record(t: Tracer) -> None:
-    """The group lives because of its offsets; its first generation has no assignment yet."""
+    """The group exists because of its offsets; its first generation has no assignment yet."""
     ready(t, "mo")
     topic(t, "mo-a", 2)
     topic(t, "mo-b", 2)
@@ -299,7 +302,7 @@ def up_with_offsets_and_no_record(t: Tracer) -> None:
 
 
 def joins_that_wait_while_the_group_changes(t: Tracer) -> None:
-    """They asked without an id, and are told under which they were members."""
+    """JoinGroup requests without a member id get the ids under which they became members."""
     ready(t, "mj")
     topic(t, "mj-a", 2)
     classic = stable(t, "mj", "mj-a", 0, 1)
@@ -364,7 +367,7 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
     told = beat(t, "mc", "m", told["member_epoch"])
     told = beat(t, "mc", "m", told["member_epoch"], topic_partitions=of(one, 0, 1))
     alive(t, "mc", joined)
-    # A cooperative member says what it owns, and gets the rest on top.
+    # A cooperative member sends its owned partitions, and gets the others in addition.
     owned = {"version": 1, "owned": {"mc-a": [2]}}
     again = join(t, "mc", joined["member_id"], "mc-a", protocols=protocols("mc-a", **owned))
     sync(t, "mc", again)
@@ -389,7 +392,7 @@ def classic_members_of_a_consumer_group(t: Tracer) -> None:
 
 
 def classic_members_that_commit_late(t: Tracer) -> None:
-    """Under the generation in which they were given what they still have, and before it."""
+    """Commits with the generation of the current assignment, and with an earlier one."""
     ready(t, "ml")
     topic(t, "ml-a", 2)
     topic(t, "ml-b", 1)
@@ -405,7 +408,7 @@ def classic_members_that_commit_late(t: Tracer) -> None:
 
 
 def classic_members_that_say_what_they_own(t: Tracer) -> None:
-    """Under ids that the group gave out, and under one that it never had."""
+    """JoinGroups with owned partitions, under member ids of the group and an unknown one."""
     ready(t, "mw", "mw-up")
     one = topic(t, "mw-a", 2)
     first = enter(t, "mw", "m", "mw-a")
@@ -418,7 +421,7 @@ def classic_members_that_say_what_they_own(t: Tracer) -> None:
     sync(t, "mw", joined)
     describe(t, "mw")
     beat(t, "mw", "m", told["member_epoch"])
-    # The id is given out by the classic group, and used in the consumer group.
+    # The classic group assigns the id, and the member uses it in the consumer group.
     stable(t, "mw-up", "mw-a", 0, 1)
     body = {
         "session_timeout": TIMEOUT_MS,
@@ -454,7 +457,7 @@ def down_when_the_last_one_leaves(t: Tracer) -> None:
     sync(t, "md", again, assignment("md-a", 0, 1))
     t("describe_groups", 5, groups=["md"])
     logged(t, "md")
-    # And up again.
+    # Upgrade again.
     enter(t, "md", "n", "md-a")
     describe(t, "md")
     logged(t, "md")
@@ -476,7 +479,7 @@ def static_members_change_their_protocol(t: Tracer) -> None:
     alive(t, "ms", down, group_instance_id="i")
     sync(t, "ms", down, group_instance_id="i")
     logged(t, "ms")
-    # Beside another member, and with another subscription.
+    # With a second member, and with another subscription.
     topic(t, "ms-b", 2)
     enter(t, "ms-two", "m", "ms-a", instance_id="i")
     other = join(t, "ms-two", "", "ms-a")

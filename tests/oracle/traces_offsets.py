@@ -41,7 +41,7 @@ def commit(t: Tracer, group: str, version: int, *offsets: Any, **more: Any) -> A
 
 
 def fetched(t: Tracer, group: str, version: int, name: str | None = None, **more: Any) -> Answer:
-    """Fetch the offsets of one topic, or of all, as each version asks for them."""
+    """Fetch the offsets of one topic, or of all, in the form of each version."""
     wanted = [
         {
             "name": name,
@@ -113,7 +113,7 @@ def many_groups_in_one_request(t: Tracer) -> None:
                 "topic_id": _id(t, "of-many", version >= 10),
                 "partition_indexes": wanted,
             }
-            for wanted in ([0], [1, 7], [])  # what is named again is told once here
+            for wanted in ([0], [1, 7], [])  # a response names a repeated topic once
         ]
         for stable in (False, True):
             for topics in (None, [], whole[:1], whole):
@@ -139,7 +139,7 @@ def topics_that_do_not_exist_beside_one_that_does(t: Tracer) -> None:
 
 
 def transactional_offsets_of_consumers(t: Tracer) -> None:
-    """With and without member data, in a group with members of both protocols."""
+    """TxnOffsetCommit with and without a member, in a group with members of both protocols."""
     topic(t, "of-txn", 2)
     ready(t, "of-txn")
     name = "of-txn"
@@ -184,7 +184,7 @@ def transactional_offsets_of_consumers(t: Tracer) -> None:
 
 
 def classic_groups_in_every_state(t: Tracer) -> None:
-    """Simple, completing, stable, empty and deleted: commit, fetch, delete."""
+    """Commit, fetch and delete in simple, completing, stable, empty and deleted groups."""
     for name in ("of-a", "of-b"):
         t.cluster.create_topic(name, 2)
     ready(t, "of-classic", "of-completing", "of-gone")
@@ -251,14 +251,14 @@ def consumer_groups_in_every_state(t: Tracer) -> None:
 
 
 def _said(owned: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An assignment as a member says that it has it."""
+    """Return an assignment in the form of a heartbeat's owned partitions."""
     return [{**part, "topic_id": uuid.UUID(str(part["topic_id"]))} for part in owned]
 
 
 def topics_that_match_an_expression(t: Tracer) -> None:
-    """What a member is given as topics that match appear and disappear; epochs are the broker's.
+    """Note a member's assignment while matching topics appear and disappear, without epochs.
 
-    Apache Kafka matches in the background and looks for new topics every ten seconds.
+    Apache Kafka resolves the regex in the background, and refreshes it every ten seconds.
     """
     ready(t, "rx")
     topic(t, "rx-one", 2)

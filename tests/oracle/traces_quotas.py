@@ -1,6 +1,6 @@
-"""Request sequences of a client that takes more than its quotas: who waits, and what it is told.
+"""Request sequences of a client that exceeds its quotas: throttling and responses.
 
-How long depends on the moment; that there is a wait, and what else the answer says, does not.
+The length of a throttle time depends on timing; its presence and the rest of the response do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.waits import until
 
 
 def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> None:
-    """Give the client quotas, by its id or as a user, and wait until the broker has heard of it."""
+    """Set quotas for the client id or the user, and wait until the broker has applied them."""
     name = t.client_id if kind == "client-id" else "ANONYMOUS"
     entity = [{"entity_type": kind, "entity_name": name}]
     ops = [
@@ -29,7 +29,7 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
     asked = [{"entity_type": kind, "match_type": 0, "match": name}]
 
     def heard() -> bool:
-        t.close()  # who has to wait asks on another connection
+        t.close()  # a throttled connection is muted, so use another one
         answer = t.quietly("describe_client_quotas", 1, components=asked, strict=True)
         told = {v["key"]: v["value"] for one in answer["entries"] for v in one["values"]}
         return told == wanted
@@ -40,8 +40,8 @@ def _change(t: Tracer, kind: str = "client-id", /, **values: float | None) -> No
 
 @contextmanager
 def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator[None]:
-    # Nobody has taken anything by that name: how long Apache Kafka remembers depends on which kinds
-    # of quotas it has ever had, and others have given it some.
+    # A client id without earlier traffic: Apache Kafka keeps old usage for a time that depends on
+    # the kinds of quotas it has ever had, and other traces have set some.
     t.close()
     t.client_id = unique("limited")
     _change(t, kind, **values)
@@ -50,7 +50,7 @@ def _limited(t: Tracer, kind: str = "client-id", /, **values: float) -> Iterator
 
 
 def _asks(t: Tracer, api: str, version: int, /, **body: Any) -> Answer:
-    """Send on a connection of its own, and write down whether there is a wait, and the errors."""
+    """Send a request on a new connection; note whether it is throttled, and the errors."""
     t.close()
     answer = t.quietly(api, version, **body)
     t.note(
@@ -83,11 +83,11 @@ def _grown(t: Tracer, version: int, *names: str) -> None:
 
 
 SLOW = 0.001
-"""Partitions per second: one is too many for a quarter of an hour."""
+"""Partitions per second, so low that one mutation exceeds the quota for a quarter of an hour."""
 
 
 def changes_of_topics(t: Tracer) -> None:
-    """One request of a strict version is done, the next is refused; the older ones wait."""
+    """The quota admits a first request; strict versions refuse a second, older ones throttle it."""
     for number, (change, strict) in enumerate(((_created, 6), (_grown, 3), (_deleted, 5))):
         for version in (strict - 1, strict):
             names = [f"limited-{number}-{version}-{each}" for each in range(3)]
@@ -133,7 +133,7 @@ def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
     t.cluster.produce("large", [b"x" * 1000])
     part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 2000}
     fetch = {"replica_id": -1, "max_wait": 0, "min_bytes": 1, "max_bytes": 2000}
-    # As a user, who took nothing before.
+    # With a quota of the user, which has no earlier usage.
     with _limited(t, "user", consumer_byte_rate=50):
         topics = [{"topic": "large", "partitions": [part]}]
         answer = t.quietly("fetch", 11, session_epoch=-1, topics=topics, **fetch)
@@ -143,7 +143,7 @@ def a_batch_above_the_quota_of_a_window(t: Tracer) -> None:
 
 
 def time_of_the_broker(t: Tracer) -> None:
-    """Every answer tells of it."""
+    """Every response has the throttle time of ``request_percentage``."""
     t.cluster.create_topic("timed")
     part = {"partition_index": 0, "timestamp": -1, "current_leader_epoch": -1}
     software = {"client_software_name": "raw", "client_software_version": "1"}

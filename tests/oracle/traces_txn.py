@@ -82,7 +82,7 @@ def produce(
 
 
 def offsets(t: Tracer, version: int, name: str, who: Identity, *, member_id: str = "") -> Answer:
-    """Commit one offset of the group and the topic that have the id's own name."""
+    """Commit one offset; the group and the topic have the name of the transactional id."""
     mark = {
         "partition_index": 0,
         "committed_offset": 5,
@@ -103,7 +103,7 @@ def offsets(t: Tracer, version: int, name: str, who: Identity, *, member_id: str
 
 
 def settle(t: Tracer, topic: str, partition: int = 0) -> None:
-    """Wait for the markers, then write down how long the log is and what it holds."""
+    """Wait for the markers, then note the log's end offset and contents."""
     until(
         lambda: t.cluster.lso(topic, partition) == t.cluster.offset(topic, partition),
         f"the end of every transaction in {topic}",
@@ -118,7 +118,7 @@ def settle(t: Tracer, topic: str, partition: int = 0) -> None:
 
 
 def ended(t: Tracer, name: str) -> None:
-    """Wait until no end of ``name``'s transaction is under way."""
+    """Wait until the transaction of ``name`` is in no Prepare state."""
 
     def state() -> bool:
         listed = t.cluster.call("list_transactions", 0)["transaction_states"]
@@ -144,7 +144,7 @@ def initialising(t: Tracer) -> None:
         init(t, name, version, producer_id=pid)
         init(t, name, version, producer_epoch=epoch)
         init(t, name, version, producer_id=pid, producer_epoch=epoch)
-        # A retry of the bump: the last epoch is given again.
+        # A retry of the epoch bump with the former epoch.
         init(t, name, version, producer_id=pid, producer_epoch=epoch)
         init(t, name, version, producer_id=pid, producer_epoch=epoch + 5)
         init(t, name, version, producer_id=pid + 1000, producer_epoch=epoch)
@@ -174,7 +174,10 @@ def claiming_an_open_transaction(t: Tracer) -> None:
 
 
 def claiming_with_an_identity(t: Tracer) -> None:
-    """Each identity near the current one, behind each way to come to that (KIP-360, KIP-890)."""
+    """InitProducerId with each identity near the current one, after each history that leads there.
+
+    See KIP-360 and KIP-890.
+    """
     t.cluster.create_topic("continued", 5)
     histories: dict[str, str] = {
         "new": "",
@@ -291,7 +294,7 @@ def adding_as_a_broker_does(t: Tracer) -> None:
 
 
 def ending_in_every_state(t: Tracer) -> None:
-    """Versions 0–5, commit and abort, in each resting state, then each of them once more."""
+    """EndTxn v0–v5, commit and abort, in each stable state, then a retry of each."""
     t.cluster.create_topic("ended", 6)
     for version in range(6):
         for first in (True, False):
@@ -303,7 +306,7 @@ def ending_in_every_state(t: Tracer) -> None:
             end(t, version, name, (pid + 1000, epoch), first)
             end(t, version, name, (pid, epoch + 1), first)
             end(t, version, name, (pid, epoch - 1), first)
-            # Empty: nothing was ever added.
+            # State Empty: no partition was ever added.
             answer = end(t, version, name, who, first)
             if version == 5 and answer["error_code"] == "none":
                 who = answer["producer_id"], answer["producer_epoch"]
@@ -350,8 +353,8 @@ def producing_in_transactions(t: Tracer) -> None:
         produce(t, version, "produced", name, who, 1, transactional=False)
         produce(t, version, "produced", None, who, 1)
         produce(t, version, "produced", f"{name}-unknown", who, 1)
-        # Last, since Apache Kafka keeps the refused verification, whose sequence 0 then makes
-        # every other sequence look late until the next marker.
+        # This is the last request, since Apache Kafka keeps the refused verification, whose
+        # sequence 0 makes every other sequence out of order until the next marker.
         produce(t, version, "produced", name, (pid, epoch + 1), 0)
         end(t, 4, name, who, version % 2 == 1)
         settle(t, "produced", 0)
@@ -394,7 +397,7 @@ def sequences(t: Tracer) -> None:
 
 
 def a_first_batch_that_is_refused(t: Tracer) -> None:
-    """What follows it does not overtake it, and is taken once it is there."""
+    """Later batches do not overtake the refused one, and are accepted after its retry."""
     t.cluster.create_topic("overtaking", 4)
     for version, partition in ((9, 0), (11, 1)):
         name = f"overtaking-{version}"
@@ -407,7 +410,7 @@ def a_first_batch_that_is_refused(t: Tracer) -> None:
         end(t, 4, name, who, True)
         ended(t, name)
         settle(t, "overtaking", partition)
-    # A higher epoch begins anew, an unknown producer anywhere.
+    # A higher epoch starts at sequence 0, an unknown producer at any sequence.
     name = "overtaking-epoch"
     who = claimed(t, name)
     produce(t, 9, "overtaking", name, who, 0, partition=2)
@@ -420,7 +423,7 @@ def a_first_batch_that_is_refused(t: Tracer) -> None:
 
 
 def an_epoch_that_was_overtaken(t: Tracer) -> None:
-    """The log knows of it before the coordinator is asked, whatever becomes of the transaction."""
+    """The log fences an older epoch before verification, during and after the transaction."""
     name = "overtaken"
     t.cluster.create_topic(name, 2)
     t.cluster.coordinator(name, GROUP)
@@ -444,7 +447,7 @@ def an_epoch_that_was_overtaken(t: Tracer) -> None:
     ended(t, name)
     late(old, 0)
     late(new, 1)
-    # A marker by hand: the coordinator has not heard of its epoch.
+    # A marker that the test sends, with an epoch that the coordinator does not know.
     newest = claimed(t, name)
     marker = {"producer_id": newest[0], "producer_epoch": newest[1] + 1, "coordinator_epoch": 0}
     topics = [{"name": "__consumer_offsets", "partition_indexes": list(range(4))}]
@@ -626,7 +629,7 @@ def markers_by_hand(t: Tracer) -> None:
     mark(1, (who[0] + 4444, 3), 4, "marked", 0)
     settle(t, "marked")
     other = {"producer_id": who[0] + 4445, "producer_epoch": 0, "coordinator_epoch": 0}
-    # Where the last marker finds nothing Apache Kafka never answers.
+    # If the last marker's partition does not exist, Apache Kafka never responds.
     topics = [[{"name": "marked", "partition_indexes": [index]}] for index in (9, 0, 0)]
     t("write_txn_markers", 1, markers=[{**other, "topics": one} for one in topics])
     t("describe_producers", 0, topics=[{"name": "marked", "partition_indexes": [0]}])

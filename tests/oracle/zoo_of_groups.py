@@ -1,6 +1,6 @@
 """Groups of every kind on one partition of ``__consumer_offsets``, by raw requests.
 
-Members are known by what the coordinator gave them: they go on at another one with the same.
+Members keep their ids, epochs and generations when they continue with another coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SESSION_MS: Final = 600_000
 
 
 class Classic:
-    """A classic group of three members: two dynamic, one static. Each has its own connection."""
+    """A classic group of two dynamic and one static member, each with its own connection."""
 
     def __init__(self, pair: Pair, name: str, node_id: int, protocols: tuple[str, ...]) -> None:
         self.pair, self.name, self.protocols = pair, name, protocols
@@ -28,7 +28,7 @@ class Classic:
         clients = [Cluster(pair.node(node_id).bootstrap) for _ in range(3)]
         instances = [None, None, f"{name}-static"]
         for client, instance in zip(clients, instances, strict=True):
-            # Up to v3 a new member is in at once, and is not told its id first.
+            # Up to v3 a new member joins at once, without MEMBER_ID_REQUIRED first.
             client.send("join_group", 9 if instance else 3, **self.request("", instance))
         joined = [client.receive() for client in clients]
         assert {one["error_code"] for one in joined} == {"none"}, joined
@@ -73,7 +73,7 @@ class Classic:
         }
 
     def go_on(self, node_id: int, offset: int) -> None:
-        """All of them heartbeat and commit, in the generation that they have."""
+        """Send a heartbeat and a commit of every member in the present generation."""
         for at, (member_id, instance) in enumerate(self.members.items()):
             who = {
                 "group_id": self.name,
@@ -114,7 +114,7 @@ def errors(answer: Answer) -> set[str]:
 
 
 class Modern:
-    """A group of the consumer protocol, of members that each have a subscription of their own."""
+    """A group of the consumer protocol whose members have different subscriptions."""
 
     def __init__(
         self, pair: Pair, name: str, node_id: int, *wants: dict[str, Any], partitions: int
@@ -151,7 +151,7 @@ class Modern:
         return answer
 
     def settles(self, node_id: int, partitions: int) -> bool:
-        """Whether all is shared out; Apache Kafka matches regular expressions behind a join."""
+        """Return whether all partitions are assigned; Kafka resolves a regex after the join."""
         for member_id in self.epochs:
             self.beat(node_id, member_id, topic_partitions=self.owned[member_id])
         held = sum(len(one["partitions"]) for own in self.owned.values() for one in own)
@@ -161,7 +161,7 @@ class Modern:
         )
 
     def go_on(self, node_id: int, offset: int) -> None:
-        """All of them heartbeat and commit; neither epochs nor assignments change."""
+        """Send a heartbeat and a commit of every member; epochs and assignments must not change."""
         for at, member_id in enumerate(self.epochs):
             epoch = self.epochs[member_id]
             answer = self.beat(node_id, member_id)
@@ -218,7 +218,7 @@ def rows4(offset: int) -> list[dict[str, Any]]:
 
 
 class Parked:
-    """A group whose second member waits in JoinGroup until the first has come again."""
+    """A group whose second member waits in JoinGroup until the first one rejoins."""
 
     def __init__(self, pair: Pair, name: str, node_id: int) -> None:
         self.pair, self.node_id = pair, node_id
@@ -245,7 +245,7 @@ class Parked:
         until(rebalances, "the second member waits")
 
     def resume(self) -> None:
-        """Both are in the next generation; the group is gone then."""
+        """Rejoin the first member, check that both are in the next generation, and leave."""
         self.first.send("join_group", 3, **{**self.request, **self.member})
         joined = self.first.receive(), self.second.receive()
         found = [(one["error_code"], one["generation_id"]) for one in joined]
@@ -260,7 +260,7 @@ class Parked:
 
 
 class Foreign:
-    """A share group and a streams group, of a member each, which Apache Kafka alone coordinates."""
+    """A share group and a streams group with one member each, which only Apache Kafka supports."""
 
     def __init__(self, pair: Pair, mark: str) -> None:
         self.pair = pair
@@ -322,24 +322,24 @@ class Foreign:
         return [one["group_state"] for one in told] == ["Stable", "Stable"]
 
     def told(self) -> list[Answer]:
-        """What Apache Kafka says of them."""
+        """Return Apache Kafka's descriptions of both groups."""
         return [
             self.pair.call(KAFKAS, f"{kind}_group_describe", version, group_ids=[name])["groups"][0]
             for (kind, name), version in zip(self.names.items(), (1, 0), strict=True)
         ]
 
     def go_on(self) -> None:
-        """Back at Apache Kafka, nobody has to come anew, and the streams group is as it was.
+        """Check that back at Apache Kafka no member must rejoin, and the streams epoch is the same.
 
-        The epoch of a share group also grows behind heartbeats, when the state of its partitions
-        has been made.
+        The epoch of a share group also grows after heartbeats, when its partitions have been
+        initialized.
         """
         epochs = dict(self.epochs)
         assert self.share()["member_epoch"] >= epochs["share"]
         assert self.streams()["member_epoch"] == epochs["streams"]
 
     def strangers(self, node_id: int) -> dict[str, list[str]]:
-        """What those are answered who take them for groups of other kinds."""
+        """Return the errors of requests that are meant for groups of other kinds."""
         return {kind: self._stranger(node_id, name) for kind, name in self.names.items()}
 
     def _stranger(self, node_id: int, name: str) -> list[str]:
@@ -371,7 +371,7 @@ class Foreign:
 
 
 class Zoo:
-    """Groups of every kind; those that are foreign to us only where Apache Kafka coordinates."""
+    """Groups of every kind, with share and streams groups only where Apache Kafka coordinates."""
 
     def __init__(self, pair: Pair, node_id: int, mark: str) -> None:
         self.pair, self.mark = pair, mark
@@ -402,7 +402,7 @@ class Zoo:
         return f"expires-{self.mark}" in groups_of(self.pair, node_id)
 
     def empty(self, node_id: int) -> None:
-        """Groups that all members have left, one of each protocol."""
+        """Create a group of each protocol, and let all members leave."""
         one = Classic(self.pair, f"left-{self.mark}", node_id, ("range",))
         one.go_on(node_id, 7)
         answer = self.pair.call(
@@ -441,14 +441,14 @@ def groups_of(pair: Pair, node_id: int) -> dict[str, tuple[str, str, str]]:
 
 
 def state_of(listed: Answer) -> str:
-    """The state of a group, as far as both kinds of brokers know it."""
+    """Return the state of a group, simplified for kinds that Fencepost does not support."""
     has_members = listed["group_state"] != "Empty"
     is_foreign = listed["group_type"] in {"share", "streams"}
     return "has members" if is_foreign and has_members else str(listed["group_state"])
 
 
 def picture(pair: Pair, node_id: int) -> dict[str, Any]:
-    """All that a coordinator tells of its groups."""
+    """Return the descriptions of all groups of a coordinator."""
     listed = groups_of(pair, node_id)
     names = sorted(listed)
     classic = [name for name in names if listed[name][0] == "classic"]
@@ -477,7 +477,7 @@ def picture(pair: Pair, node_id: int) -> dict[str, Any]:
 
 
 def in_order(value: Any) -> Any:
-    """Lists that are sets, sorted."""
+    """Return ``value`` with all its lists sorted."""
     if isinstance(value, dict):
         return {key: in_order(item) for key, item in value.items()}
     if isinstance(value, list):

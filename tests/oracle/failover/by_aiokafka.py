@@ -13,13 +13,13 @@ from tests.oracle.failover import program
 from tests.oracle.failover.program import NAME, PARTITIONS, SOURCE, TARGET, at, say, seen, tell
 
 PAUSE_S = 0.1
-"""Before a copier begins anew: where nobody listens, it fails at once."""
+"""Pause before a copier restarts: a refused connection fails it immediately."""
 
 
 class Told(logging.Handler):
-    """Warnings and errors of the library: their text before it is filled in, and what was raised.
+    """Reports the library's warnings and errors: the message template and the exception.
 
-    Loggers are the library's modules, so the task tells the role.
+    Loggers are named after the library's modules, so the role comes from the current task.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,7 +1,7 @@
-"""A sensor gateway, whose records come over MQTT: see the package.
+"""A sensor gateway that sends its records over MQTT: see the package.
 
-``MORE`` is the port of the MQTT broker. A bridge that the judge runs writes to ``in-NAME`` what is
-published here; what reads and copies that is librdkafka.
+``MORE`` is the port of the MQTT broker. A bridge that the test runs writes the published messages
+to ``in-NAME``; librdkafka reads and copies them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXACTLY_ONCE = 2
 
 
 def topic_of(partition: int) -> str:
-    """An MQTT topic that as a record's key goes to this partition."""
+    """Return an MQTT topic whose name as a record key hashes to ``partition``."""
     names = (f"sensor/{number}" for number in count())
     hashed = ((name, murmur2(name.encode()) & 0x7FFFFFFF) for name in names)
     return next(name for name, one in hashed if one % PARTITIONS == partition)

@@ -1,6 +1,6 @@
 """A Spark structured streaming query with exactly-once source and sink copies: see the package.
 
-``MORE`` is a folder for its checkpoint. What writes and reads is librdkafka.
+``MORE`` is a folder for its checkpoint. librdkafka writes and reads.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def start(spark: SparkSession, folder: Path) -> StreamingQuery:
         .option("kafka.transactional.id", f"copier-{NAME}")
         .option("topic", TARGET)
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(processingTime="1 second")  # the machine is shared with all the others
+        .trigger(processingTime="1 second")  # the other programs share the machine
         .start()
     )
 
 
 def copy() -> None:
-    """A query that ends is told, and begun again, as an operator would."""
+    """Run the query; report its end and start it again, as an operator would."""
     folder = Path(program.MORE[0])
     java.launch(scratch=folder)
     spark = session(**{"spark.ui.showConsoleProgress": "false"})

@@ -1,4 +1,4 @@
-"""The programs as a judge runs them: how far each is, what it told, what it left behind."""
+"""Runs of the programs: their progress, the errors that they report, and the records they wrote."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ LOOK_S: Final = 0.05
 
 START_S: Final = 600.0
 GO_ON_S: Final = 240.0
-"""Patience for programs that start, and for those that go on after something was done."""
+"""Deadline for programs to start, and to continue after a step."""
 
 TOLD: Final = re.compile(r"(?:\d\d:\d\d:\d\d\.\d+ )?ERROR (.*)")
-"""By the program, or by the log of Java's clients."""
+"""An error line of a program, or in the log of Java's clients."""
 
 NO_CONNECTION: Final = re.compile(
     r"^([\w ]+):.*(Connect to .* failed|ConnectionRefused|KafkaConnectionError|NodeNotReadyError|"
     r"connection refused|connection reset|closed the connection|broken pipe|EOF|"
     r"_TRANSPORT|_ALL_BROKERS_DOWN).*"
 )
-"""All that says no more than that a process is gone: in whose words depends on the moment."""
+"""Errors that only say that a broker is unreachable; their wording depends on timing."""
 
 GONE: Final = "no connection"
 
 
 def python_command(module: str) -> list[str]:
-    """The command line of a program beside."""
+    """Return the command line of a Python program of this package."""
     return [sys.executable, "-m", f"{__package__}.{module}"]
 
 
 def java_program() -> list[str]:
-    """The command line of the one of Java's clients."""
+    """Return the command line of the program with Java's clients."""
     return java_command(str(PROGRAMS / "Failover.java"))
 
 
 def franz_go_program() -> list[str]:
-    """The command line of the one of franz-go, built."""
+    """Build the program with franz-go, and return its command line."""
     return [str(built("./failover", "franz-go-failover"))]
 
 
 class Client:
-    """One of the programs, with what it is told beside its name and the file that stops it."""
+    """One of the programs, with its name, its stop file and its further arguments."""
 
     def __init__(
         self, name: str, command: Sequence[str], bootstrap: str, stop: Path, *more: str
@@ -71,33 +71,33 @@ class Client:
 
     @property
     def at(self) -> tuple[int, ...]:
-        """What it has sent, been acknowledged, read and copied; nothing at first."""
-        # Some library may tell a thousand times, between two of these, that nobody is there.
+        """Return the counts of sent, acknowledged, read and copied records; at first empty."""
+        # A library may log a thousand refused connections between two of these lines.
         last = next((one for one in reversed(self.child.lines) if one.startswith("AT ")), "")
         return tuple(int(one) for one in last.split()[1:])
 
     def new_errors(self) -> Counter[str]:
-        """What it told since the last call."""
+        """Return the errors reported since the last call, with their counts."""
         begin, self._looked_at = self._looked_at, len(self.child.lines)
         told = (TOLD.match(one) for one in self.child.lines[begin : self._looked_at])
         return Counter(plain(one[1]) for one in told if one)
 
     def end(self) -> None:
-        """Kill it, and leave all that it said beside the file that stops it."""
+        """Kill the program, and write its output next to the stop file."""
         self.child.kill()
         said = self._stop.with_name(f"{self._stop.name}-{self.name}.txt")
         said.write_text("\n".join(self.child.lines), encoding="utf-8")
 
 
 def plain(text: str) -> str:
-    """Without what differs from one time to the other: addresses, numbers."""
+    """Return an error without the parts that differ in each run: addresses and numbers."""
     if gone := NO_CONNECTION.match(text):
         return f"{gone[1]}: {GONE}"
     return re.sub(r"\d+", "#", re.sub(r"(\w+://)?[\w.]+:\d+(/\w+)?", "…", text))
 
 
 def are_at_work(clients: Sequence[Client]) -> None:
-    """Wait until all have copied something; none of them may end before."""
+    """Wait until all clients have copied a record; AssertionError if one ends before."""
 
     def probe() -> bool:
         for one in clients:
@@ -127,7 +127,7 @@ def go_on(clients: Sequence[Client], what: str) -> None:
 
 
 Errors = dict[str, Counter[str]]
-"""How often each was told, by step."""
+"""Step → number of times that each error was reported."""
 
 END: Final = "the end"
 
@@ -139,10 +139,10 @@ def lead(
     stop: Path,
     bootstrap: str,
 ) -> dict[str, Errors]:
-    """Take the clients through all steps; what each told. They end as :func:`check` wants them.
+    """Take the clients through all steps, :func:`check` them, and return each one's errors.
 
-    ``bootstrap`` is for who reads at the end what is there. Errors and the longest pauses are
-    printed.
+    ``bootstrap`` is for the consumers that read the results at the end. Print the errors and the
+    longest pauses.
     """
     errors: dict[str, Errors] = {one.name: {} for one in clients}
     pauses: dict[str, dict[str, tuple[float, ...]]] = {}
@@ -180,7 +180,7 @@ def show_pauses(where: str, pauses: Mapping[str, Mapping[str, tuple[float, ...]]
 
 
 def show(name: str, ours: Errors, theirs: Errors) -> None:
-    """Print how often each was told: by ours, and by Apache Kafka."""
+    """Print the count of each error with Fencepost and with Apache Kafka."""
     for step, found in ours.items():
         other = theirs.get(step, Counter())
         for what in sorted(found | other):
@@ -188,7 +188,7 @@ def show(name: str, ours: Errors, theirs: Errors) -> None:
 
 
 def check(client: Client, readers: Clients) -> None:
-    """It wrote, read and copied every number once and in order; its groups are at the end."""
+    """Check that it wrote, read and copied every number once, in order, and committed the end."""
     sent = int(client.child.wait_for_line(r"^SENT (\d+)$", deadline_s=GO_ON_S)[1])
     until(lambda: client.at[2] == sent, f"{client.name} has read all", deadline_s=GO_ON_S)
     ends: dict[int, int] = {}
@@ -210,13 +210,13 @@ def check(client: Client, readers: Clients) -> None:
 
 
 def _all_of(readers: Clients, topic: str, count: int) -> list[Message] | None:
-    """What is committed in a topic, once it is so much."""
+    """Return a topic's committed records, None while there are fewer than ``count``."""
     found = readers.messages(topic, PARTITIONS)
     return found if len(found) >= count else None
 
 
 def _is_at(readers: Clients, group: str, topic: str, ends: dict[int, int]) -> bool:
-    """Whether a group has committed that it has read up to ``ends``."""
+    """Return whether a group has committed the offsets ``ends``."""
     consumer = readers.consumer(group)
     found = consumer.committed([TopicPartition(topic, index) for index in ends], 60)
     consumer.close()
@@ -224,7 +224,7 @@ def _is_at(readers: Clients, group: str, topic: str, ends: dict[int, int]) -> bo
 
 
 class Watch(threading.Thread):
-    """Knows of each client how long its acknowledgements, reads and copies have stood still."""
+    """Measures for each client the pauses of its acknowledgements, reads and copies."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         super().__init__(name="watch", daemon=True)
@@ -234,7 +234,7 @@ class Watch(threading.Thread):
         self._longest: dict[tuple[str, str], float] = {}
 
     def run(self) -> None:
-        """Until ``stopping``."""
+        """Measure until ``stopping`` is set."""
         while not self.stopping.wait(LOOK_S):
             now = time.monotonic()
             for one in self._clients:
@@ -246,7 +246,7 @@ class Watch(threading.Thread):
                     self._longest[key] = max(still, self._longest.get(key, 0.0))
 
     def longest(self) -> dict[str, tuple[float, ...]]:
-        """The longest pauses since the last call by client, in the order of COUNTS, in seconds."""
+        """Return each client's longest pauses since the last call, by COUNTS, in seconds."""
         taken, self._longest = self._longest, {}
         return {
             one.name: tuple(taken.get((one.name, what), 0.0) for what in COUNTS)

@@ -12,14 +12,14 @@ from tests.oracle.failover import program
 from tests.oracle.failover.program import NAME, PARTITIONS, SOURCE, TARGET, at, say, seen, tell
 
 CLASSIC = "classic"
-"""The older of the two protocols of groups."""
+"""The classic group protocol."""
 
 LIMIT_S = 30.0
-"""Of a call that belongs to a transaction."""
+"""Timeout of a transactional call."""
 
 
 class Told(logging.Handler):
-    """What the library logs as an error."""
+    """Reports the library's log lines of level error."""
 
     def __init__(self, role: str) -> None:
         super().__init__(logging.ERROR)
@@ -87,7 +87,7 @@ def consumer(role: str, protocol: str) -> Consumer:
 
 
 def found(role: str, reader: Consumer) -> list[Message]:
-    """Records of the next 100 ms; errors are told."""
+    """Return the records of the next 100 ms, and report errors."""
     messages = []
     for one in reader.consume(500, 0.1):
         if error := one.error():
@@ -113,8 +113,8 @@ def read(protocol: str = CLASSIC) -> None:
 
 def copy() -> None:
     while True:
-        # With the newer protocol it once stood still for good on Apache Kafka, after it had closed
-        # a consumer and made another while the only broker was away (librdkafka 2.16).
+        # With the consumer protocol it once hung for ever on Apache Kafka, after it had closed a
+        # consumer and made another while the only broker was down (librdkafka 2.16).
         reader = consumer("copier", CLASSIC)
         reader.subscribe([SOURCE])
         # See tests/support/pipeline.py: without the idle time it may wait for ever.

@@ -1,6 +1,6 @@
-"""What the programs in Python have in common: what they are told, and how they tell.
+"""The shared code of the Python programs: arguments, counts and output lines.
 
-A program has one set of counts and one NAME, so they are this module's.
+A program has one set of counts and one NAME, so both are globals of this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ seen: set[int] = set()
 
 
 def say(line: str) -> None:
-    """A line, in one piece whatever else is said meanwhile."""
+    """Print one line atomically, also while other threads print."""
     print(line.replace("\n", " ") + "\n", end="", flush=True)
 
 
@@ -29,12 +29,12 @@ def tell(role: str, what: str) -> None:
 
 
 def say_where() -> None:
-    """The line of counts."""
+    """Print the line of counts."""
     say(" ".join(["AT", *map(str, at.values())]))
 
 
 def work(*roles: Callable[[], None]) -> None:
-    """Each in a thread, until the process is killed."""
+    """Run each role in a thread, until the process is killed."""
     for one in roles:
         threading.Thread(target=one, daemon=True).start()
     while True:
